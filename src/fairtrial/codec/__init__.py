@@ -1,0 +1,27 @@
+"""Every record becomes JSON, and comes back typed, through this package and nothing else.
+
+The rules, settled once:
+
+| value                      | on the wire                                                                       |
+|----------------------------|-----------------------------------------------------------------------------------|
+| dataclass, TypedDict       | object by field name; unknown and missing fields are errors                       |
+| pydantic model             | what the model dumps; read back by the model's own rules                          |
+| tuple, NamedTuple, list    | array                                                                             |
+| set, frozenset             | array in canonical order                                                          |
+| enum                       | its value                                                                         |
+| datetime, date, time, UUID | text in ISO or canonical form                                                     |
+| Decimal, timedelta, Path   | text as pydantic writes it                                                        |
+| int                        | a JSON number of any length Python prints (4,300 digits); read back exactly       |
+| bytes, NaN, infinities     | text that starts with U+FDD0, a code point reserved for such use; read back       |
+| NUL, lone surrogates       | escaped with U+FDD0 inside the text: PostgreSQL, SQLite and UTF-8 accept the rest |
+| anything else              | `CodecError` with the path to it; nothing is pickled, nothing is silently dropped |
+
+Reading is strict: an int is accepted where a float is asked for, a bool is never a number, text is never parsed
+into a number. What is read with no type stays JSON.
+"""
+
+from fairtrial.codec.decode import decode, from_json
+from fairtrial.codec.encode import canonical, digest, dumps, to_json
+from fairtrial.codec.escape import parse_json
+
+__all__ = ["canonical", "decode", "digest", "dumps", "from_json", "parse_json", "to_json"]

@@ -1,0 +1,184 @@
+"""From records to JSON: one walk, driven by the values."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+from fairtrial.codec.escape import MARK, escape_bytes, escape_float, escape_text
+from fairtrial.errors import CodecError
+
+_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_sorted_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
+
+
+def to_json(value: Any) -> Any:
+    """`value` as fresh JSON containers and scalars, sharing nothing mutable with it.
+
+    Raises:
+        CodecError: something in it cannot travel; the error says where and why.
+    """
+    try:
+        return _encode(value)
+    except RecursionError:
+        raise CodecError("nested too deeply, or it contains itself") from None
+
+
+def dumps(value: Any) -> str:
+    """`value` as compact JSON text, keys in their own order."""
+    try:
+        return _text(to_json(value))
+    except RecursionError:
+        raise CodecError("nested too deeply, or it contains itself") from None
+    except ValueError as error:
+        if isinstance(error, CodecError):
+            raise
+        raise CodecError(str(error)) from None  # Python's own limit on the digits of an integer.
+
+
+def canonical(value: Any) -> bytes:
+    """`value` as the one JSON text that equal content always gives: sorted keys, no spaces, UTF-8."""
+    try:
+        # Values that came out of JSON need no walk in Python: the C encoder refuses what the walk would treat.
+        text = _sorted_text(value)
+        if MARK not in text and "\\u0000" not in text:
+            return text.encode("utf-8")
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        return _sorted_text(to_json(value)).encode("utf-8")
+    except ValueError as error:
+        if isinstance(error, CodecError):
+            raise
+        raise CodecError(str(error)) from None
+
+
+def digest(value: Any) -> str:
+    """The SHA-256 of the canonical form, in hex: the identity of content."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def _encode(value: Any) -> Any:
+    encoder = _ENCODERS.get(type(value))
+    if encoder is None:
+        encoder = _ENCODERS[type(value)] = _encoder_for(type(value))
+    return encoder(value)
+
+
+def _float(value: float) -> Any:
+    return value if math.isfinite(value) else escape_float(value)
+
+
+def _list(value: Any) -> list[Any]:
+    items: list[Any] = []
+    for item in value:
+        try:
+            items.append(_encode(item))
+        except CodecError as error:
+            raise error.under(len(items)) from None
+    return items
+
+
+def _set(value: Any) -> list[Any]:
+    return sorted(_list(value), key=lambda item: _sorted_text(item))
+
+
+def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, item in value.items():
+        name = escape_text(key) if type(key) is str else _key(key)
+        if name in tree:
+            raise CodecError(f"two keys are both written {name!r} in JSON")
+        try:
+            tree[name] = _encode(item)
+        except CodecError as error:
+            raise error.under(name) from None
+    return tree
+
+
+def _key(key: Any) -> str:
+    encoded = _encode(key) if isinstance(key, str | int | enum.Enum | UUID | date) else None
+    if isinstance(encoded, str):
+        return encoded
+    if isinstance(encoded, int) and not isinstance(encoded, bool):
+        return str(encoded)
+    raise CodecError(f"a {type(key).__name__} cannot be a key in JSON; use text or an int")
+
+
+def _dataclass_encoder(kind: type) -> Callable[[Any], Any]:
+    names = tuple(field.name for field in dataclasses.fields(kind) if field.init)
+
+    def encode(value: Any) -> dict[str, Any]:
+        tree: dict[str, Any] = {}
+        for name in names:
+            try:
+                tree[name] = _encode(getattr(value, name))
+            except CodecError as error:
+                raise error.under(name) from None
+        return tree
+
+    return encode
+
+
+def _by_pydantic(value: Any) -> Any:
+    from pydantic_core import to_jsonable_python
+
+    return escape_text(to_jsonable_python(value))
+
+
+def _refuse(value: Any) -> Any:
+    kind = type(value)
+    raise CodecError(
+        f"a {kind.__module__}.{kind.__qualname__} cannot travel as JSON; use plain values, dataclasses or models"
+    )
+
+
+def _encoder_for(kind: type) -> Callable[[Any], Any]:
+    """Pick the encoder of a type met for the first time; the order matters: an enum may also be a str."""
+    if issubclass(kind, enum.Enum):
+        return lambda value: _encode(value.value)
+    pydantic = sys.modules.get("pydantic")  # A model cannot exist before pydantic does.
+    if pydantic is not None and issubclass(kind, pydantic.BaseModel):
+        return lambda value: _encode(value.model_dump(round_trip=True))
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_encoder(kind)
+    for base, encoder in _BY_BASE:
+        if issubclass(kind, base):
+            return encoder
+    if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
+        return lambda value: _encode(value.tolist())
+    return _refuse
+
+
+_ENCODERS: dict[type, Callable[[Any], Any]] = {
+    str: escape_text,
+    int: lambda value: value,
+    bool: lambda value: value,
+    type(None): lambda value: value,
+    float: _float,
+    list: _list,
+    tuple: _list,
+    dict: _mapping,
+}
+_BY_BASE: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (str, lambda value: escape_text(str(value))),
+    (int, int),
+    (float, lambda value: _float(float(value))),
+    ((bytes, bytearray, memoryview), lambda value: escape_bytes(bytes(value))),
+    ((datetime, date, time), lambda value: value.isoformat()),
+    (UUID, str),
+    ((list, tuple), _list),
+    ((set, frozenset), _set),
+    (Mapping, _mapping),
+    ((Decimal, timedelta, PurePath), _by_pydantic),
+)

@@ -1,0 +1,77 @@
+"""Images, files and other bytes, named by what they contain."""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from fairtrial.errors import DataError
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A reference to bytes by their SHA-256. The bytes travel and rest elsewhere; see `BlobFolder`."""
+
+    sha256: str
+    media_type: str = "application/octet-stream"
+    size: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        # The hash becomes a file name, so nothing but a hash may pass.
+        if not _SHA256.fullmatch(self.sha256):
+            raise DataError(f"an attachment is named by 64 lower-case hex digits, not {self.sha256!r}")
+
+    @classmethod
+    def of(cls, content: bytes, *, media_type: str = "application/octet-stream", name: str = "") -> Self:
+        """The reference to these bytes."""
+        return cls(hashlib.sha256(content).hexdigest(), media_type, len(content), name)
+
+
+class BlobFolder:
+    """Bytes in a folder, each file named by its own hash. An attachment is only ever looked up under this root."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+
+    def put(self, content: bytes, *, media_type: str = "application/octet-stream", name: str = "") -> Attachment:
+        """Keep these bytes and return their reference; keeping them twice changes nothing."""
+        attachment = Attachment.of(content, media_type=media_type, name=name)
+        target = self._path(attachment)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Written aside and renamed: a reader never sees half a file.
+            handle, aside = tempfile.mkstemp(dir=target.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(aside, target)
+        return attachment
+
+    def put_file(self, path: Path | str, *, media_type: str | None = None) -> Attachment:
+        """Keep a file's bytes; the media type is guessed from its name unless given."""
+        path = Path(path)
+        guessed = media_type or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        return self.put(path.read_bytes(), media_type=guessed, name=path.name)
+
+    def get(self, attachment: Attachment) -> bytes:
+        """The bytes, checked against their hash."""
+        try:
+            content = self._path(attachment).read_bytes()
+        except FileNotFoundError:
+            raise DataError(f"attachment {attachment.name or attachment.sha256} is not under {self.root}") from None
+        if hashlib.sha256(content).hexdigest() != attachment.sha256:
+            raise DataError(
+                f"attachment {attachment.name or attachment.sha256} is damaged: its content has another hash"
+            )
+        return content
+
+    def _path(self, attachment: Attachment) -> Path:
+        return self.root / attachment.sha256[:2] / attachment.sha256

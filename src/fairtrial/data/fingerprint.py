@@ -1,0 +1,40 @@
+"""The identity of a dataset's content, whatever its order."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from fairtrial.codec import canonical
+from fairtrial.data.sample import Sample
+from fairtrial.errors import CodecError, DatasetError
+
+_MODULUS = 1 << 256
+
+
+class Fingerprint:
+    """A sum of one hash per sample: order leaves it alone, any changed byte changes it.
+
+    A sum, not an exclusive or: equal samples must not cancel out.
+    """
+
+    __slots__ = ("_count", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0
+        self._count = 0
+
+    def add(self, sample: Sample[Any, Any]) -> None:
+        """Count one sample in."""
+        try:
+            content = canonical([sample.id, sample.input, sample.expected, sample.metadata])
+        except CodecError as error:
+            part = ("id", "input", "expected", "metadata")[error.path[0]] if error.path else "it"  # type: ignore[index]
+            inner = CodecError(error.problem, error.path[1:])
+            raise DatasetError(f"sample {sample.id!r}: {part} cannot be stored: {inner}") from None
+        self._sum = (self._sum + int.from_bytes(hashlib.sha256(content).digest())) % _MODULUS
+        self._count += 1
+
+    def hexdigest(self) -> str:
+        """32 hex digits for what was added so far."""
+        return hashlib.sha256(b"%d:%x" % (self._count, self._sum)).hexdigest()[:32]

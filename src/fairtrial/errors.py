@@ -1,0 +1,79 @@
+"""Every error Fairtrial raises on purpose, as one tree.
+
+    FairtrialError
+    ├── ConfigurationError        a suite, evaluator or option that can't work; raised before the first call
+    │   └── MissingExtraError     an optional dependency is not installed (also an ImportError)
+    ├── DataError                 data that is not what it was said to be
+    │   ├── DatasetError          a dataset file or sample, with its file, line and field
+    │   └── CodecError            a value that cannot travel as JSON, or JSON that is not the type asked for
+    ├── SessionError              a session record used against its nature
+    └── EnvironmentMismatchError  environment state of another kind or of an incompatible version
+
+User code raises plain exceptions; they become data (the outcome of one trial), never one of these.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class FairtrialError(Exception):
+    """The root of everything Fairtrial raises on purpose."""
+
+
+class ConfigurationError(FairtrialError, ValueError):
+    """Something was set up in a way that cannot work; nothing has been run yet."""
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """An optional dependency is needed and not installed."""
+
+    def __init__(self, purpose: str, extra: str) -> None:
+        super().__init__(f'{purpose} needs an optional dependency: pip install "fairtrial[{extra}]"')
+        self.extra = extra
+
+
+class DataError(FairtrialError, ValueError):
+    """Data that is not what it was said to be."""
+
+
+class DatasetError(DataError):
+    """A dataset file or sample that cannot be used, and where it is."""
+
+    def __init__(self, problem: str, *, path: Path | str | None = None, line: int | None = None) -> None:
+        place = "" if path is None else str(path)
+        if line is not None:
+            place += f":{line}" if place else f"line {line}"
+        super().__init__(f"{place}: {problem}" if place else problem)
+        self.path = path
+        self.line = line
+        self.problem = problem
+
+
+class CodecError(DataError):
+    """A value that cannot travel as JSON, or JSON that is not of the type asked for.
+
+    `path` leads to the culprit, as in `$.turns[2].role`.
+    """
+
+    def __init__(self, problem: str, path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(problem, path)
+        self.problem = problem
+        self.path = path
+
+    def under(self, step: str | int) -> CodecError:
+        """The same error seen from one level further out."""
+        self.path = (step, *self.path)
+        return self
+
+    def __str__(self) -> str:
+        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path)
+        return f"at ${steps}: {self.problem}" if steps else self.problem
+
+
+class SessionError(FairtrialError):
+    """A session was used in a way its record does not allow."""
+
+
+class EnvironmentMismatchError(DataError):
+    """Serialised environment state of another kind, or of a version this code cannot restore."""

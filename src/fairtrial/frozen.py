@@ -1,0 +1,77 @@
+"""Containers that look like dict and list and refuse to change.
+
+They subclass the built-in types, so equality, JSON and `isinstance` work as people expect. They keep records from
+being changed by accident; they are not a wall against code that wants to cheat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Never, Self
+
+
+def _refuses(kind: str) -> Callable[..., Never]:
+    def refuse(self: object, *_args: object, **_kwargs: object) -> Never:
+        raise TypeError(f"this {kind} belongs to a frozen record and cannot be changed; copy it with {kind}(...) first")
+
+    return refuse
+
+
+class FrozenDict[K, V](dict[K, V]):
+    """A dict whose content is fixed when it is made."""
+
+    __slots__ = ()
+
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = _refuses("dict")
+    __ior__ = _refuses("dict")
+
+    def __hash__(self) -> int:  # type: ignore[override]  # dict has none; what cannot change can have one
+        return hash(frozenset(self.items()))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[K, V]:
+        from copy import deepcopy
+
+        return {deepcopy(key, memo): deepcopy(value, memo) for key, value in self.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (dict(self),))
+
+
+class FrozenList[T](list[T]):
+    """A list whose content is fixed when it is made."""
+
+    __slots__ = ()
+
+    __setitem__ = __delitem__ = append = clear = extend = insert = _refuses("list")
+    pop = remove = reverse = sort = _refuses("list")
+    __iadd__ = __imul__ = _refuses("list")
+
+    def __hash__(self) -> int:  # type: ignore[override]  # list has none; what cannot change can have one
+        return hash(tuple(self))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[T]:
+        from copy import deepcopy
+
+        return [deepcopy(item, memo) for item in self]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (list(self),))
+
+
+EMPTY: FrozenDict[str, Any] = FrozenDict()
+
+
+def freeze(value: Any) -> Any:
+    """The same JSON-like value with every dict and list in it frozen."""
+    kind = type(value)
+    if kind is dict:
+        return FrozenDict({key: freeze(item) for key, item in value.items()})
+    if kind is list:
+        return FrozenList([freeze(item) for item in value])
+    return value

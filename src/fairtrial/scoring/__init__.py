@@ -1,0 +1,50 @@
+"""Evaluators: plain functions that turn an output, and the session behind it, into a score."""
+
+from fairtrial.scoring.behaviour import (
+    all_tools_succeeded,
+    slice_contains,
+    token_usage_under,
+    tool_call_count,
+    tool_called,
+    tool_not_called,
+)
+from fairtrial.scoring.combine import adapt, all_of, any_of, composite, negate, threshold, weighted
+from fairtrial.scoring.evaluator import Case, EvalContext, Evaluator, Scorer, evaluator, resolve
+from fairtrial.scoring.numeric import within_tolerance
+from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.structure import json_schema, json_subset
+from fairtrial.scoring.text import contains, exact_match, fuzzy_match, matches, one_of
+from fairtrial.scoring.tool_calls import tool_calls_match
+
+__all__ = [
+    "Case",
+    "EvalContext",
+    "Evaluator",
+    "Metric",
+    "Score",
+    "Scorer",
+    "adapt",
+    "all_of",
+    "all_tools_succeeded",
+    "any_of",
+    "composite",
+    "contains",
+    "evaluator",
+    "exact_match",
+    "fuzzy_match",
+    "json_schema",
+    "json_subset",
+    "matches",
+    "negate",
+    "one_of",
+    "resolve",
+    "slice_contains",
+    "threshold",
+    "token_usage_under",
+    "tool_call_count",
+    "tool_called",
+    "tool_calls_match",
+    "tool_not_called",
+    "weighted",
+    "within_tolerance",
+]

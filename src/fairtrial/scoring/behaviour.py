@@ -1,0 +1,96 @@
+"""Evaluators of what the system did on its way to the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fairtrial.errors import ConfigurationError
+from fairtrial.scoring.evaluator import evaluator
+from fairtrial.scoring.score import Score
+from fairtrial.session.events import PromptExecuted, ToolInvoked
+from fairtrial.session.views import SessionView
+
+type SessionEvaluator = Callable[[Any, Any, SessionView], Score]
+
+
+def _verdict(passed: bool, reason: str) -> Score:
+    return Score(1.0 if passed else 0.0, passed, reason)
+
+
+def _calls(session: SessionView, name: str) -> int:
+    return sum(call.name == name for call in session[ToolInvoked].all())
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'' if count == 1 else 's'}"
+
+
+def tool_called(name: str) -> SessionEvaluator:
+    """Passes if the tool was called at least once."""
+
+    @evaluator(form="session", inline=True, name=f"tool_called({name})")
+    def called(output: Any, expected: Any, session: SessionView) -> Score:
+        count = _calls(session, name)
+        return _verdict(count > 0, f"tool '{name}' was called {_times(count)}")
+
+    return called
+
+
+def tool_not_called(name: str) -> SessionEvaluator:
+    """Passes if the tool was never called."""
+
+    @evaluator(form="session", inline=True, name=f"tool_not_called({name})")
+    def not_called(output: Any, expected: Any, session: SessionView) -> Score:
+        count = _calls(session, name)
+        return _verdict(count == 0, f"tool '{name}' was called {_times(count)}" if count else "")
+
+    return not_called
+
+
+def tool_call_count(name: str, *, min_count: int = 0, max_count: int | None = None) -> SessionEvaluator:
+    """Passes if the number of calls lies within the bounds, both included."""
+    if min_count < 0 or (max_count is not None and max_count < min_count):
+        raise ConfigurationError(f"no count lies between {min_count} and {max_count}")
+    bounds = f"at least {min_count}" if max_count is None else f"{min_count} to {max_count}"
+
+    @evaluator(form="session", inline=True, name=f"tool_call_count({name})")
+    def counted(output: Any, expected: Any, session: SessionView) -> Score:
+        count = _calls(session, name)
+        passed = count >= min_count and (max_count is None or count <= max_count)
+        return _verdict(passed, f"tool '{name}' was called {_times(count)}, expected {bounds}")
+
+    return counted
+
+
+def all_tools_succeeded() -> SessionEvaluator:
+    """Passes if no tool call failed, whether the tool raised, was marked unsuccessful or said so in its result."""
+
+    @evaluator(form="session", inline=True, name="all_tools_succeeded")
+    def succeeded(output: Any, expected: Any, session: SessionView) -> Score:
+        failed = [call.name for call in session[ToolInvoked].all() if call.failed]
+        return _verdict(not failed, f"failed tools: {', '.join(failed)}" if failed else "")
+
+    return succeeded
+
+
+def token_usage_under(max_tokens: int) -> SessionEvaluator:
+    """Passes if the task's model calls used at most this many tokens, input and output together."""
+
+    @evaluator(form="session", inline=True, name="token_usage_under")
+    def within(output: Any, expected: Any, session: SessionView) -> Score:
+        total = sum(call.usage.total_tokens for call in session[PromptExecuted].all() if call.usage is not None)
+        return _verdict(total <= max_tokens, f"used {total} tokens, limit {max_tokens}")
+
+    return within
+
+
+def slice_contains[T](kind: type[T], predicate: Callable[[T], bool], *, min_count: int = 1) -> SessionEvaluator:
+    """Passes if enough recorded events of a type satisfy a predicate."""
+
+    @evaluator(form="session", inline=True, name=f"slice_contains({kind.__name__})")
+    def found(output: Any, expected: Any, session: SessionView) -> Score:
+        count = len(session[kind].where(predicate))
+        return _verdict(count >= min_count, f"{count} matching {kind.__name__}, needed {min_count}")
+
+    return found

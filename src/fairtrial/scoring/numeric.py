@@ -1,0 +1,46 @@
+"""Evaluators of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fairtrial.errors import ConfigurationError
+from fairtrial.scoring.evaluator import evaluator
+from fairtrial.scoring.score import Score
+
+
+def within_tolerance(tolerance: float, *, relative: bool = False) -> Callable[[Any, Any], Score]:
+    """Passes if the output is within `tolerance` of expected; the value falls from 1 to 0 over that distance.
+
+    Args:
+        tolerance: The largest accepted difference.
+        relative: Take it as a share of the expected value.
+    """
+    if not (math.isfinite(tolerance) and tolerance >= 0):
+        raise ConfigurationError(f"a tolerance is a finite number that is not negative, not {tolerance}")
+
+    @evaluator(inline=True, name="within_tolerance")
+    def close(output: Any, expected: Any) -> Score:
+        # Models answer in text; an answer that is no number is a wrong answer, not a broken evaluator.
+        number = _number(output)
+        if number is None:
+            return Score(0.0, False, f"not a number: {str(output)[:80]!r}")
+        allowed = tolerance * abs(float(expected)) if relative else tolerance
+        difference = abs(number - float(expected))
+        passed = difference <= allowed
+        value = max(0.0, 1.0 - difference / allowed) if allowed > 0 else float(passed)
+        return Score(value, passed, f"difference {difference:g}, allowed {allowed:g}")
+
+    return close
+
+
+def _number(output: Any) -> float | None:
+    if isinstance(output, bool):
+        return None
+    try:
+        number = float(output)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,78 @@
+"""Evaluators of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fairtrial.codec import parse_json, to_json
+from fairtrial.errors import CodecError, ConfigurationError, MissingExtraError
+from fairtrial.scoring.evaluator import evaluator
+from fairtrial.scoring.score import Score
+
+_MISSING = object()
+
+
+@evaluator(inline=True)
+def json_subset(output: Any, expected: Any) -> Score:
+    """Passes if everything in expected is in the output too; the output may hold more.
+
+    Objects are compared key by key at every depth, arrays item by item. Text is read as JSON first.
+    """
+    try:
+        found = _as_tree(output)
+    except CodecError as error:
+        return Score(0.0, False, f"the output is not JSON: {error.problem}")
+    difference = _first_difference(found, to_json(expected), "$")
+    return Score(0.0 if difference else 1.0, not difference, difference)
+
+
+def _as_tree(output: Any) -> Any:
+    return parse_json(output) if isinstance(output, str) else to_json(output)
+
+
+def _first_difference(found: Any, wanted: Any, path: str) -> str:
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        for key, item in wanted.items():
+            value = found.get(key, _MISSING)
+            difference = (
+                f"missing: {path}.{key}" if value is _MISSING else _first_difference(value, item, f"{path}.{key}")
+            )
+            if difference:
+                return difference
+        return ""
+    if isinstance(wanted, Sequence) and isinstance(found, Sequence) and not isinstance(wanted, str):
+        if len(wanted) != len(found):
+            return f"wrong: {path} has {len(found)} items, expected {len(wanted)}"
+        differences = (
+            _first_difference(f, w, f"{path}[{i}]") for i, (f, w) in enumerate(zip(found, wanted, strict=True))
+        )
+        return next((difference for difference in differences if difference), "")
+    # JSON's true is not its 1, though Python's is.
+    same = found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
+    return "" if same else f"wrong: {path}"
+
+
+def json_schema(schema: Mapping[str, Any]) -> Callable[[Any, Any], Score]:
+    """Passes if the output is valid under a JSON Schema (draft 2020-12). Text is read as JSON first."""
+    try:
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import SchemaError, best_match
+    except ImportError:
+        raise MissingExtraError("json_schema", "schema") from None
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise ConfigurationError(f"json_schema was given a schema that is not valid: {error.message}") from None
+    validator = Draft202012Validator(schema)
+
+    @evaluator(inline=True, name="json_schema")
+    def valid(output: Any, expected: Any) -> Score:
+        try:
+            tree = _as_tree(output)
+        except CodecError as error:
+            return Score(0.0, False, f"the output is not JSON: {error.problem}")
+        worst = best_match(validator.iter_errors(tree))
+        return Score(1.0, True) if worst is None else Score(0.0, False, f"{worst.json_path}: {worst.message}"[:500])
+
+    return valid

@@ -1,0 +1,69 @@
+"""Evaluators of text and other values that are simply equal or not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+from fairtrial.errors import MissingExtraError
+from fairtrial.scoring.evaluator import evaluator
+from fairtrial.scoring.score import Score
+
+
+@evaluator(inline=True)
+def exact_match(output: Any, expected: Any) -> Score:
+    """Passes if output and expected are equal."""
+    passed = bool(output == expected)
+    return Score(1.0 if passed else 0.0, passed)
+
+
+@evaluator(inline=True)
+def contains(output: Any, expected: Any) -> Score:
+    """Passes if expected occurs in the output."""
+    passed = expected in output
+    return Score(1.0 if passed else 0.0, passed)
+
+
+@evaluator(inline=True)
+def one_of(output: Any, expected: Collection[Any]) -> Score:
+    """Passes if the output is one of several accepted answers."""
+    if isinstance(expected, str) or not isinstance(expected, Collection):
+        raise TypeError(f"one_of needs a list of accepted answers as expected, not {type(expected).__name__}")
+    passed = any(output == answer for answer in expected)
+    return Score(1.0 if passed else 0.0, passed, "" if passed else f"not one of {len(expected)} accepted answers")
+
+
+def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False) -> Callable[[Any, Any], Score]:
+    """Passes if a regular expression is found in the output; without a pattern, `expected` is the expression.
+
+    Args:
+        pattern: The expression.
+        flags: Flags of the `re` module.
+        isolate: Search in a child process that a timeout can kill: a bad expression holds the interpreter for ever.
+    """
+    compiled = None if pattern is None else re.compile(pattern, flags)
+    shown = "" if pattern is None else f"({pattern})"
+
+    @evaluator(name=f"matches{shown}", inline=not isolate, isolate=isolate)
+    def found(output: Any, expected: Any) -> Score:
+        wanted = re.compile(str(expected), flags) if compiled is None else compiled
+        passed = wanted.search(str(output)) is not None
+        return Score(1.0 if passed else 0.0, passed, "" if passed else f"no match for /{wanted.pattern}/")
+
+    return found
+
+
+def fuzzy_match(minimum: float = 0.8) -> Callable[[Any, Any], Score]:
+    """The similarity of two texts from 0 to 1 (normalised edit distance); passes from `minimum` on."""
+    try:
+        from rapidfuzz.distance import Levenshtein
+    except ImportError:
+        raise MissingExtraError("fuzzy_match", "fuzzy") from None
+
+    @evaluator(inline=True, name="fuzzy_match")
+    def similar(output: Any, expected: Any) -> Score:
+        value = Levenshtein.normalized_similarity(str(output), str(expected))
+        return Score(value, value >= minimum, f"similarity {value:.2f}, needed {minimum:.2f}")
+
+    return similar

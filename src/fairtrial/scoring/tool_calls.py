@@ -1,0 +1,132 @@
+"""Did the agent call the right tools with the right arguments?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from fairtrial.codec import to_json
+from fairtrial.errors import ConfigurationError
+from fairtrial.scoring.behaviour import SessionEvaluator
+from fairtrial.scoring.evaluator import evaluator
+from fairtrial.scoring.score import Metric, Score
+from fairtrial.session.events import ToolInvoked
+from fairtrial.session.trajectory import ToolCall
+from fairtrial.session.views import SessionView
+
+type Order = Literal["exact", "in_order", "any_order"]
+type Arguments = Literal["exact", "subset", "ignore"]
+type _Fits = Callable[[ToolCall, ToolCall], bool]
+
+
+def tool_calls_match(
+    calls: Sequence[ToolCall | Mapping[str, Any] | str] | None = None,
+    *,
+    order: Order = "in_order",
+    arguments: Arguments = "exact",
+    allow_extra: bool = True,
+) -> SessionEvaluator:
+    """Compare the tool calls of a trial with those expected; the value is the F1 of the two lists.
+
+    Args:
+        calls: The expected calls; left out, the sample's `expected` holds them. A call is a ToolCall, a mapping with
+            `name` and `arguments`, or a name alone, which matches any arguments.
+        order: "exact": the same calls in the same places; "in_order": the expected calls occur in this order;
+            "any_order": each expected call has a call of its own.
+        arguments: "exact": equal; "subset": the expected arguments are among the actual; "ignore".
+        allow_extra: Whether calls beyond the expected ones may pass. With order "exact" they never do.
+
+    No calls expected and none made is a pass by rule, with precision, recall and F1 of 1.
+    No calls expected and some made has precision 0 and F1 0, and fails unless extra calls are allowed.
+    """
+    if order not in ("exact", "in_order", "any_order") or arguments not in ("exact", "subset", "ignore"):
+        raise ConfigurationError(f"tool_calls_match knows no order {order!r} with arguments {arguments!r}")
+    fixed = None if calls is None else [_as_call(call) for call in calls]
+    fits = _FITS[arguments]
+
+    @evaluator(form="session", inline=True, name="tool_calls_match")
+    def match(output: Any, expected: Any, session: SessionView) -> Score:
+        wanted = [_as_call(call) for call in expected or ()] if fixed is None else fixed
+        made = [ToolCall(call.name, to_json(call.params)) for call in session[ToolInvoked].all()]
+        if not wanted and not made:
+            return _score(1.0, 1.0, 1.0, passed=True, reason="no calls expected and none made")
+        if order == "exact":
+            right = sum(fits(w, m) for w, m in zip(wanted, made, strict=False))
+        else:
+            right = (_matched_in_order if order == "in_order" else _matched_in_any_order)(wanted, made, fits)
+        precision = right / len(made) if made else 0.0
+        recall = right / len(wanted) if wanted else 0.0
+        f1 = 2 * right / (len(wanted) + len(made))
+        extra_accepted = allow_extra and order != "exact"
+        passed = right == len(wanted) and (extra_accepted or len(made) == len(wanted))
+        reason = f"{right} of {len(wanted)} expected calls matched, {len(made)} made"
+        return _score(precision, recall, f1, passed=passed, reason=reason)
+
+    return match
+
+
+def _score(precision: float, recall: float, f1: float, *, passed: bool, reason: str) -> Score:
+    metrics = (Metric("precision", precision), Metric("recall", recall), Metric("f1", f1))
+    return Score(f1, passed, reason, metrics)
+
+
+class _AnyArguments(dict[str, Any]):
+    """The arguments of a call that was expected by name alone."""
+
+
+def _as_call(call: Any) -> ToolCall:
+    if isinstance(call, str):
+        return ToolCall(call, _AnyArguments())
+    if isinstance(call, ToolCall):
+        return ToolCall(call.name, to_json(call.arguments))
+    if isinstance(call, Mapping) and isinstance(call.get("name"), str):
+        given = call.get("arguments", call.get("params"))
+        return ToolCall(call["name"], _AnyArguments() if given is None else to_json(given))
+    raise TypeError(f"an expected tool call is a ToolCall, a mapping with 'name', or a name; not {call!r}")
+
+
+def _same_name(wanted: ToolCall, made: ToolCall) -> bool:
+    return wanted.name == made.name
+
+
+def _equal(wanted: ToolCall, made: ToolCall) -> bool:
+    return wanted.name == made.name and (
+        isinstance(wanted.arguments, _AnyArguments) or wanted.arguments == made.arguments
+    )
+
+
+def _subset(wanted: ToolCall, made: ToolCall) -> bool:
+    return wanted.name == made.name and all(
+        name in made.arguments and made.arguments[name] == value for name, value in wanted.arguments.items()
+    )
+
+
+_FITS: dict[Arguments, _Fits] = {"exact": _equal, "subset": _subset, "ignore": _same_name}
+
+
+def _matched_in_order(wanted: Sequence[ToolCall], made: Sequence[ToolCall], fits: _Fits) -> int:
+    """The length of the longest common subsequence."""
+    best = [0] * (len(made) + 1)
+    for want in wanted:
+        diagonal = 0
+        for position, call in enumerate(made, 1):
+            above = best[position]
+            best[position] = diagonal + 1 if fits(want, call) else max(above, best[position - 1])
+            diagonal = above
+    return best[-1]
+
+
+def _matched_in_any_order(wanted: Sequence[ToolCall], made: Sequence[ToolCall], fits: _Fits) -> int:
+    """The size of a largest matching (augmenting paths): a greedy one can miss calls that fit several."""
+    taken: dict[int, int] = {}
+
+    def place(want: int, tried: set[int]) -> bool:
+        for position, call in enumerate(made):
+            if position not in tried and fits(wanted[want], call):
+                tried.add(position)
+                if position not in taken or place(taken[position], tried):
+                    taken[position] = want
+                    return True
+        return False
+
+    return sum(place(want, set()) for want in range(len(wanted)))

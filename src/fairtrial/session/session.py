@@ -1,0 +1,156 @@
+"""The live record: append-only, safe under threads and tasks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any
+from uuid import UUID, uuid4
+
+from fairtrial.clock import SYSTEM_CLOCK, Clock
+from fairtrial.codec import to_json
+from fairtrial.errors import CodecError, SessionError
+from fairtrial.frozen import EMPTY, FrozenDict
+from fairtrial.session.events import SpanClosed
+from fairtrial.session.snapshot import snapshot_bytes
+from fairtrial.session.trajectory import Trajectory
+from fairtrial.session.views import Envelope, RecordedView, SliceView, kind_of
+
+_span: ContextVar[tuple[str | None, str | None]] = ContextVar("fairtrial_span", default=(None, None))
+
+JUDGE = "judge"
+
+
+class Session:
+    """What happened in one trial.
+
+    Events are copied into the record as JSON when they are recorded, so nothing that happens to the objects later
+    changes it, and a live session reads exactly like its snapshot.
+    """
+
+    def __init__(
+        self,
+        *,
+        session_id: UUID | None = None,
+        tags: Mapping[str, str] = EMPTY,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.__session_id = session_id or uuid4()
+        self.__tags: Mapping[str, str] = FrozenDict(tags) if tags else EMPTY
+        self.__clock = clock
+        self.__envelopes: list[Envelope] = []
+        self.__seq = itertools.count()
+        self.__lock = Lock()
+        self.__attempt = 1
+
+    @property
+    def session_id(self) -> UUID:
+        """The session's own name."""
+        return self.__session_id
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """Labels such as the run and the sample."""
+        return self.__tags
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt at the trial is being recorded, from 1."""
+        return self.__attempt
+
+    def next_attempt(self) -> int:
+        """Mark what follows as a new attempt."""
+        self.__attempt += 1
+        return self.__attempt
+
+    def record(self, event: object, *, actor: str = "task") -> Envelope:
+        """Append one event: any frozen dataclass, pydantic model or other value the codec knows."""
+        try:
+            data = to_json(event)
+        except CodecError as error:
+            raise SessionError(f"a {type(event).__name__} cannot be recorded: {error}") from None
+        span_id, parent_id = _span.get()
+        kind = kind_of(type(event))
+        with self.__lock:  # One lock for number and place: the record is in the order of its numbers.
+            envelope = Envelope(
+                next(self.__seq), self.__clock.time(), actor, self.__attempt, span_id, parent_id, kind, data
+            )
+            self.__envelopes.append(envelope)
+        return envelope
+
+    @contextmanager
+    def span(self, name: str, *, actor: str = "task") -> Iterator[str]:
+        """Group what is recorded inside; spans nest, and follow tasks and threads that copy the context."""
+        span_id = uuid4().hex[:16]
+        token = _span.set((span_id, _span.get()[0]))
+        started = self.__clock.monotonic()
+        problem: str | None = None
+        try:
+            yield span_id
+        except BaseException as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self.record(SpanClosed(name, (self.__clock.monotonic() - started) * 1000, problem), actor=actor)
+            _span.reset(token)
+
+    def __len__(self) -> int:
+        return len(self.__envelopes)
+
+    def view(self, *, attempt: int | None = None) -> RecordedView:
+        """The task's side of the record as it stands now; what is recorded later does not appear in it.
+
+        What judges did is left out: evaluators judge the task.
+        """
+        with self.__lock:
+            envelopes = tuple(self.__envelopes)
+        if envelopes:
+            envelopes = tuple(
+                envelope
+                for envelope in envelopes
+                if envelope.actor != JUDGE and (attempt is None or envelope.attempt == attempt)
+            )
+        return RecordedView(self.__session_id, self.__tags, envelopes)
+
+    def everything(self) -> RecordedView:
+        """The whole record, judges included."""
+        with self.__lock:
+            return RecordedView(self.__session_id, self.__tags, tuple(self.__envelopes))
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The messages recorded so far."""
+        return self.view().trajectory
+
+    def __getitem__[T](self, kind: type[T]) -> SliceView[T]:
+        return self.view()[kind]
+
+    def extend(self, envelopes: Iterable[Envelope]) -> None:
+        """Take over what another process recorded for this trial, renumbered behind what is here."""
+        with self.__lock:
+            for found in envelopes:
+                self.__envelopes.append(
+                    Envelope(
+                        next(self.__seq),
+                        found.time,
+                        found.actor,
+                        self.__attempt,
+                        found.span_id,
+                        found.parent_id,
+                        found.kind,
+                        found.data,
+                    )
+                )
+
+    def snapshot(self) -> bytes:
+        """The whole record as bytes; `restore_session` reads it anywhere."""
+        return snapshot_bytes(self.everything())
+
+    def __repr__(self) -> str:
+        return f"<Session {self.session_id}: {len(self)} events>"
+
+    def __reduce__(self) -> Any:
+        raise SessionError("a live session cannot be pickled; send its snapshot()")

@@ -1,0 +1,104 @@
+"""The stored record of one trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from fairtrial.data.sample import Sample
+from fairtrial.errors import FairtrialError
+from fairtrial.frozen import EMPTY
+from fairtrial.scoring.score import Score
+from fairtrial.session.events import TokenUsage
+from fairtrial.session.trajectory import Trajectory
+from fairtrial.session.views import SessionView
+from fairtrial.trials.keys import TrialKey
+from fairtrial.types import JSON
+
+type Outcome = Literal["scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"]
+type Stage = Literal["setup", "task", "output", "score", "delivery"]
+"""Where a trial failed: before the task, in it, in storing its output, in scoring it, or on its way."""
+
+NO_USAGE = TokenUsage()
+
+
+class ResultSource(Protocol):
+    """Where a result read back from a store gets its heavy parts when they are asked for."""
+
+    def load_sample(self, result: EvalResult) -> Sample[Any, Any]:
+        """The sample of the trial."""
+        ...
+
+    def load_session(self, result: EvalResult) -> SessionView:
+        """What was recorded in the trial."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """What came of one trial. `score` is None unless the outcome is "scored": an error is never a zero.
+
+    `ordinal` is the trial's place in the plan, `snapshot` the session as bytes while the result is on its way into a
+    store; results read from a store load `sample`, `session` and `trajectory` when they are asked for.
+    """
+
+    key: TrialKey
+    ordinal: int
+    outcome: Outcome
+    score: Score | None = None
+    output: Any = None
+    latency_ms: int = 0
+    usage: TokenUsage = NO_USAGE
+    error: str | None = None
+    stage: Stage | None = None
+    attempt: int = 1
+    started_at: float = 0.0
+    metadata: Mapping[str, JSON] = EMPTY
+    snapshot: bytes | None = field(default=None, repr=False, compare=False)
+    source: ResultSource | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def sample_id(self) -> str:
+        """Which sample."""
+        return self.key.sample_id
+
+    @property
+    def experiment(self) -> str:
+        """Which experiment."""
+        return self.key.experiment
+
+    @property
+    def repeat(self) -> int:
+        """Which repeat, from 0."""
+        return self.key.repeat
+
+    @property
+    def success(self) -> bool:
+        """True if the trial was scored, whatever the score."""
+        return self.outcome == "scored"
+
+    @property
+    def passed(self) -> bool:
+        """True if the trial was scored and passed."""
+        return self.score is not None and self.score.passed
+
+    @property
+    def sample(self) -> Sample[Any, Any]:
+        """The sample, from the store."""
+        return self._loaded().load_sample(self)
+
+    @property
+    def session(self) -> SessionView:
+        """What was recorded in the trial, from the store."""
+        return self._loaded().load_session(self)
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The messages recorded in the trial, from the store."""
+        return self.session.trajectory
+
+    def _loaded(self) -> ResultSource:
+        if self.source is None:
+            raise FairtrialError(f"trial {self.key} is not attached to a store, which holds its sample and session")
+        return self.source
