@@ -5,9 +5,14 @@
     │   └── MissingExtraError     an optional dependency is not installed (also an ImportError)
     ├── DataError                 data that is not what it was said to be
     │   ├── DatasetError          a dataset file or sample, with its file, line and field
-    │   └── CodecError            a value that cannot travel as JSON, or JSON that is not the type asked for
+    │   ├── CodecError            a value that cannot travel as JSON, or JSON that is not the type asked for
+    │   └── EnvironmentMismatchError  environment state of another kind or of an incompatible version
     ├── SessionError              a session record used against its nature
-    └── EnvironmentMismatchError  environment state of another kind or of an incompatible version
+    ├── StoreError                the store of runs cannot do what was asked
+    │   ├── UnknownRunError       no such run
+    │   ├── StoreVersionError     written by a newer Fairtrial, or in need of migration
+    │   └── StoreUnavailableError the database cannot be reached just now; trying again may help
+    └── RunMismatchError          a run cannot be resumed because what it was made of has changed
 
 User code raises plain exceptions; they become data (the outcome of one trial), never one of these.
 """
@@ -77,3 +82,23 @@ class SessionError(FairtrialError):
 
 class EnvironmentMismatchError(DataError):
     """Serialised environment state of another kind, or of a version this code cannot restore."""
+
+
+class StoreError(FairtrialError):
+    """The store of runs cannot do what was asked."""
+
+
+class UnknownRunError(StoreError, LookupError):
+    """No run of that name."""
+
+
+class StoreVersionError(StoreError):
+    """The store was written by a newer version of Fairtrial, or must be migrated first."""
+
+
+class StoreUnavailableError(StoreError):
+    """The database cannot be reached just now; trying again may help."""
+
+
+class RunMismatchError(ConfigurationError):
+    """A run cannot be resumed because what it was made of has changed."""

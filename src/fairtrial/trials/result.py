@@ -39,8 +39,9 @@ class ResultSource(Protocol):
 class EvalResult:
     """What came of one trial. `score` is None unless the outcome is "scored": an error is never a zero.
 
-    `ordinal` is the trial's place in the plan, `snapshot` the session as bytes while the result is on its way into a
-    store; results read from a store load `sample`, `session` and `trajectory` when they are asked for.
+    `ordinal` is the trial's place in the plan and `execution` a random number for this one execution of it. While a
+    result is on its way into a store, `output_json` and `snapshot` carry the encoded output and session; results read
+    from a store load `sample`, `session` and `trajectory` when they are asked for.
     """
 
     key: TrialKey
@@ -53,8 +54,10 @@ class EvalResult:
     error: str | None = None
     stage: Stage | None = None
     attempt: int = 1
+    execution: int = 0
     started_at: float = 0.0
     metadata: Mapping[str, JSON] = EMPTY
+    output_json: str | None = field(default=None, repr=False, compare=False)
     snapshot: bytes | None = field(default=None, repr=False, compare=False)
     source: ResultSource | None = field(default=None, repr=False, compare=False)
 

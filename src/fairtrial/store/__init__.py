@@ -1,0 +1,1 @@
+"""The durable truth about runs."""

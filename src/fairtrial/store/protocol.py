@@ -1,0 +1,216 @@
+"""What a store of runs is: the durable truth about them.
+
+Stores are synchronous and safe to call from several threads and processes: the scheduler commits from one writer
+thread, reports read lazily from wherever they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+from fairtrial.data.sample import Sample
+from fairtrial.frozen import EMPTY
+from fairtrial.session.views import SessionView
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.types import JSON
+
+type RunStatus = Literal["running", "finished", "interrupted", "stopped"]
+"""`interrupted` can be resumed; `stopped` ended early by its own rules (an error, a budget, enough evidence)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What is known about a run before any result: its identity and its plan.
+
+    A trial's ordinal is its place in the plan, sample-major:
+    `(sample_ordinal * len(experiments) + experiment_index) * repeats + repeat`.
+    """
+
+    run_id: str
+    suite: str
+    dataset_name: str
+    dataset_version: str
+    dataset_fingerprint: str
+    dataset_size: int
+    experiments: tuple[str, ...]
+    repeats: int
+    number: int = 0  # The how-manieth run of its suite, from 1; given by the store.
+    status: RunStatus = "running"
+    params: Mapping[str, JSON] = EMPTY  # Experiment name -> its parameters.
+    config: Mapping[str, JSON] = EMPTY
+    tags: Mapping[str, str] = EMPTY
+    evaluator: str = ""
+    code_hash: str = ""
+    parent_run: str | None = None  # The run whose outputs this one scored again.
+    created_at: float = 0.0
+    finished_at: float | None = None
+    notes: Mapping[str, JSON] = EMPTY  # What a reader must know: adaptive stopping, a resumed run with changed code.
+
+    @property
+    def planned(self) -> int:
+        """How many trials the plan has."""
+        return self.dataset_size * len(self.experiments) * self.repeats
+
+    def ordinal(self, sample_ordinal: int, experiment: int, repeat: int) -> int:
+        """The place in the plan of one trial."""
+        return (sample_ordinal * len(self.experiments) + experiment) * self.repeats + repeat
+
+    def split(self, ordinal: int) -> tuple[int, int, int]:
+        """(sample ordinal, experiment index, repeat) of a place in the plan."""
+        rest, repeat = divmod(ordinal, self.repeats)
+        sample, experiment = divmod(rest, len(self.experiments))
+        return sample, experiment, repeat
+
+
+class Committed(NamedTuple):
+    """What became of a batch: results that changed the store, results it already had, results it could not take."""
+
+    new: int
+    duplicate: int
+    refused: tuple[tuple[TrialKey, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over the results of one experiment of a run, computed where the results are."""
+
+    experiment: str
+    outcomes: Mapping[Outcome, int]  # Stored results by outcome.
+    passed: int = 0
+    value_sum: float = 0.0
+    value_min: float | None = None
+    value_max: float | None = None
+    value_squares: float = 0.0  # Sum of squared values.
+    latency_sum: int = 0
+    latency_max: int = 0
+    slowest: str | None = None  # Sample id of the slowest trial.
+    timed: int = 0  # Trials whose latency counts: everything but warm-up and not_run.
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a person said about a trial. Labels are only ever added."""
+
+    key: TrialKey
+    name: str
+    value: JSON
+    annotator: str = ""
+    at: float = 0.0
+
+
+class RunStore(Protocol):
+    """Runs, their samples, results, transcripts and labels."""
+
+    def create_run(self, run: RunRecord) -> RunRecord:
+        """Keep a new run; gives it its number. A run_id that exists already is an error."""
+        ...
+
+    def get_run(self, run_id: str) -> RunRecord:
+        """One run. Raises `UnknownRunError`."""
+        ...
+
+    def runs(
+        self, *, suite: str | None = None, status: RunStatus | None = None, limit: int | None = None
+    ) -> list[RunRecord]:
+        """Runs, newest first."""
+        ...
+
+    def update_run(
+        self,
+        run_id: str,
+        *,
+        status: RunStatus | None = None,
+        finished_at: float | None = None,
+        notes: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """Change what may change about a run: its end, and notes (merged into those it has)."""
+        ...
+
+    def delete_run(self, run_id: str) -> None:
+        """Forget a run with its results, transcripts and labels, and samples that no other run uses."""
+        ...
+
+    def commit(
+        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = EMPTY
+    ) -> Committed:
+        """Keep results durably, all in one transaction, with the samples (by sample ordinal) they belong to.
+
+        A result is taken if its trial has none yet, or if the stored one is not "scored" and this one is, or has a
+        higher attempt. Anything else is counted as a duplicate and changes nothing. One bad row never sinks a batch:
+        it is found by halving, reported in `refused`, and the rest is kept.
+        """
+        ...
+
+    def done(self, run_id: str) -> bytearray:
+        """A bitmap of the ordinals that have a stored result other than not_run: bit i of byte i//8."""
+        ...
+
+    def ordinals(self, run_id: str, outcomes: Sequence[Outcome]) -> Iterator[int]:
+        """The ordinals stored with one of these outcomes, ascending, streamed."""
+        ...
+
+    def results(
+        self,
+        run_id: str,
+        *,
+        experiment: str | None = None,
+        outcomes: Sequence[Outcome] | None = None,
+        passed: bool | None = None,
+        sample_ids: Iterable[str] | None = None,
+        after: int = -1,
+        limit: int | None = None,
+        outputs: bool = True,
+    ) -> Iterator[EvalResult]:
+        """Results in plan order, streamed; `after` is an ordinal, for paging. `outputs` False leaves outputs out."""
+        ...
+
+    def totals(self, run_id: str) -> list[Totals]:
+        """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
+        ...
+
+    def metric_means(self, run_id: str) -> Mapping[str, Mapping[str, tuple[int, float]]]:
+        """Experiment -> metric -> (count, mean over scored trials)."""
+        ...
+
+    def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, Totals]]:
+        """Totals per experiment and per value of a metadata key of the samples (None where a sample has no such key)."""
+        ...
+
+    def sample(self, run_id: str, sample_ordinal: int) -> Sample[Any, Any]:
+        """A stored sample, as plain JSON values."""
+        ...
+
+    def session(self, run_id: str, ordinal: int) -> SessionView:
+        """The session of a stored result (an empty one if none was kept)."""
+        ...
+
+    def snapshot(self, run_id: str, ordinal: int) -> bytes | None:
+        """The session of a stored result as snapshot bytes."""
+        ...
+
+    def put_blob(self, data: bytes) -> str:
+        """Keep bytes under their SHA-256 (hex), once."""
+        ...
+
+    def get_blob(self, sha256: str) -> bytes:
+        """Bytes by hash. Raises `StoreError` if absent."""
+        ...
+
+    def label(self, label: Label) -> None:
+        """Add what a person said about a trial."""
+        ...
+
+    def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:
+        """Labels of a run, oldest first."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections; a closed store raises `StoreError` when it is used."""
+        ...
