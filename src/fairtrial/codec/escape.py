@@ -86,7 +86,8 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return _parse(text.decode("utf-8") if isinstance(text, bytes) else text)
     except json.JSONDecodeError as error:
-        raise CodecError(f"not JSON: {error.msg} at column {error.colno}") from None
+        line = f"line {error.lineno} " if error.lineno > 1 else ""
+        raise CodecError(f"not JSON: {error.msg} at {line}column {error.colno}") from None
     except UnicodeDecodeError as error:
         raise CodecError(f"not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
