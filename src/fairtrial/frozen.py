@@ -67,8 +67,13 @@ class FrozenList[T](list[T]):
 EMPTY: FrozenDict[str, Any] = FrozenDict()
 
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def freeze(value: Any) -> Any:
     """The same value with every dict, list and set in it frozen."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, dict):
         return FrozenDict({key: freeze(item) for key, item in value.items()})
     if isinstance(value, list):
