@@ -207,8 +207,14 @@ class TestUnions:
     def test_the_error_is_that_of_the_member_that_got_furthest(self) -> None:
         assert problem(Talk | int, {"turns": [{"role": 3}]}).startswith("at $.turns[0].role: as Talk: expected one of")
         assert problem(int | str, 1.5) == "expected int or str, got float (1.5)"
+        assert problem(str | int, 1.5) == "expected str or int, got float (1.5)"
         assert "needs the field" in problem(Talk | None, {})
+        assert problem(Loose | Tight, {"c": 1}).startswith("as Loose: Loose has no field 'c'")
         assert problem(Add | Times, {"op": ["+"]}).startswith("at $.op: as Add: expected one of")
+
+    def test_the_order_of_a_union_decides_where_nothing_else_can(self) -> None:
+        assert read(list[int] | tuple[int, ...], [1]) == [1]
+        assert read(tuple[int, ...] | list[int], [1]) == (1,)
 
     def test_a_literal_in_a_union_of_records_may_be_an_enum_member(self) -> None:
         assert read(Hearts | Spades, {"suit": "s", "n": 1}) == Spades(1)

@@ -34,7 +34,12 @@ def test_a_sample_is_frozen_slotted_and_has_empty_metadata_by_default() -> None:
     assert (sample.id, sample.input, sample.expected, dict(sample.metadata)) == ("a", {"q": 1}, 2, {})
     with pytest.raises(dataclasses.FrozenInstanceError):
         sample.input = 3  # type: ignore[misc, assignment]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del sample.input
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sample.other = 3  # type: ignore[attr-defined]
     assert not hasattr(sample, "__dict__")
+    assert Sample[str, int]("a", "b", 1) == Sample("a", "b", 1)
 
 
 @pytest.mark.proves("R1")

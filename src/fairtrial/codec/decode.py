@@ -44,12 +44,15 @@ def from_json[T](kind: type[T], tree: Any, *, frozen: bool = False) -> T:
 
 
 @functools.lru_cache(maxsize=4096)
-def _cached_decoder(kind: Any, frozen: bool) -> Decoder:
+def _cached_decoder(kind: Any, frozen: bool, _spelling: str = "") -> Decoder:
     return _Compiler(frozen).compile(kind)
 
 
 def _decoder(kind: Any, frozen: bool) -> Decoder:
-    return _cached_decoder(kind, frozen) if _hashable(kind) else _Compiler(frozen).compile(kind)
+    if isinstance(kind, type):
+        return _cached_decoder(kind, frozen)
+    # `int | str` equals `str | int`, and the order of a union may decide: the spelling tells them apart.
+    return _cached_decoder(kind, frozen, repr(kind)) if _hashable(kind) else _Compiler(frozen).compile(kind)
 
 
 def _hashable(kind: Any) -> bool:
