@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
-from typing import Any, Never
+from typing import Any
 
 from fairtrial.errors import DatasetError
 from fairtrial.frozen import EMPTY, FrozenDict, freeze
@@ -39,7 +39,7 @@ class Sample[I, E]:
         return self.expected
 
 
-def _refuse(sample: Sample[Any, Any], name: str, _value: object = None) -> Never:
+def _refuse(sample: object, name: str, _value: Any = None) -> None:
     raise FrozenInstanceError(f"cannot assign to field {name!r} of a sample")
 
 

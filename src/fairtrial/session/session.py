@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 from uuid import UUID, uuid4
@@ -13,15 +14,13 @@ from uuid import UUID, uuid4
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import to_json
 from fairtrial.errors import CodecError, SessionError
-from fairtrial.frozen import EMPTY, FrozenDict
+from fairtrial.frozen import EMPTY, FrozenDict, freeze
 from fairtrial.session.events import SpanClosed
 from fairtrial.session.snapshot import snapshot_bytes
 from fairtrial.session.trajectory import Trajectory
 from fairtrial.session.views import Envelope, RecordedView, SliceView, kind_of
 
 _span: ContextVar[tuple[str | None, str | None]] = ContextVar("fairtrial_span", default=(None, None))
-
-JUDGE = "judge"
 
 
 class Session:
@@ -39,7 +38,9 @@ class Session:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.__session_id = session_id or uuid4()
-        self.__tags: Mapping[str, str] = FrozenDict(tags) if tags else EMPTY
+        if not all(isinstance(part, str) for tag in tags.items() for part in tag):
+            raise SessionError(f"a session's tags are text, names and values, not {dict(tags)!r}")
+        self.__tags: Mapping[str, str] = FrozenDict(tags)
         self.__clock = clock
         self.__envelopes: list[Envelope] = []
         self.__seq = itertools.count()
@@ -63,13 +64,14 @@ class Session:
 
     def next_attempt(self) -> int:
         """Mark what follows as a new attempt."""
-        self.__attempt += 1
-        return self.__attempt
+        with self.__lock:
+            self.__attempt += 1
+            return self.__attempt
 
     def record(self, event: object, *, actor: str = "task") -> Envelope:
         """Append one event: any frozen dataclass, pydantic model or other value the codec knows."""
         try:
-            data = to_json(event)
+            data = freeze(to_json(event))
         except CodecError as error:
             raise SessionError(f"a {type(event).__name__} cannot be recorded: {error}") from None
         span_id, parent_id = _span.get()
@@ -101,24 +103,14 @@ class Session:
         return len(self.__envelopes)
 
     def view(self, *, attempt: int | None = None) -> RecordedView:
-        """The task's side of the record as it stands now; what is recorded later does not appear in it.
-
-        What judges did is left out: evaluators judge the task.
-        """
+        """The task's side of the record as it stands now; what is recorded later does not appear in it."""
         with self.__lock:
-            envelopes = tuple(self.__envelopes)
-        if envelopes:
-            envelopes = tuple(
-                envelope
-                for envelope in envelopes
-                if envelope.actor != JUDGE and (attempt is None or envelope.attempt == attempt)
-            )
-        return RecordedView(self.__session_id, self.__tags, envelopes)
+            record = tuple(self.__envelopes)
+        return RecordedView(self.__session_id, self.__tags, record, attempt=attempt)
 
     def everything(self) -> RecordedView:
-        """The whole record, judges included."""
-        with self.__lock:
-            return RecordedView(self.__session_id, self.__tags, tuple(self.__envelopes))
+        """The whole record as it stands now, judges included."""
+        return self.view().everything()
 
     @property
     def trajectory(self) -> Trajectory:
@@ -132,18 +124,7 @@ class Session:
         """Take over what another process recorded for this trial, renumbered behind what is here."""
         with self.__lock:
             for found in envelopes:
-                self.__envelopes.append(
-                    Envelope(
-                        next(self.__seq),
-                        found.time,
-                        found.actor,
-                        self.__attempt,
-                        found.span_id,
-                        found.parent_id,
-                        found.kind,
-                        found.data,
-                    )
-                )
+                self.__envelopes.append(replace(found, seq=next(self.__seq), attempt=self.__attempt))
 
     def snapshot(self) -> bytes:
         """The whole record as bytes; `restore_session` reads it anywhere."""
