@@ -218,6 +218,7 @@ class TestUnions:
 
     def test_typed_dicts_in_a_union_are_told_apart_by_their_keys(self) -> None:
         assert read(ByName | ByNumber, {"number": 1}) == {"number": 1}
+        assert read(ByName | Loose, {"kind": "a", "name": "x"}) == {"kind": "a", "name": "x"}
         assert "as ByName" in problem(ByName | ByNumber, {"kind": [1], "name": "x"})
 
     def test_the_order_of_a_union_decides_where_nothing_else_can(self) -> None:

@@ -192,7 +192,7 @@ class TestTypeSignatures:
             Tag,
             Model,
             Tree,
-            Any,
+            Literal["a"],
         ]
         seen = {json.dumps(signature_of(kind)) for kind in kinds}
         assert len(seen) == len(kinds)

@@ -368,7 +368,7 @@ def test_an_awaitable_from_a_function_that_is_not_async_is_awaited_or_explained(
         resolve(lambda output, expected: Awaitable()).score_now(case())
 
 
-@pytest.mark.proves("R15", "R94")
+@pytest.mark.proves("R15")
 def test_an_rl_scorer_sees_the_recorded_messages_or_the_exchange_itself() -> None:
     def transcript(trajectory: Trajectory, sample: Any) -> Score:
         return Score(1.0, reason="|".join(f"{message.role}:{message.text}" for message in trajectory.messages))
