@@ -53,6 +53,11 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Box[T]:
+    item: T
+
+
+@dataclass(frozen=True)
 class Wrapper:
     note: Note
     names: Annotated[dict[str, int], Len(0, 9)] = field(default_factory=dict)
@@ -313,6 +318,12 @@ class TestReading:
         mine["params"]["a"].append(2)
         assert mine["params"] == {"a": [1, 2]}
         assert call.data["params"] == {"a": [1]}
+
+    def test_events_of_a_generic_type_are_read_as_what_they_hold(self) -> None:
+        view = session_of(Box(Note("a")))
+        assert view[Box[Note]].all() == (Box(Note("a")),)
+        assert view[Box[dict[str, str]]].all() == (Box({"text": "a"}),)
+        assert "1 x " in repr(view[Box[Note]])
 
     def test_an_event_that_no_longer_fits_its_type_is_named(self) -> None:
         wrong = Envelope(3, 0.0, "task", 1, None, None, kind_of(Note), {"words": "x"})
