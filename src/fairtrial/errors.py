@@ -12,6 +12,15 @@
     │   ├── UnknownRunError       no such run
     │   ├── StoreVersionError     written by a newer Fairtrial, or in need of migration
     │   └── StoreUnavailableError the database cannot be reached just now; trying again may help
+    ├── ModelError                a model call failed
+    │   ├── RateLimitedError      the provider asked to slow down (retried, and heard by the limiter)
+    │   ├── ModelUnavailableError the provider could not be reached or failed; trying again may help
+    │   ├── MalformedReplyError   the provider's answer was not what its protocol says; trying again may help
+    │   ├── ModelRefusedError     the model or its filter declined to answer
+    │   ├── InvalidCallError      the provider will never accept this call (context too long, bad parameter)
+    │   ├── ModelAuthError        no key, or a wrong one
+    │   ├── OutputParseError      the answer does not have the form that was asked for, even after a repair
+    │   └── BudgetExceededError   a budget of tokens, requests or money is used up
     └── RunMismatchError          a run cannot be resumed because what it was made of has changed
 
 User code raises plain exceptions; they become data (the outcome of one trial), never one of these.
@@ -102,3 +111,60 @@ class StoreUnavailableError(StoreError):
 
 class RunMismatchError(ConfigurationError):
     """A run cannot be resumed because what it was made of has changed."""
+
+
+class ModelError(FairtrialError):
+    """A model call failed."""
+
+    retryable = False
+    retry_after: float | None = None
+
+
+class RateLimitedError(ModelError):
+    """The provider asked to slow down; `retry_after` is in seconds, where it said."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ModelUnavailableError(ModelError):
+    """The provider could not be reached, or failed; trying again may help."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class MalformedReplyError(ModelError):
+    """The provider's answer was not what its protocol says; trying again may help."""
+
+    retryable = True
+
+
+class ModelRefusedError(ModelError):
+    """The model, or the filter in front of it, declined to answer."""
+
+
+class InvalidCallError(ModelError):
+    """The provider will never accept this call: the context is too long, a parameter is wrong."""
+
+
+class ModelAuthError(ModelError):
+    """There is no key, or it is wrong."""
+
+
+class OutputParseError(ModelError):
+    """The answer does not have the form that was asked for, even after one repair."""
+
+    def __init__(self, message: str, *, raw: str = "") -> None:
+        super().__init__(message)
+        self.raw = raw
+
+
+class BudgetExceededError(ModelError):
+    """A budget of tokens, requests or money is used up."""

@@ -38,7 +38,7 @@ class Session:
         tags: Mapping[str, str] = EMPTY,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.__session_id = session_id or uuid4()
+        self.__session_id = session_id
         self.__tags: Mapping[str, str] = FrozenDict(tags) if tags else EMPTY
         self.__clock = clock
         self.__envelopes: list[Envelope] = []
@@ -49,7 +49,10 @@ class Session:
     @property
     def session_id(self) -> UUID:
         """The session's own name."""
-        return self.__session_id
+        with self.__lock:
+            if self.__session_id is None:  # Made when first asked for: many sessions are never named.
+                self.__session_id = uuid4()
+            return self.__session_id
 
     @property
     def tags(self) -> Mapping[str, str]:
@@ -113,12 +116,16 @@ class Session:
                 for envelope in envelopes
                 if envelope.actor != JUDGE and (attempt is None or envelope.attempt == attempt)
             )
-        return RecordedView(self.__session_id, self.__tags, envelopes)
+        return RecordedView(lambda: self.session_id, self.__tags, envelopes)
 
     def everything(self) -> RecordedView:
         """The whole record, judges included."""
+        return RecordedView(lambda: self.session_id, self.__tags, self.envelopes())
+
+    def envelopes(self) -> tuple[Envelope, ...]:
+        """Every event with its circumstances, oldest first."""
         with self.__lock:
-            return RecordedView(self.__session_id, self.__tags, tuple(self.__envelopes))
+            return tuple(self.__envelopes)
 
     @property
     def trajectory(self) -> Trajectory:
@@ -129,15 +136,16 @@ class Session:
         return self.view()[kind]
 
     def extend(self, envelopes: Iterable[Envelope]) -> None:
-        """Take over what another process recorded for this trial, renumbered behind what is here."""
+        """Take over what was recorded for this trial elsewhere, renumbered behind what is here."""
         with self.__lock:
             for found in envelopes:
+                self.__attempt = max(self.__attempt, found.attempt)
                 self.__envelopes.append(
                     Envelope(
                         next(self.__seq),
                         found.time,
                         found.actor,
-                        self.__attempt,
+                        found.attempt,
                         found.span_id,
                         found.parent_id,
                         found.kind,

@@ -115,7 +115,9 @@ class RecordedView:
 
     __slots__ = ("__by_kind", "__envelopes", "__session_id", "__slices", "__tags")
 
-    def __init__(self, session_id: UUID, tags: Mapping[str, str], envelopes: tuple[Envelope, ...]) -> None:
+    def __init__(
+        self, session_id: UUID | Callable[[], UUID], tags: Mapping[str, str], envelopes: tuple[Envelope, ...]
+    ) -> None:
         self.__session_id = session_id
         self.__tags = tags
         self.__envelopes = envelopes
@@ -125,7 +127,8 @@ class RecordedView:
     @property
     def session_id(self) -> UUID:
         """The session's own name."""
-        return self.__session_id
+        named = self.__session_id
+        return named if isinstance(named, UUID) else named()
 
     @property
     def tags(self) -> Mapping[str, str]:
