@@ -17,8 +17,9 @@ from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.types import JSON
 
-type RunStatus = Literal["running", "finished", "interrupted", "stopped"]
-"""`interrupted` can be resumed; `stopped` ended early by its own rules (an error, a budget, enough evidence)."""
+type RunStatus = Literal["running", "finished", "interrupted", "unscored", "stopped"]
+"""`interrupted` and `unscored` can be resumed: trials are missing, or all were executed and the scoring of some failed.
+`stopped` ended early because it had seen enough."""
 
 
 @dataclass(frozen=True, slots=True)
