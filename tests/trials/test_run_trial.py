@@ -452,7 +452,7 @@ async def test_a_cancelled_trial_closes_what_it_opened_and_passes_the_cancellati
 )
 async def test_a_failing_close_is_recorded_and_never_masks_the_result(how: str, message: str) -> None:
     async def work(given: str, ctx: TrialContext) -> str:
-        await ctx.enter(Resource([], **{how: True}))
+        await ctx.enter(Resource([], fail=how == "fail", slow=how == "slow"))
         return "a"
 
     result = await trial(work, close_seconds=0.1)
