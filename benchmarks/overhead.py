@@ -221,9 +221,8 @@ def main() -> None:
             ratio = medians[name] / ours if better else ours / medians[name]
             kept = ratio >= limit if better else ratio <= limit
             word = "cases per CPU second" if better else "CPU time"
-            print(
-                f"fairtrial / {name}: {ratio:.2f} x the {word} (target: {'at least' if better else 'at most'} {limit:g})"
-            )
+            target = f"{'at least' if better else 'at most'} {limit:g}"
+            print(f"fairtrial / {name}: {ratio:.2f} x the {word} (target: {target})")
             failed |= not kept
     sys.exit(1 if failed else 0)
 
