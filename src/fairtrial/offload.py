@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import sniffio
 
 from fairtrial.codec import decode, dumps
 from fairtrial.errors import CodecError, FairtrialError
@@ -33,13 +32,19 @@ class IsolatedError(FairtrialError):
 
 def loop_caller() -> Callable[[Callable[[], Any]], Any]:
     """The function that runs something on the current event loop from another thread."""
-    if sniffio.current_async_library() == "trio":
+    if on_trio():
         import trio
 
         return trio.lowlevel.current_trio_token().run_sync_soon
     import asyncio
 
     return asyncio.get_running_loop().call_soon_threadsafe
+
+
+def on_trio() -> bool:
+    """True if this runs on trio; nobody can be on it who has not imported it."""
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())
 
 
 class _Job:

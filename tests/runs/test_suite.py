@@ -20,6 +20,7 @@ from fairtrial import (
     Experiment,
     Metric,
     PromptExecuted,
+    RunMismatchError,
     Sample,
     Score,
     TokenUsage,
@@ -231,6 +232,16 @@ async def test_results_stream_out_as_they_come() -> None:
     async with aclosing(suite.stream(store="memory:")) as results:
         seen = [result.sample_id async for result in results]
     assert sorted(seen) == ["s0", "s1", "s2", "s3", "s4", "s5"]
+
+
+async def test_what_keeps_a_run_from_starting_comes_out_of_its_stream_as_it_is() -> None:
+    store = open_store("memory:")
+    config = EvalConfig(stop_on_error=True)
+    await EvalSuite("s", doubles(2), lambda given: 1 / 0, exact_match, config=config).run(store=store)
+    with pytest.raises(RunMismatchError):
+        async with aclosing(EvalSuite("s", doubles(3), double, exact_match).stream(store=store)) as results:
+            async for _ in results:
+                pass
 
 
 @pytest.mark.proves("R112")
