@@ -8,13 +8,26 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers import PostgresServer
 
 from fairtrial import EvalReport, open_store
+from tests.servers import PostgresServer
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A server this test alone may restart."""
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
 
 SCRIPT = Path(__file__).with_name("suite_to_kill.py")
 
@@ -46,7 +59,7 @@ def stored(store_url: str) -> tuple[EvalReport, dict[str, tuple[str, Any, Any]]]
     (run,) = store.runs(suite="to-kill")
     report = EvalReport(store, run)
     found = {
-        result.sample_id: (result.outcome, result.output, result.score and result.score.passed)
+        result.sample_id: (str(result.outcome), result.output, result.passed if result.success else None)
         for result in report.results
     }
     store.close()
@@ -107,7 +120,7 @@ def test_a_suite_killed_twenty_times_ends_with_the_results_of_an_uninterrupted_r
 def test_the_same_on_postgresql_with_the_server_restarted_in_the_middle(
     tmp_path: Path, own_postgres: PostgresServer
 ) -> None:
-    kill_and_resume(own_postgres.url, tmp_path, samples=6000, kills=20, server=own_postgres)
+    kill_and_resume(own_postgres.new_database(), tmp_path, samples=6000, kills=20, server=own_postgres)
 
 
 @pytest.mark.parametrize("request_to_end", [signal.SIGINT, signal.SIGTERM])

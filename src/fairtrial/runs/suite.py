@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from fairtrial.runs.runner import Lifespan, RunRequest, execute_run, prepare
 from fairtrial.runs.scheduler import unwrapped
 from fairtrial.runs.sync import run_interruptibly
 from fairtrial.scoring.evaluator import Evaluator, Scorer
-from fairtrial.store import default_store, open_store
+from fairtrial.store import open_store
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.result import EvalResult
@@ -69,7 +69,7 @@ class EvalSuite:
         self.adapter = adapter
         self.lifespan = lifespan
         self.version = version
-        self._request(default_store, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
+        self._request(None, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
 
     def _request(
         self,
@@ -140,7 +140,7 @@ class EvalSuite:
         bus: Observer | Sequence[Observer] = (),
         tags: Mapping[str, str] = EMPTY,
         fresh: bool = False,
-    ) -> AsyncIterator[EvalResult]:
+    ) -> AsyncGenerator[EvalResult]:
         """The run's results as they come. Leaving early (close it: `contextlib.aclosing`) leaves it resumable."""
         request = self._request(_opened(store), tags, _observers(bus), fresh=fresh)
         send, receive = anyio.create_memory_object_stream[EvalResult]()
@@ -172,9 +172,7 @@ class EvalSuite:
 
 
 def _opened(store: RunStore | str | None) -> RunStore:
-    if store is None:
-        return default_store()
-    return open_store(store) if isinstance(store, str) else store
+    return open_store(store) if store is None or isinstance(store, str) else store
 
 
 def _observers(bus: Observer | Sequence[Observer]) -> Sequence[Observer]:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import anyio
@@ -21,6 +21,8 @@ from anyio.from_thread import BlockingPortal
 
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.protocol import RunRecord
+
+_SETTLE_SECONDS = 60.0
 
 _lock = threading.Lock()
 _portal: BlockingPortal | None = None
@@ -75,8 +77,16 @@ def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]]) -> RunR
     Either way the run is left resumable, and the error's text, the last line a script prints, says how to go on.
     """
     interrupt = Interrupt()
+    ended = threading.Event()
+
+    async def to_its_end() -> RunRecord:
+        try:
+            return await call(interrupt)
+        finally:
+            ended.set()
+
     with _terminate_as_interrupt():
-        future = portal().start_task_soon(call, interrupt)
+        future = portal().start_task_soon(to_its_end)
         try:
             return future.result()
         except KeyboardInterrupt:
@@ -86,7 +96,7 @@ def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]]) -> RunR
             future.result()
         except KeyboardInterrupt:
             future.cancel()
-            _settle(future)
+            ended.wait(_SETTLE_SECONDS)  # The future is done at once; closing and storing take a moment longer.
     raise KeyboardInterrupt(f"the run is stored as far as it got; go on with: {resume_command()}")
 
 
@@ -101,13 +111,6 @@ def _terminate_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _settle(future: Future[RunRecord]) -> None:
-    try:
-        future.result()
-    except (CancelledError, KeyboardInterrupt):
-        pass
 
 
 def resume_command() -> str:

@@ -6,7 +6,6 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from uuid import UUID
@@ -165,9 +164,18 @@ class RecordedView:
         return f"<SessionView {self.session_id}: {len(self.__envelopes)} events>"
 
 
-@lru_cache(maxsize=1024)
+_KINDS: dict[type, str] = {}
+
+
 def kind_of(kind: type) -> str:
     """The name under which events of a type are recorded."""
+    name = _KINDS.get(kind)
+    if name is None:
+        name = _KINDS[kind] = _name_of(kind)
+    return name
+
+
+def _name_of(kind: type) -> str:
     module = kind.__module__
     if module == "__main__":  # A script is `__main__` here and an ordinary module in a worker.
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "__main__").stem
