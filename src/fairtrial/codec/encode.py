@@ -23,7 +23,7 @@ from fairtrial.errors import CodecError
 def _compact_encoder(*, sort_keys: bool) -> Callable[[Any], str]:
     """`json.dumps` without spaces and without escaping what UTF-8 can carry; NaN is refused."""
     made = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys)
-    build = json.encoder.c_make_encoder
+    build = getattr(json.encoder, "c_make_encoder", None)
     if build is None:  # An interpreter without the C encoder.
         return made.encode
     # JSONEncoder builds its C encoder anew for every call, which takes longer than encoding a small record.
