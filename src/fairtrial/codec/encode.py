@@ -16,7 +16,8 @@ from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
-from fairtrial.codec.escape import MARK, escape_bytes, escape_float, escape_text
+from fairtrial.codec.escape import escape_bytes, escape_float, escape_text
+from fairtrial.codec.scalars import write_duration
 from fairtrial.errors import CodecError
 
 
@@ -35,6 +36,9 @@ compact = _compact_encoder(sort_keys=False)
 _sorted_text = _compact_encoder(sort_keys=True)
 
 
+_SAFE_BITS = 2_000  # Python prints any integer of this size, whatever its limit on digits is set to.
+
+
 def to_json(value: Any) -> Any:
     """`value` as fresh JSON containers and scalars, sharing nothing mutable with it.
 
@@ -49,31 +53,12 @@ def to_json(value: Any) -> Any:
 
 def dumps(value: Any) -> str:
     """`value` as compact JSON text, keys in their own order."""
-    try:
-        return compact(to_json(value))
-    except RecursionError:
-        raise CodecError("nested too deeply, or it contains itself") from None
-    except ValueError as error:
-        if isinstance(error, CodecError):
-            raise
-        raise CodecError(str(error)) from None  # Python's own limit on the digits of an integer.
+    return compact(to_json(value))
 
 
 def canonical(value: Any) -> bytes:
     """`value` as the one JSON text that equal content always gives: sorted keys, no spaces, UTF-8."""
-    try:
-        # Values that came out of JSON need no walk in Python: the C encoder refuses what the walk would treat.
-        text = _sorted_text(value)
-        if MARK not in text and "\\u0000" not in text:
-            return text.encode("utf-8")
-    except (TypeError, ValueError, RecursionError):
-        pass
-    try:
-        return _sorted_text(to_json(value)).encode("utf-8")
-    except ValueError as error:
-        if isinstance(error, CodecError):
-            raise
-        raise CodecError(str(error)) from None
+    return _sorted_text(to_json(value)).encode("utf-8")
 
 
 def digest(value: Any) -> str:
@@ -90,6 +75,16 @@ def _encode(value: Any) -> Any:
 
 def _float(value: float) -> Any:
     return value if math.isfinite(value) else escape_float(value)
+
+
+def _int(value: int) -> int:
+    if value.bit_length() > _SAFE_BITS:
+        try:
+            str(value)
+        except ValueError:
+            limit = sys.get_int_max_str_digits()
+            raise CodecError(f"an integer of more than {limit} digits cannot be written as JSON") from None
+    return value
 
 
 def _list(value: Any) -> list[Any]:
@@ -146,19 +141,13 @@ def _fields(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
             # The commonest cases first: records are mostly short text, numbers and nothing.
             if kind is str:
                 tree[name] = item if item.isascii() and "\0" not in item else escape_text(item)
-            elif item is None or kind is int or kind is bool:
+            elif item is None or kind is bool or (kind is int and item.bit_length() < _SAFE_BITS):
                 tree[name] = item
             else:
                 tree[name] = _encode(item)
     except CodecError as error:
         raise error.under(name) from None
     return tree
-
-
-def _by_pydantic(value: Any) -> Any:
-    from pydantic_core import to_jsonable_python
-
-    return escape_text(to_jsonable_python(value))
 
 
 def _refuse(value: Any) -> Any:
@@ -182,12 +171,14 @@ def _encoder_for(kind: type) -> Callable[[Any], Any]:
             return encoder
     if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
         return lambda value: _encode(value.tolist())
+    if kind.__module__ in ("ipaddress", "pydantic.networks"):  # What models hold for addresses.
+        return lambda value: escape_text(str(value))
     return _refuse
 
 
 _ENCODERS: dict[type, Callable[[Any], Any]] = {
     str: escape_text,
-    int: lambda value: value,
+    int: _int,
     bool: lambda value: value,
     type(None): lambda value: value,
     float: _float,
@@ -196,14 +187,15 @@ _ENCODERS: dict[type, Callable[[Any], Any]] = {
     dict: _mapping,
 }
 _BY_BASE: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    (str, lambda value: escape_text(str(value))),
-    (int, int),
+    (str, lambda value: escape_text(str.__str__(value))),
+    (int, lambda value: _int(int(value))),
     (float, lambda value: _float(float(value))),
     ((bytes, bytearray, memoryview), lambda value: escape_bytes(bytes(value))),
     ((datetime, date, time), lambda value: value.isoformat()),
-    (UUID, str),
+    ((UUID, Decimal), str),
+    (timedelta, write_duration),
+    (PurePath, lambda value: escape_text(str(value))),
     ((list, tuple), _list),
     ((set, frozenset), _set),
     (Mapping, _mapping),
-    ((Decimal, timedelta, PurePath), _by_pydantic),
 )

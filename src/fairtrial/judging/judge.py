@@ -15,9 +15,8 @@ from fairtrial.models.adapter import Completion, ProviderAdapter
 from fairtrial.scoring.evaluator import Case, Scorer
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.session.events import PromptExecuted
-from fairtrial.session.session import JUDGE
 from fairtrial.session.trajectory import ChatMessage
-from fairtrial.session.views import SessionView
+from fairtrial.session.views import JUDGE, SessionView
 
 type Rating = Literal["excellent", "good", "fair", "poor", "wrong"]
 

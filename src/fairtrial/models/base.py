@@ -12,9 +12,9 @@ from fairtrial.models.adapter import Completion, OutputT, PromptResponse, ToolSp
 from fairtrial.models.prompt import Prompt
 from fairtrial.models.structured import OutputRepaired, parse_output, repair_messages
 from fairtrial.session.events import PromptExecuted, TokenUsage
-from fairtrial.session.session import JUDGE, Session
+from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage
-from fairtrial.session.views import SessionView
+from fairtrial.session.views import JUDGE, SessionView
 from fairtrial.trials.context import TrialContext, _current
 
 

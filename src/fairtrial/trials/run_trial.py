@@ -26,8 +26,8 @@ from fairtrial.errors import CodecError
 from fairtrial.offload import DaemonThreads, on_trio, run_isolated
 from fairtrial.scoring.evaluator import Case, Scorer
 from fairtrial.session.events import PromptExecuted, TokenUsage
-from fairtrial.session.session import JUDGE, Session
-from fairtrial.session.views import Envelope, RecordedView, kind_of
+from fairtrial.session.session import Session
+from fairtrial.session.views import JUDGE, Envelope, RecordedView, kind_of
 from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
@@ -139,7 +139,7 @@ async def score_again(
         session = Session(clock=rules.clock)
     else:
         session = Session(session_id=recorded.session_id, tags=recorded.tags, clock=rules.clock)
-        session.extend(recorded.envelopes)
+        session.extend(recorded.everything().envelopes, keep_attempts=True)
     state = _Attempt(output_json=dumps(stored.output), latency=stored.latency_ms / 1000)
     try:
         state.output = stored.output if output_type is object else from_json(output_type, to_json(stored.output))
