@@ -14,7 +14,7 @@ from uuid import UUID
 
 from fairtrial.codec import from_json
 from fairtrial.errors import CodecError, SessionError
-from fairtrial.frozen import FrozenDict
+from fairtrial.frozen import FrozenDict, freeze
 from fairtrial.session.trajectory import ChatMessage, Trajectory
 
 JUDGE = "judge"
@@ -155,7 +155,7 @@ class RecordedView:
     @property
     def envelopes(self) -> tuple[Envelope, ...]:
         """Every event in view with its circumstances, oldest first."""
-        return self.__envelopes
+        return tuple(found._replace(data=freeze(found.data)) for found in self.__envelopes)
 
     @property
     def trajectory(self) -> Trajectory:
