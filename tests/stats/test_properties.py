@@ -77,6 +77,7 @@ def test_intervals_of_a_rate_agree_with_statsmodels_and_contain_the_rate(count: 
 def test_the_t_interval_agrees_with_scipy(values: list[float], level: float) -> None:
     assume(np.ptp(values) > 0)
     expected = oracle.ttest_1samp(values, 0).confidence_interval(level)
+    assert number(stats.sem(values)) == pytest.approx(float(oracle.sem(values)), rel=1e-12)
     assert ends(stats.t_interval(values, level=level)) == pytest.approx((expected.low, expected.high), abs=1e-9)
     graded = ends(stats.mean_interval(values, binary=False, level=level).interval)
     assert graded == pytest.approx((max(0.0, expected.low), min(1.0, expected.high)), abs=1e-9)

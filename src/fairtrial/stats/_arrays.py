@@ -113,6 +113,9 @@ def as_clusters(labels: Labels, n: int) -> Clusters:
     """Number the labels; a sample labelled None shares nothing with any other and is a cluster of its own."""
     if len(labels) != n:
         raise ValueError(f"There are {n} samples but {len(labels)} cluster labels: give one label per sample.")
+    if isinstance(labels, np.ndarray) and np.issubdtype(labels.dtype, np.integer):
+        names_found, found = np.unique(labels, return_inverse=True)
+        return Clusters(found.astype(np.intp), int(names_found.size))
     seen: dict[Hashable, int] = {}
     names = cast(Iterable[Hashable], labels.tolist() if isinstance(labels, np.ndarray) else labels)
     codes = [

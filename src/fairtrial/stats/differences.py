@@ -27,7 +27,7 @@ class Plan:
     level: float
     power: float
     largest: float | None
-    draws: int
+    draws: int | None
     seed: int
 
 

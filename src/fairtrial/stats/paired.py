@@ -19,7 +19,6 @@ from fairtrial.stats._arrays import (
 )
 from fairtrial.stats.differences import Plan, binary_answer, resampled_answer
 from fairtrial.stats.intervals import FEW_CLUSTERS, clustered_se, sem
-from fairtrial.stats.resampling import DRAWS
 from fairtrial.stats.results import Interval, Undefined
 
 
@@ -86,7 +85,7 @@ def paired_difference(
     level: float = 0.95,
     power: float = 0.8,
     test: Literal["midp", "exact"] = "midp",
-    draws: int = DRAWS,
+    draws: int | None = None,
     seed: int = 0,
 ) -> PairedDifference:
     """Compare `a` with `b`, sample by sample; each may hold one score or a sequence of repeats per sample.

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from math import comb
 
 import numpy as np
-from scipy import stats
 
 from fairtrial.stats._arrays import FloatArray, Labels, Samples, as_samples
-from fairtrial.stats.intervals import MeanEstimate, mean_interval
+from fairtrial.stats.intervals import MeanEstimate, mean_interval, plain_se
 from fairtrial.stats.results import Undefined
 
 
@@ -54,7 +53,7 @@ def variance_split(values: Samples) -> VarianceSplit:
         return VarianceSplit(0, 0, None, None, None, None, None, "There are no samples.")
     means = samples.means
     mean = float(means.mean())
-    se = float(stats.sem(means)) if n > 1 else None
+    se = plain_se(means) if n > 1 else None
     reasons = [] if n > 1 else ["One sample shows no variance between samples."]
     if trials == n:
         reasons.append("No sample has two repeats, so the variance cannot be split.")

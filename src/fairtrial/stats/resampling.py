@@ -24,8 +24,8 @@ from fairtrial.stats._arrays import (
 )
 from fairtrial.stats.results import Interval, Undefined
 
-DRAWS = 9_999
-"""Random sign patterns or resamples, unless the caller asks for another number."""
+DRAWS, DRAWS_OF_MANY = 9_999, 4_999
+"""Random sign patterns or resamples, up to 1,000 units and above, unless the caller asks for another number."""
 
 ENUMERATE_UP_TO = 14
 """Up to this many units every one of the 2^units sign patterns is tried."""
@@ -34,7 +34,7 @@ RESAMPLE_UP_TO = 5_000
 """Above this many units Student's t replaces resampling: the answer is the same and the cost is not."""
 
 _CELLS = 2_000_000  # of one chunk of random draws: 16 MB of floats
-_GROUPS = 64  # distinct units up to which equal ones are drawn together
+_WORTH_GROUPING = 20  # a binomial draw costs about as much as this many random signs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,15 @@ def units_of(differences: FloatArray, clusters: Labels | None = None) -> Units:
 
 
 def signflip(
-    differences: Values, *, clusters: Labels | None = None, draws: int = DRAWS, seed: int = 0
+    differences: Values, *, clusters: Labels | None = None, draws: int | None = None, seed: int = 0
 ) -> SignFlip | Undefined:
     """Two-sided sign-flip permutation test of a mean difference of nought. Fisher (1935).
 
     If the two systems are alike, every difference is as likely as its negative. p is the share of sign patterns
     whose |sum| is at least the observed one: all patterns where there are at most 14 non-zero units or where all
     have one magnitude (then it is the binomial test, and on 0/1 scores the exact McNemar test), else `draws` random
-    ones, with p = (1 + hits)/(1 + draws) (Phipson and Smyth 2010). Clusters are flipped whole.
+    ones (9,999, or 4,999 above 1,000 units), with p = (1 + hits)/(1 + draws) (Phipson and Smyth 2010). Clusters are
+    flipped whole.
     """
     array = as_values(differences, "differences")
     if array.size == 0:
@@ -96,7 +97,7 @@ def signflip(
     return signflip_units(units_of(array, clusters), draws=draws, seed=seed)
 
 
-def signflip_units(units: Units, *, draws: int, seed: int) -> SignFlip:
+def signflip_units(units: Units, *, draws: int | None, seed: int) -> SignFlip:
     """`signflip` for units."""
     moving = units.totals[units.totals != 0]
     m = moving.size
@@ -123,7 +124,7 @@ def signflip_interval(
     *,
     clusters: Labels | None = None,
     level: float = 0.95,
-    draws: int = DRAWS,
+    draws: int | None = None,
     seed: int = 0,
 ) -> Interval | Undefined:
     """All mean differences that the sign-flip test does not reject. Tritchler (1984).
@@ -140,7 +141,7 @@ def signflip_interval(
     return signflip_interval_units(units_of(array, clusters), level=level, draws=draws, seed=seed)
 
 
-def signflip_interval_units(units: Units, *, level: float, draws: int, seed: int) -> Interval | Undefined:
+def signflip_interval_units(units: Units, *, level: float, draws: int | None, seed: int) -> Interval | Undefined:
     """`signflip_interval` for units."""
     exact = units.count <= ENUMERATE_UP_TO
     total, size = float(units.totals.sum()), float(units.sizes.sum())
@@ -174,7 +175,7 @@ def bca_interval(
     clusters: Labels | None = None,
     level: float = 0.95,
     widened: bool = False,
-    draws: int = DRAWS,
+    draws: int | None = None,
     seed: int = 0,
 ) -> Interval | Undefined:
     """Bias-corrected and accelerated bootstrap interval of a mean, clusters resampled whole. Efron (1987).
@@ -189,7 +190,9 @@ def bca_interval(
     return bca_interval_units(units_of(array, clusters), level=level, widened=widened, draws=draws, seed=seed)
 
 
-def bca_interval_units(units: Units, *, level: float, widened: bool, draws: int, seed: int) -> Interval | Undefined:
+def bca_interval_units(
+    units: Units, *, level: float, widened: bool, draws: int | None, seed: int
+) -> Interval | Undefined:
     """`bca_interval` for units."""
     u = units.count
     if u < 2 or not units.spread:
@@ -207,7 +210,7 @@ def bca_interval_units(units: Units, *, level: float, widened: bool, draws: int,
             np.mean if even else _ratio,
             paired=not even,
             vectorized=True,
-            n_resamples=draws,
+            n_resamples=_draws(draws, u),
             batch=max(1, _CELLS // u),
             confidence_level=asked,
             method="BCa",
@@ -219,11 +222,19 @@ def bca_interval_units(units: Units, *, level: float, widened: bool, draws: int,
     return Interval(low, high, level, "BCa bootstrap, widened for small n" if widened else "BCa bootstrap")
 
 
+def _draws(asked: int | None, units: int) -> int:
+    if asked is None:
+        return DRAWS if units <= 1_000 else DRAWS_OF_MANY
+    if asked < 1:
+        raise ValueError(f"At least one random draw is needed; got {asked}.")
+    return asked
+
+
 def _ratio(totals: FloatArray, sizes: FloatArray, axis: int) -> FloatArray:
     return np.asarray(totals.sum(axis=axis) / sizes.sum(axis=axis))
 
 
-def _flipped(units: Units, draws: int, seed: int, *, every: bool) -> Iterator[FloatArray]:
+def _flipped(units: Units, draws: int | None, seed: int, *, every: bool) -> Iterator[FloatArray]:
     """Chunks of (sum of totals, sum of sizes) under sign patterns: every pattern, or random ones."""
     pairs = np.column_stack([units.totals, units.sizes])
     whole = pairs.sum(axis=0)
@@ -233,11 +244,10 @@ def _flipped(units: Units, draws: int, seed: int, *, every: bool) -> Iterator[Fl
         bits = (np.arange(2**u)[:, None] >> shifts) & 1
         yield 2 * (bits.astype(np.float64) @ pairs) - whole
         return
-    if draws < 1:
-        raise ValueError(f"At least one random draw is needed; got {draws}.")
+    draws = _draws(draws, u)
     rng = np.random.default_rng(seed)
     distinct, counts = np.unique(pairs, axis=0, return_counts=True)
-    if len(distinct) <= _GROUPS:
+    if len(distinct) * _WORTH_GROUPING <= u:
         # Equal units are interchangeable: how many of them keep their sign is binomial.
         yield 2 * (rng.binomial(counts, 0.5, size=(draws, len(distinct))) @ distinct) - whole
         return
