@@ -308,8 +308,9 @@ class _Compiler:
         return decode_dataclass
 
     def _typed_dict(self, base: Any, variables: dict[Any, Any]) -> Decoder:
-        decoders = {name: self.compile(hint, variables) for name, hint in _hints(base).items()}
-        build = self._object(base.__name__, decoders, sorted(base.__required_keys__))
+        hints = _hints(base)
+        decoders = {name: self.compile(hint, variables) for name, hint in hints.items()}
+        build = self._object(base.__name__, decoders, required_keys(base, hints))
         return (lambda value: FrozenDict(build(value))) if self.frozen else build
 
     def _object(self, name: str, decoders: dict[str, Decoder], required: list[str]) -> Callable[[Any], dict[str, Any]]:
@@ -410,6 +411,19 @@ def _items(value: list[Any], decoder: Decoder) -> list[Any]:
         except CodecError as error:
             raise error.under(len(items)) from None
     return items
+
+
+def required_keys(base: Any, hints: dict[str, Any]) -> list[str]:
+    """The keys a TypedDict must have, in its own order.
+
+    Python itself misses `NotRequired` in annotations kept as text; the resolved ones say it.
+    """
+    marked = {name: typing.get_origin(hint) for name, hint in hints.items()}
+    return [
+        name
+        for name, mark in marked.items()
+        if mark is typing.Required or (mark is not typing.NotRequired and name in base.__required_keys__)
+    ]
 
 
 def _plain(value: Any) -> Any:
