@@ -328,3 +328,20 @@ def _is_strict(schema: Any) -> bool:
         elif key not in ("enum", "required", "default") and not _is_strict(item):
             return False
     return True
+
+
+def is_recursive(schema: Mapping[str, Any]) -> bool:
+    """True if a definition of the schema refers to itself, however indirectly."""
+    definitions: Mapping[str, Any] = schema.get("$defs", {})
+
+    def refers(part: Any, seen: tuple[str, ...]) -> bool:
+        if isinstance(part, list):
+            return any(refers(item, seen) for item in part)
+        if not isinstance(part, Mapping):
+            return False
+        if isinstance(ref := part.get("$ref"), str):
+            name = ref.rpartition("/")[2]
+            return name in seen or refers(definitions[name], (*seen, name))
+        return any(refers(item, seen) for item in part.values())
+
+    return any(refers(definition, (name,)) for name, definition in definitions.items())

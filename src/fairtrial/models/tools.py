@@ -13,6 +13,7 @@ from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.schema import Schema, hints_of, json_schema
 from fairtrial.scoring.evaluator import is_async_callable
+from fairtrial.session.trajectory import ChatMessage, ToolCall
 
 
 class Tool:
@@ -117,6 +118,11 @@ def as_tools(tools: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
         if named.setdefault(tool.name, tool) is not tool:
             raise ConfigurationError(f"two tools are called {tool.name!r}; wrap one as Tool(fn, name=...)")
     return named
+
+
+def tool_message(call: ToolCall, result: str) -> ChatMessage:
+    """What a tool answered; `name` says to which call."""
+    return ChatMessage("tool", result, name=call.id)
 
 
 def _name(fn: Callable[..., Any]) -> str:
