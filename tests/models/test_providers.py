@@ -32,9 +32,9 @@ from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.anthropic import AnthropicAdapter
 from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
-from fairtrial.models.sdk import UNPARSED, SdkAdapter
+from fairtrial.models.sdk import SdkAdapter
 from fairtrial.models.structured import OutputRepaired
-from fairtrial.models.tools import tool_message
+from fairtrial.models.tools import UNPARSED, tool_message
 from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage, ToolCall

@@ -134,7 +134,7 @@ class AdaptiveLimiter:
                 if waiter.admitted:  # It was let in and leaves at once: the place is free for the next.
                     self._in_flight -= 1
                     self._admit()
-                else:
+                elif waiter in self._waiters:
                     self._waiters.remove(waiter)
             raise
 

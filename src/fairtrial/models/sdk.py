@@ -47,13 +47,11 @@ from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import RetryPolicy
 from fairtrial.models.schema import OutputSchema
 from fairtrial.models.secrets import keep_secret
+from fairtrial.models.tools import UNPARSED
 from fairtrial.session.trajectory import ToolCall
 
 type StructuredOutput = Literal["native", "prompt"]
 """How a form is asked for: through the provider's own option, or in words, for servers that lack it."""
-
-UNPARSED = "__unparsed__"
-"""The only argument of a tool call whose arguments were not a JSON object: the text as it came."""
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?[^,]*;base64,(?P<data>.*)", re.DOTALL)
 _LONGEST_WAIT = 3600.0

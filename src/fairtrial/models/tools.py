@@ -15,6 +15,9 @@ from fairtrial.models.schema import Schema, hints_of, json_schema
 from fairtrial.scoring.evaluator import is_async_callable
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 
+UNPARSED = "__unparsed__"
+"""The only argument of a tool call whose arguments were not a JSON object: the text as it came."""
+
 
 class Tool:
     """A typed Python function, sync or async, that a model can call: the schema comes from its signature.
