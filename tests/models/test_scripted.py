@@ -147,7 +147,7 @@ async def test_an_unreadable_answer_without_a_session_is_repaired_too() -> None:
 
 
 async def test_a_prompt_answered_with_tool_calls_has_no_output() -> None:
-    with pytest.raises(OutputParseError, match="got no answer"):
+    with pytest.raises(OutputParseError, match="answered with tool calls"):
         await ScriptedAdapter([ToolCall("x")]).evaluate(VERDICT.bind(x=1))
 
 

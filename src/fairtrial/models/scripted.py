@@ -11,7 +11,12 @@ from typing import Any
 from fairtrial.codec import dumps
 from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY
-from fairtrial.models.base import BaseAdapter, ModelCall, ModelReply
+from fairtrial.models.base import BaseAdapter
+from fairtrial.models.budget import Budget
+from fairtrial.models.cache import ResponseCache
+from fairtrial.models.limiter import Limiter
+from fairtrial.models.reply import ModelCall, ModelReply
+from fairtrial.models.retry import NO_RETRY, RetryPolicy
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 
@@ -31,6 +36,7 @@ class ScriptedAdapter(BaseAdapter):
         model: What it calls itself.
         usage: What each call claims to use; by default four characters count as a token.
         repeat: Start a list again when it is used up, instead of raising.
+        retry, limiter, cache, trial_budget, run_budget: As with every adapter; there are none unless given.
 
     `calls` holds what it was asked, oldest first.
     """
@@ -44,8 +50,22 @@ class ScriptedAdapter(BaseAdapter):
         usage: TokenUsage | None = None,
         repeat: bool = False,
         params: Mapping[str, Any] = EMPTY,
+        retry: RetryPolicy = NO_RETRY,
+        limiter: Limiter | None = None,
+        cache: ResponseCache | None = None,
+        trial_budget: Budget | None = None,
+        run_budget: Budget | None = None,
     ) -> None:
-        super().__init__(name=name, model=model, params=params)
+        super().__init__(
+            name=name,
+            model=model,
+            params=params,
+            retry=retry,
+            limiter=limiter,
+            cache=cache,
+            trial_budget=trial_budget,
+            run_budget=run_budget,
+        )
         if isinstance(replies, str) or not (callable(replies) or isinstance(replies, Sequence | Mapping)):
             raise ConfigurationError("a script is a list of replies, a mapping or a function")
         self._replies = replies

@@ -8,7 +8,6 @@ from typing import Any
 
 from fairtrial.codec import from_json, parse_json
 from fairtrial.codec.escape import escape_text
-from fairtrial.errors import CodecError
 from fairtrial.session.trajectory import ChatMessage
 
 # Models that were not made to answer in JSON like to wrap it.
@@ -31,7 +30,8 @@ def parse_output(kind: Any, text: str, *, wrapped: bool = False) -> Any:
     Args:
         kind: Any type the codec knows.
         text: The answer.
-        wrapped: The schema sent was an object that holds the value under "value".
+        wrapped: The schema sent was an object that holds the value under "value"; a model that was not held to it
+            may still answer with the value itself.
 
     Raises:
         CodecError: it is not one.
@@ -40,9 +40,7 @@ def parse_output(kind: Any, text: str, *, wrapped: bool = False) -> Any:
         return text
     fenced = _FENCED.match(text)
     tree = _escaped(parse_json(fenced["body"] if fenced else text))
-    if wrapped:
-        if not isinstance(tree, dict) or set(tree) != {"value"}:
-            raise CodecError('expected an object with "value" and nothing else')
+    if wrapped and isinstance(tree, dict) and set(tree) == {"value"}:
         tree = tree["value"]
     return from_json(kind, tree)
 

@@ -30,14 +30,13 @@ from fairtrial.testing.model_server.reply import Reply, ToolCall, Usage, count_t
 from fairtrial.testing.model_server.request import ParsedMessage, ParsedRequest, ToolSpec
 from fairtrial.testing.model_server.rules import Predicate, Replies, ReplyFunction, Rule, Script
 from fairtrial.testing.model_server.schema import UnsatisfiedSchemaError, minimal_instance
-from fairtrial.testing.model_server.server import MissingExtraError, ModelServer
+from fairtrial.testing.model_server.server import ModelServer
 from fairtrial.testing.model_server.stats import ServerStats
 
 __all__ = [
     "ModelServer",
     "spawn_model_server",
     "ModelServerProcess",
-    "MissingExtraError",
     "ServerConfig",
     "ServerOptions",
     "ServerStats",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fairtrial.testing.model_server.config import ServerConfig
 from fairtrial.testing.model_server.latency import FixedLatency
-from fairtrial.testing.model_server.server import MissingExtraError, ModelServer
+from fairtrial.testing.model_server.server import ModelServer
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         server = ModelServer.from_config(_config(given), host=given.host, port=given.port)
         asyncio.run(_serve(server, attached=given.attached))
-    except (ValueError, OSError, MissingExtraError) as problem:
+    except (ValueError, OSError) as problem:
         print(f"model server: {problem}", file=sys.stderr)
         return 2
     return 0

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
+from fairtrial.errors import MissingExtraError
 from fairtrial.testing.model_server.config import ServerConfig, ServerOptions
 from fairtrial.testing.model_server.request import ParsedRequest
 from fairtrial.testing.model_server.rules import Replies
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
 
 # How long requests in progress may take to end when the server stops, before they are cut off.
 _GRACE_SECONDS = 0.05
-
-
-class MissingExtraError(ImportError):
-    """The model server needs aiohttp, which is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__('the model server needs an optional dependency: pip install "fairtrial[testing]"')
 
 
 class ModelServer:
@@ -58,7 +52,7 @@ class ModelServer:
         try:
             import aiohttp  # noqa: F401 - asked here so that a missing extra is known before anything starts
         except ImportError:
-            raise MissingExtraError from None
+            raise MissingExtraError("the model server", "testing") from None
         self._config = config
         self._host = host
         self._wanted_port = port
