@@ -164,8 +164,8 @@ class RedisMailbox[T]:
         Receiving does this by itself. For those who set `sweep_seconds=None`.
         """
         self.check_open()
-        result = await self._sweeper.sweep()
-        return None if result is None else result[0]
+        done = await self._sweeper.sweep()
+        return None if done is None else done.moved
 
     async def approximate_count(self) -> int:
         """How many messages have not been settled: waiting, delayed and in flight."""

@@ -246,7 +246,8 @@ SWEEP = Script(
     + _AGAIN
     + """
 -- KEYS stream, delayed, sweeper; ARGV token, how long the office lasts in ms, most to move, idle ms of a stray consumer
--- Returns {} when someone else holds the office, else {moved, ms until the next delay is due or -1, consumer names}.
+-- Returns {} when someone else holds the office, else {moved, ms until the next delay is due or -1, leases held,
+-- consumer names}.
 local holder = redis.call('GET', KEYS[3])
 if holder and holder ~= ARGV[1] then return {} end
 redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[2])
@@ -259,16 +260,17 @@ end
 local wait = -1
 local soonest = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 if soonest[2] then wait = math.max(0, tonumber(soonest[2]) - time) end
-local names = {}
+local names, held = {}, 0
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], 'fairtrial')) do
   if consumer[4] > 0 then
     names[#names + 1] = consumer[2]
+    held = held + consumer[4]
   elseif consumer[6] > tonumber(ARGV[4]) then
     -- Only with nothing pending: what a deleted consumer had pending would be lost for ever.
     redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'fairtrial', consumer[2])
   end
 end
-return {#due, wait, names}
+return {#due, wait, held, names}
 """
 )
 
