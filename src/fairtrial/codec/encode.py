@@ -7,8 +7,9 @@ import enum
 import hashlib
 import json
 import math
+import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import PurePath
@@ -18,8 +19,20 @@ from uuid import UUID
 from fairtrial.codec.escape import MARK, escape_bytes, escape_float, escape_text
 from fairtrial.errors import CodecError
 
-_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_sorted_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
+
+def _compact_encoder(*, sort_keys: bool) -> Callable[[Any], str]:
+    """`json.dumps` without spaces and without escaping what UTF-8 can carry; NaN is refused."""
+    made = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys)
+    build = json.encoder.c_make_encoder
+    if build is None:  # An interpreter without the C encoder.
+        return made.encode
+    # JSONEncoder builds its C encoder anew for every call, which takes longer than encoding a small record.
+    encode = build(None, made.default, json.encoder.encode_basestring, None, ":", ",", sort_keys, False, False)
+    return lambda value: "".join(encode(value, 0))
+
+
+compact = _compact_encoder(sort_keys=False)
+_sorted_text = _compact_encoder(sort_keys=True)
 
 
 def to_json(value: Any) -> Any:
@@ -37,7 +50,7 @@ def to_json(value: Any) -> Any:
 def dumps(value: Any) -> str:
     """`value` as compact JSON text, keys in their own order."""
     try:
-        return _text(to_json(value))
+        return compact(to_json(value))
     except RecursionError:
         raise CodecError("nested too deeply, or it contains itself") from None
     except ValueError as error:
@@ -118,16 +131,28 @@ def _key(key: Any) -> str:
 def _dataclass_encoder(kind: type) -> Callable[[Any], Any]:
     names = tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
-    def encode(value: Any) -> dict[str, Any]:
-        tree: dict[str, Any] = {}
-        for name in names:
-            try:
-                tree[name] = _encode(getattr(value, name))
-            except CodecError as error:
-                raise error.under(name) from None
-        return tree
+    if len(names) < 2:  # attrgetter gives a tuple only for two names or more.
+        return lambda value: _fields(names, [getattr(value, name) for name in names])
+    fetch = operator.attrgetter(*names)
+    return lambda value: _fields(names, fetch(value))
 
-    return encode
+
+def _fields(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, item in zip(names, values, strict=True):
+            kind = type(item)
+            # The commonest cases first: records are mostly short text, numbers and nothing.
+            if kind is str:
+                tree[name] = item if item.isascii() and "\0" not in item else escape_text(item)
+            elif item is None or kind is int or kind is bool:
+                tree[name] = item
+            else:
+                tree[name] = _encode(item)
+    except CodecError as error:
+        raise error.under(name) from None
+    return tree
 
 
 def _by_pydantic(value: Any) -> Any:

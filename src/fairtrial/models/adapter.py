@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from typing_extensions import TypeVar
+
 from fairtrial.frozen import EMPTY
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.session import Session
@@ -13,6 +15,9 @@ from fairtrial.session.trajectory import ChatMessage
 
 if TYPE_CHECKING:
     from fairtrial.models.prompt import Prompt
+
+# A call that names no output type gives text; the syntax of PEP 695 has defaults only from Python 3.13.
+OutputT = TypeVar("OutputT", default=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +67,17 @@ class ProviderAdapter(Protocol):
         """The model."""
         ...
 
-    async def complete[O](
+    async def complete(
         self,
         messages: Sequence[ChatMessage],
         *,
         tools: Sequence[ToolSpec] = (),
-        output_type: type[O] = ...,
+        output_type: type[OutputT] = ...,
         params: Mapping[str, Any] = EMPTY,
         session: Session | None = None,
         actor: str = "task",
         prompt_name: str = "",
-    ) -> Completion[O]:
+    ) -> Completion[OutputT]:
         """One answer to a conversation."""
         ...
 

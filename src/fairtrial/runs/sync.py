@@ -9,10 +9,12 @@ from __future__ import annotations
 import atexit
 import os
 import shlex
+import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -73,18 +75,32 @@ def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]]) -> RunR
     Either way the run is left resumable, and the error's text, the last line a script prints, says how to go on.
     """
     interrupt = Interrupt()
-    future = portal().start_task_soon(call, interrupt)
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        interrupt()
-        print("\ninterrupted: finishing the trials in flight (once more to cancel them)", file=sys.stderr)
-    try:
-        future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        _settle(future)
+    with _terminate_as_interrupt():
+        future = portal().start_task_soon(call, interrupt)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            interrupt()
+            print("\ninterrupted: finishing the trials in flight (once more to cancel them)", file=sys.stderr)
+        try:
+            future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            _settle(future)
     raise KeyboardInterrupt(f"the run is stored as far as it got; go on with: {resume_command()}")
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """A polite request to end (SIGTERM) drains the run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _settle(future: Future[RunRecord]) -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from random import getrandbits
 from threading import Lock
 from typing import Any
 from uuid import UUID, uuid4
@@ -23,6 +24,10 @@ _span: ContextVar[tuple[str | None, str | None]] = ContextVar("fairtrial_span", 
 
 JUDGE = "judge"
 
+# The random bits of a version 4 UUID; the object itself is made only for those who ask.
+_VERSION_BITS = ~((0xF << 76) | (0x3 << 62))
+_VERSION_4 = (4 << 76) | (2 << 62)
+
 
 class Session:
     """What happened in one trial.
@@ -38,7 +43,7 @@ class Session:
         tags: Mapping[str, str] = EMPTY,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.__session_id = session_id
+        self.__id_bits = (getrandbits(128) & _VERSION_BITS | _VERSION_4) if session_id is None else session_id.int
         self.__tags: Mapping[str, str] = FrozenDict(tags) if tags else EMPTY
         self.__clock = clock
         self.__envelopes: list[Envelope] = []
@@ -49,10 +54,7 @@ class Session:
     @property
     def session_id(self) -> UUID:
         """The session's own name."""
-        with self.__lock:
-            if self.__session_id is None:  # Made when first asked for: many sessions are never named.
-                self.__session_id = uuid4()
-            return self.__session_id
+        return UUID(int=self.__id_bits)
 
     @property
     def tags(self) -> Mapping[str, str]:
@@ -140,22 +142,11 @@ class Session:
         with self.__lock:
             for found in envelopes:
                 self.__attempt = max(self.__attempt, found.attempt)
-                self.__envelopes.append(
-                    Envelope(
-                        next(self.__seq),
-                        found.time,
-                        found.actor,
-                        found.attempt,
-                        found.span_id,
-                        found.parent_id,
-                        found.kind,
-                        found.data,
-                    )
-                )
+                self.__envelopes.append(found._replace(seq=next(self.__seq)))
 
     def snapshot(self) -> bytes:
         """The whole record as bytes; `restore_session` reads it anywhere."""
-        return snapshot_bytes(self.everything())
+        return snapshot_bytes(f"{self.__id_bits:032x}", self.__tags, self.envelopes())
 
     def __repr__(self) -> str:
         return f"<Session {self.session_id}: {len(self)} events>"

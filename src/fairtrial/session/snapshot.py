@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from uuid import UUID
 
-from fairtrial.codec import from_json, parse_json, to_json
+from fairtrial.codec import from_json, parse_json
+from fairtrial.codec.encode import compact
+from fairtrial.codec.escape import escape_text
 from fairtrial.errors import CodecError, SessionError
 from fairtrial.session.views import Envelope, RecordedView
 
 _VERSION = 1
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-def snapshot_bytes(view: RecordedView) -> bytes:
-    """The record behind a view as bytes."""
-    events = [
-        [
-            found.seq,
-            found.time,
-            found.actor,
-            found.attempt,
-            found.span_id,
-            found.parent_id,
-            found.kind,
-            found.data,
-        ]
-        for found in view.envelopes
-    ]
-    tree = {"version": _VERSION, "session_id": str(view.session_id), "tags": to_json(view.tags), "events": events}
-    return _encode(tree).encode("utf-8")
+def snapshot_bytes(session_id: str, tags: Mapping[str, str], envelopes: tuple[Envelope, ...]) -> bytes:
+    """A record as bytes."""
+    tree = {
+        "version": _VERSION,
+        "session_id": session_id,
+        "tags": {escape_text(name): escape_text(value) for name, value in tags.items()},
+        "events": envelopes,  # Named tuples, which JSON writes as arrays.
+    }
+    return compact(tree).encode("utf-8")
 
 
 def restore_session(data: bytes) -> RecordedView:

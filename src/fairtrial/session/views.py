@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from uuid import UUID
 
 from fairtrial.codec import from_json
@@ -16,8 +16,7 @@ from fairtrial.errors import CodecError, SessionError
 from fairtrial.session.trajectory import ChatMessage, Trajectory
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """One recorded event: when, by whom, in which attempt and span, and its data as JSON.
 
     `kind` names the event's type as `module:qualified name`; it is compared, never imported.
@@ -166,6 +165,7 @@ class RecordedView:
         return f"<SessionView {self.session_id}: {len(self.__envelopes)} events>"
 
 
+@lru_cache(maxsize=1024)
 def kind_of(kind: type) -> str:
     """The name under which events of a type are recorded."""
     module = kind.__module__
