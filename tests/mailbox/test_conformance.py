@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -46,9 +46,8 @@ class TestRedisMailbox(MailboxConformance):
         return "asyncio"
 
     @pytest.fixture(autouse=True)
-    def world(self, redis_url: str) -> Iterator[None]:
+    def world(self, redis_url: str) -> None:
         self.url = redis_url
-        yield
 
     @asynccontextmanager
     async def make_mailbox(

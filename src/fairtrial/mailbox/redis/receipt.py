@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fairtrial.mailbox.redis.mailbox import RedisMailbox
 
 CHUNK = 200
+OURS = ord("1")
+"""What a settling script says of an entry that was still ours."""
 _MAX_REASON = 2000
 
 
@@ -117,7 +119,7 @@ class RedisReceipt:
             raise translated(error, f"{doing} message {self.message_id} of {mailbox.name}") from None
         except OSError as error:
             raise translated(error, f"{doing} message {self.message_id} of {mailbox.name}") from None
-        if not ours:
+        if ours != OURS:
             raise self.lost()
 
     def lost(self) -> LeaseLostError:
@@ -160,7 +162,7 @@ class RedisRenewer:
                     continue
                 raise translated(answer, "renewing leases")
             for at, held in zip(chunk, answer, strict=True):
-                kept[at] = bool(held)
+                kept[at] = held == OURS
         return kept
 
 

@@ -6,7 +6,8 @@ once, whoever waits for work is woken by the ordinary blocking read, and an old 
 
 A lease is the idle time of a pending entry against the length in its consumer's name: `<token>/<milliseconds>`. The
 token belongs to one start of one mailbox object. The fence of every settling script is: the entry is pending, with
-this token, delivered once.
+this token, delivered once. Settling scripts answer with one character per entry, 1 for settled and 0 for lost: a
+single text is read much faster than a hundred numbers.
 
 | key        | what                                                                                   |
 |------------|----------------------------------------------------------------------------------------|
@@ -117,12 +118,12 @@ for a = 2, #ARGV do
   if ours(ARGV[a], ARGV[1]) then
     redis.call('XACK', KEYS[1], 'fairtrial', ARGV[a])
     redis.call('XDEL', KEYS[1], ARGV[a])
-    out[#out + 1] = 1
+    out[#out + 1] = '1'
   else
-    out[#out + 1] = 0
+    out[#out + 1] = '0'
   end
 end
-return out
+return table.concat(out)
 """
 )
 
@@ -145,13 +146,13 @@ for a = 2, #ARGV, 3 do
     else
       again(id, tonumber(ARGV[a + 2]), 0)
     end
-    out[#out + 1] = 1
+    out[#out + 1] = '1'
   else
-    out[#out + 1] = 0
+    out[#out + 1] = '0'
   end
 end
 if redis.call('EXISTS', KEYS[2]) == 1 then vanish(KEYS[2]) end
-return out
+return table.concat(out)
 """
 )
 
@@ -168,7 +169,7 @@ for _, found in ipairs(redis.call('XPENDING', KEYS[1], 'fairtrial', first, last,
 end
 for a = 5, #ARGV do
   local held = mine[ARGV[a]] or ours(ARGV[a], ARGV[1])
-  out[#out + 1] = held and 1 or 0
+  out[#out + 1] = held and '1' or '0'
   if held then keep[#keep + 1] = ARGV[a] end
 end
 if #keep > 0 then
@@ -177,7 +178,7 @@ if #keep > 0 then
   keep[#keep + 1] = 'JUSTID'
   redis.call('XCLAIM', KEYS[1], 'fairtrial', ARGV[2], 0, unpack(keep))
 end
-return out
+return table.concat(out)
 """
 )
 
@@ -209,13 +210,13 @@ for a = 2, #ARGV, 3 do
         'at', time, unpack(rest))
     end
     forget(id)
-    out[#out + 1] = 1
+    out[#out + 1] = '1'
   else
-    out[#out + 1] = 0
+    out[#out + 1] = '0'
   end
 end
 if redis.call('EXISTS', KEYS[2]) == 1 then vanish(KEYS[2]) end
-return out
+return table.concat(out)
 """
 )
 
