@@ -110,7 +110,11 @@ class RedisMailbox[T]:
         return f"RedisMailbox({self.name!r}, {self.connection!r})"
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
