@@ -183,7 +183,14 @@ class RedisConnection:
         if self._closed:
             await reader.close()
         else:
+            reader.used = True
             self._readers.append(reader)
+
+    async def discard(self, reader: Reader) -> None:
+        """Let go of a reader that failed, and of those that lay idle: the server they knew is gone."""
+        idle, self._readers = self._readers, []
+        for gone in (reader, *idle):
+            await gone.close()
 
     async def unblock(self, client_id: int) -> None:
         """End a blocking read on the server's side, as if its time were over: nothing it was given gets lost."""
@@ -209,6 +216,7 @@ class Reader:
         self._connection = connection
         self._client = client
         self._id: int | None = None
+        self.used = False  # Lay idle since an earlier read; the server may have hung up meanwhile.
 
     async def read(self, *command: Any) -> Any:
         """Run a command that may block for up to `BLOCK_SECONDS`."""

@@ -134,8 +134,8 @@ class RedisMailbox[T]:
         self.check_open()
         if self._opened and not again:
             return
-        await self.connection.check_server()
         try:
+            await self.connection.check_server()
             await self.connection.command("XGROUP CREATE", self.keys.stream, GROUP, "0", "MKSTREAM")
         except RedisError as error:
             if not str(error).startswith("BUSYGROUP"):

@@ -70,10 +70,12 @@ class Receiver[T]:
             task.add_done_callback(self._returning.discard)
             raise
         except (RedisError, OSError) as error:
-            await reader.close()
+            await self._mailbox.connection.discard(reader)
             if is_gone(error):
                 await self._mailbox.open(again=True)
                 return []
+            if reader.used:
+                return await self._read(count, consumer, wait)
             raise translated(error, f"receiving from {self._mailbox.name}") from None
         await self._mailbox.connection.give_back(reader)
         return _entries(answer)
@@ -83,7 +85,7 @@ class Receiver[T]:
         try:
             entries = _entries(reading.result())
         except (RedisError, OSError, asyncio.CancelledError):
-            await reader.close()
+            await self._mailbox.connection.discard(reader)
             return
         await self._mailbox.connection.give_back(reader)
         backs = [
