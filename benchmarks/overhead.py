@@ -69,7 +69,8 @@ async def _reference(cases: list[tuple[str, str, str]], path: Path) -> None:
         database.execute(
             "CREATE TABLE results (run INT, ordinal INT, experiment INT, sample INT, repeat INT, outcome INT, "
             "passed INT, value REAL, latency_ms INT, started_at REAL, input_tokens INT, output_tokens INT, "
-            "cost_usd REAL, attempt INT, stage INT, execution INT, metrics TEXT, PRIMARY KEY (run, ordinal)) WITHOUT ROWID"
+            "cost_usd REAL, attempt INT, stage INT, execution INT, metrics TEXT, "
+            "PRIMARY KEY (run, ordinal)) WITHOUT ROWID"
         )
         database.execute(
             "CREATE TABLE details (run INT, ordinal INT, execution INT, error TEXT, reason TEXT, metadata TEXT, "

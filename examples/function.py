@@ -20,9 +20,8 @@ def main() -> None:
     loop = MainLoop(capital_of)
     for sample in (Sample("fr", "France", "Paris"), Sample("jp", "Japan", "Tokyo"), Sample("it", "Italy", "Rome")):
         response, _ = loop.execute_sync(sample.input)
-        print(
-            f"{sample.input}: {response.output} {'passed' if exact_match(response.output, sample.expected).passed else 'failed'}"
-        )
+        verdict = "passed" if exact_match(response.output, sample.expected).passed else "failed"
+        print(f"{sample.input}: {response.output} {verdict}")
 
 
 if __name__ == "__main__":

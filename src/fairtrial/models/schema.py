@@ -22,7 +22,7 @@ from typing import Any, TypeAliasType, TypeVar
 from uuid import UUID
 
 from fairtrial.codec import to_json
-from fairtrial.codec.decode import required_keys
+from fairtrial.codec.fields import required_keys
 from fairtrial.errors import CodecError, ConfigurationError
 
 type Schema = dict[str, Any]
@@ -236,7 +236,8 @@ class _Builder:
     def _typed_dict(self, base: Any, variables: Mapping[Any, Any]) -> Schema:
         hints = hints_of(base)
         properties = {name: self.build(hint, variables) for name, hint in hints.items()}
-        return _object(properties, list(properties) if self.all_required else required_keys(base, hints))
+        required = required_keys(base, hints)
+        return _object(properties, [name for name in properties if self.all_required or name in required])
 
     def _by_pydantic(self, kind: Any) -> Schema:
         from pydantic import TypeAdapter
