@@ -18,10 +18,18 @@ settings.load_profile("here")
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes the user's cache."""
+    """No test reads or writes the caches and stores of the person who runs it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAIRTRIAL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("FAIRTRIAL_STORE", raising=False)
         yield
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Async tests marked `anyio` run on both event loops."""
+    name: str = request.param
+    return name
 
 
 type Child = Callable[..., str]

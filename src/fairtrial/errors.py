@@ -12,6 +12,24 @@
     │   ├── UnknownRunError       no such run
     │   ├── StoreVersionError     written by a newer Fairtrial, or in need of migration
     │   └── StoreUnavailableError the database cannot be reached just now; trying again may help
+    ├── ModelError                a model call failed
+    │   ├── RateLimitedError      the provider asked to slow down (retried, and heard by the limiter)
+    │   ├── ModelUnavailableError the provider could not be reached or failed; trying again may help
+    │   ├── MalformedReplyError   the provider's answer was not what its protocol says; trying again may help
+    │   ├── ModelRefusedError     the model or its filter declined to answer
+    │   ├── InvalidCallError      the provider will never accept this call (context too long, bad parameter)
+    │   ├── ModelAuthError        no key, or a wrong one
+    │   ├── OutputParseError      the answer does not have the form that was asked for, even after a repair
+    │   └── BudgetExceededError   a budget of tokens, requests or money is used up
+    ├── MailboxError              a mailbox cannot do what was asked
+    │   ├── MailboxConnectionError  its server cannot be reached just now; trying again may help
+    │   ├── MailboxAccessError    its server refuses us: wrong password, or the user may not do this
+    │   ├── MailboxFullError      its server has no memory for another message; trying later may help
+    │   ├── MailboxClosedError    it was used after `close()`
+    │   ├── LeaseLostError        the message is not ours any more: settled before, or the lease ran out
+    │   ├── ReplyNotAvailableError  there is nobody to reply to
+    │   └── BodyError             a body that cannot be sent or read (also a DataError)
+    │       └── MessageTooLargeError  a body over the mailbox's limit
     └── RunMismatchError          a run cannot be resumed because what it was made of has changed
 
 User code raises plain exceptions; they become data (the outcome of one trial), never one of these.
@@ -103,3 +121,99 @@ class StoreUnavailableError(StoreError):
 
 class RunMismatchError(ConfigurationError):
     """A run cannot be resumed because what it was made of has changed."""
+
+
+class MailboxError(FairtrialError):
+    """A mailbox cannot do what was asked."""
+
+
+class MailboxConnectionError(MailboxError):
+    """The server behind the mailbox cannot be reached just now; trying again may help.
+
+    What was being asked may or may not have happened: a send may arrive although it raised this.
+    """
+
+
+class MailboxAccessError(MailboxError):
+    """The server behind the mailbox refuses us: a wrong password, or a user who may not do this."""
+
+
+class MailboxFullError(MailboxError):
+    """The server behind the mailbox has no memory for another message; trying later may help."""
+
+
+class MailboxClosedError(MailboxError):
+    """The mailbox was used after it was closed."""
+
+
+class LeaseLostError(MailboxError):
+    """The message is not ours any more: it was settled before, or its lease ran out and it went back."""
+
+
+class ReplyNotAvailableError(MailboxError):
+    """There is nobody to reply to: no address, one that nobody knows, or a mailbox that is gone."""
+
+
+class BodyError(MailboxError, DataError):
+    """A body that cannot be sent or read."""
+
+
+class MessageTooLargeError(BodyError):
+    """A body over the mailbox's limit."""
+
+
+class ModelError(FairtrialError):
+    """A model call failed."""
+
+    retryable = False
+    retry_after: float | None = None
+
+
+class RateLimitedError(ModelError):
+    """The provider asked to slow down; `retry_after` is in seconds, where it said."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ModelUnavailableError(ModelError):
+    """The provider could not be reached, or failed; trying again may help."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class MalformedReplyError(ModelError):
+    """The provider's answer was not what its protocol says; trying again may help."""
+
+    retryable = True
+
+
+class ModelRefusedError(ModelError):
+    """The model, or the filter in front of it, declined to answer."""
+
+
+class InvalidCallError(ModelError):
+    """The provider will never accept this call: the context is too long, a parameter is wrong."""
+
+
+class ModelAuthError(ModelError):
+    """There is no key, or it is wrong."""
+
+
+class OutputParseError(ModelError):
+    """The answer does not have the form that was asked for, even after one repair."""
+
+    def __init__(self, message: str, *, raw: str = "") -> None:
+        super().__init__(message)
+        self.raw = raw
+
+
+class BudgetExceededError(ModelError):
+    """A budget of tokens, requests or money is used up."""

@@ -7,8 +7,9 @@ import enum
 import hashlib
 import json
 import math
+import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import PurePath
@@ -19,8 +20,20 @@ from fairtrial.codec.escape import escape_bytes, escape_float, escape_text
 from fairtrial.codec.scalars import write_duration
 from fairtrial.errors import CodecError
 
-_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_sorted_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
+
+def _compact_encoder(*, sort_keys: bool) -> Callable[[Any], str]:
+    """`json.dumps` without spaces and without escaping what UTF-8 can carry; NaN is refused."""
+    made = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys)
+    build = getattr(json.encoder, "c_make_encoder", None)
+    if build is None:  # An interpreter without the C encoder.
+        return made.encode
+    # JSONEncoder builds its C encoder anew for every call, which takes longer than encoding a small record.
+    encode = build(None, made.default, json.encoder.encode_basestring, None, ":", ",", sort_keys, False, False)
+    return lambda value: "".join(encode(value, 0))
+
+
+compact = _compact_encoder(sort_keys=False)
+_sorted_text = _compact_encoder(sort_keys=True)
 
 
 _SAFE_BITS = 2_000  # Python prints any integer of this size, whatever its limit on digits is set to.
@@ -40,7 +53,7 @@ def to_json(value: Any) -> Any:
 
 def dumps(value: Any) -> str:
     """`value` as compact JSON text, keys in their own order."""
-    return _text(to_json(value))
+    return compact(to_json(value))
 
 
 def canonical(value: Any) -> bytes:
@@ -113,16 +126,28 @@ def _key(key: Any) -> str:
 def _dataclass_encoder(kind: type) -> Callable[[Any], Any]:
     names = tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
-    def encode(value: Any) -> dict[str, Any]:
-        tree: dict[str, Any] = {}
-        for name in names:
-            try:
-                tree[name] = _encode(getattr(value, name))
-            except CodecError as error:
-                raise error.under(name) from None
-        return tree
+    if len(names) < 2:  # attrgetter gives a tuple only for two names or more.
+        return lambda value: _fields(names, [getattr(value, name) for name in names])
+    fetch = operator.attrgetter(*names)
+    return lambda value: _fields(names, fetch(value))
 
-    return encode
+
+def _fields(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, item in zip(names, values, strict=True):
+            kind = type(item)
+            # The commonest cases first: records are mostly short text, numbers and nothing.
+            if kind is str:
+                tree[name] = item if item.isascii() and "\0" not in item else escape_text(item)
+            elif item is None or kind is bool or (kind is int and item.bit_length() < _SAFE_BITS):
+                tree[name] = item
+            else:
+                tree[name] = _encode(item)
+    except CodecError as error:
+        raise error.under(name) from None
+    return tree
 
 
 def _refuse(value: Any) -> Any:

@@ -39,8 +39,10 @@ _MARKS = "__fairtrial_evaluator__"
 class Offload(Protocol):
     """Runs a user's blocking function somewhere it cannot stop everything else."""
 
-    def __call__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, *, isolate: bool) -> Awaitable[Any]:
-        """The function's result, from a thread or (isolated) a child process."""
+    def __call__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, *, isolate: bool, kind: Any
+    ) -> Awaitable[Any]:
+        """The function's result, from a thread or (isolated, read back as `kind`) a child process."""
         ...
 
 
@@ -56,7 +58,7 @@ class EvalContext:
 class Case:
     """One scored situation: everything any form of evaluator may ask for."""
 
-    __slots__ = ("adapter", "offload", "output", "run_id", "sample", "session")
+    __slots__ = ("adapter", "offload", "output", "recorder", "run_id", "sample", "session")
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class Case:
         adapter: Any = None,
         run_id: str = "",
         offload: Offload | None = None,
+        recorder: Session | None = None,
     ) -> None:
         self.sample = sample
         self.output = output
@@ -78,6 +81,7 @@ class Case:
         self.adapter = adapter
         self.run_id = run_id
         self.offload = offload
+        self.recorder = recorder  # Where judges record what they did; no evaluator sees it.
 
     @property
     def trajectory(self) -> Trajectory:
@@ -210,11 +214,17 @@ class Leaf(Scorer):
         args, kwargs = self._arguments(case)
         if self.quick or self.is_async or case.offload is None:
             result = self._fn(*args, **kwargs)
+        elif self._isolate:
+            # The child makes the score: only a score can be trusted to travel back.
+            result = await case.offload(self._scored, args, kwargs, isolate=True, kind=Score)
         else:
-            result = await case.offload(self._fn, args, kwargs, isolate=self._isolate)
+            result = await case.offload(self._fn, args, kwargs, isolate=False, kind=object)
         if inspect.isawaitable(result):
             result = await result
         return as_score(result, self.name)
+
+    def _scored(self, *args: Any, **kwargs: Any) -> Score:
+        return as_score(self._fn(*args, **kwargs), self.name)
 
 
 type _Arguments = tuple[tuple[Any, ...], dict[str, Any]]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from random import getrandbits
 from threading import Lock
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,13 +14,22 @@ from uuid import UUID, uuid4
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import to_json
 from fairtrial.errors import CodecError, SessionError
-from fairtrial.frozen import EMPTY, FrozenDict, freeze
-from fairtrial.session.events import SpanClosed
+from fairtrial.frozen import EMPTY, FrozenDict
+from fairtrial.session.events import PromptExecuted, SpanClosed, TokenUsage
 from fairtrial.session.snapshot import snapshot_bytes
 from fairtrial.session.trajectory import Trajectory
-from fairtrial.session.views import Envelope, RecordedView, SliceView, kind_of
+from fairtrial.session.views import JUDGE, Envelope, RecordedView, SliceView, kind_of
 
 _span: ContextVar[tuple[str | None, str | None]] = ContextVar("fairtrial_span", default=(None, None))
+
+
+# The random bits of a version 4 UUID; the object itself is made only for those who ask.
+_VERSION_BITS = ~((0xF << 76) | (0x3 << 62))
+_VERSION_4 = (4 << 76) | (2 << 62)
+
+
+_NO_USAGE = TokenUsage()
+_PROMPT_EXECUTED = kind_of(PromptExecuted)
 
 
 class Session:
@@ -30,6 +39,8 @@ class Session:
     changes it, and a live session reads exactly like its snapshot.
     """
 
+    __slots__ = ("__attempt", "__clock", "__envelopes", "__id_bits", "__lock", "__seq", "__tags")
+
     def __init__(
         self,
         *,
@@ -37,10 +48,10 @@ class Session:
         tags: Mapping[str, str] = EMPTY,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.__session_id = session_id or uuid4()
-        if not all(isinstance(part, str) for tag in tags.items() for part in tag):
+        if not all(isinstance(part, str) for part in (*tags, *tags.values())):
             raise SessionError(f"a session's tags are text, names and values, not {dict(tags)!r}")
-        self.__tags: Mapping[str, str] = FrozenDict(tags)
+        self.__id_bits = (getrandbits(128) & _VERSION_BITS | _VERSION_4) if session_id is None else session_id.int
+        self.__tags: Mapping[str, str] = FrozenDict(tags) if tags else EMPTY
         self.__clock = clock
         self.__envelopes: list[Envelope] = []
         self.__seq = itertools.count()
@@ -50,7 +61,7 @@ class Session:
     @property
     def session_id(self) -> UUID:
         """The session's own name."""
-        return self.__session_id
+        return UUID(int=self.__id_bits)
 
     @property
     def tags(self) -> Mapping[str, str]:
@@ -68,20 +79,18 @@ class Session:
             self.__attempt += 1
             return self.__attempt
 
-    def record(self, event: object, *, actor: str = "task") -> Envelope:
+    def record(self, event: object, *, actor: str = "task") -> None:
         """Append one event: any frozen dataclass, pydantic model or other value the codec knows."""
         try:
-            data = freeze(to_json(event))
+            data = to_json(event)  # Shares nothing with the event, and is frozen for whoever looks at it.
         except CodecError as error:
             raise SessionError(f"a {type(event).__name__} cannot be recorded: {error}") from None
         span_id, parent_id = _span.get()
         kind = kind_of(type(event))
         with self.__lock:  # One lock for number and place: the record is in the order of its numbers.
-            envelope = Envelope(
-                next(self.__seq), self.__clock.time(), actor, self.__attempt, span_id, parent_id, kind, data
+            self.__envelopes.append(
+                Envelope(next(self.__seq), self.__clock.time(), actor, self.__attempt, span_id, parent_id, kind, data)
             )
-            self.__envelopes.append(envelope)
-        return envelope
 
     @contextmanager
     def span(self, name: str, *, actor: str = "task") -> Iterator[str]:
@@ -106,11 +115,21 @@ class Session:
         """The task's side of the record as it stands now; what is recorded later does not appear in it."""
         with self.__lock:
             record = tuple(self.__envelopes)
-        return RecordedView(self.__session_id, self.__tags, record, attempt=attempt)
+        return RecordedView(lambda: self.session_id, self.__tags, record, attempt=attempt)
 
     def everything(self) -> RecordedView:
         """The whole record as it stands now, judges included."""
         return self.view().everything()
+
+    def usage(self) -> TokenUsage:
+        """What the task's model calls used, over all attempts: failed ones were paid for too."""
+        total = _NO_USAGE
+        with self.__lock:
+            envelopes = tuple(self.__envelopes)
+        for envelope in envelopes:
+            if envelope.kind == _PROMPT_EXECUTED and envelope.actor != JUDGE and envelope.data["usage"]:
+                total += TokenUsage(**envelope.data["usage"])
+        return total
 
     @property
     def trajectory(self) -> Trajectory:
@@ -120,15 +139,23 @@ class Session:
     def __getitem__[T](self, kind: type[T]) -> SliceView[T]:
         return self.view()[kind]
 
-    def extend(self, envelopes: Iterable[Envelope]) -> None:
-        """Take over what another process recorded for this trial, renumbered behind what is here."""
+    def extend(self, envelopes: Iterable[Envelope], *, keep_attempts: bool = False) -> None:
+        """Take over what was recorded for this trial elsewhere, renumbered behind what is here.
+
+        It belongs to the present attempt, unless the attempts it was made in are to be kept.
+        """
         with self.__lock:
             for found in envelopes:
-                self.__envelopes.append(replace(found, seq=next(self.__seq), attempt=self.__attempt))
+                if keep_attempts:
+                    self.__attempt = max(self.__attempt, found.attempt)
+                attempt = found.attempt if keep_attempts else self.__attempt
+                self.__envelopes.append(found._replace(seq=next(self.__seq), attempt=attempt))
 
     def snapshot(self) -> bytes:
         """The whole record as bytes; `restore_session` reads it anywhere."""
-        return snapshot_bytes(self.everything())
+        with self.__lock:
+            envelopes = tuple(self.__envelopes)
+        return snapshot_bytes(f"{self.__id_bits:032x}", self.__tags, envelopes)
 
     def __repr__(self) -> str:
         return f"<Session {self.session_id}: {len(self)} events>"

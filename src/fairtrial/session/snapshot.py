@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from fairtrial.codec import from_json, parse_json, to_json
+from fairtrial.codec import from_json, parse_json
+from fairtrial.codec.encode import compact
+from fairtrial.codec.escape import escape_text
 from fairtrial.errors import CodecError, SessionError
-from fairtrial.frozen import freeze
 from fairtrial.session.views import Envelope, RecordedView
 
 _VERSION = 1
+_PLAIN = frozenset({"task", "judge", "framework"})
 _HEAD: Any = tuple[int, float, str, int, str | None, str | None, str]  # An envelope without its data.
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-def snapshot_bytes(view: RecordedView) -> bytes:
-    """The whole record behind a view as bytes."""
-    events = [
-        [*to_json((e.seq, e.time, e.actor, e.attempt, e.span_id, e.parent_id, e.kind)), e.data]
-        for e in view.everything().envelopes
-    ]
-    tree = {"version": _VERSION, "session_id": str(view.session_id), "tags": to_json(view.tags), "events": events}
-    return _encode(tree).encode("utf-8")
+def snapshot_bytes(session_id: str, tags: Mapping[str, str], envelopes: tuple[Envelope, ...]) -> bytes:
+    """A record as bytes."""
+    tree = {
+        "version": _VERSION,
+        "session_id": session_id,
+        "tags": {escape_text(name): escape_text(value) for name, value in tags.items()},
+        # Named tuples, which JSON writes as arrays; only an actor's name may still need its text escaped.
+        "events": [
+            found if found.actor in _PLAIN else found._replace(actor=escape_text(found.actor)) for found in envelopes
+        ],
+    }
+    return compact(tree).encode("utf-8")
 
 
 def restore_session(data: bytes) -> RecordedView:
@@ -51,4 +56,4 @@ def _envelope(fields: Any) -> Envelope:
         raise CodecError("an event is not an array")
     *head, data = fields  # The data stays as it is on the wire until someone asks for it with a type.
     seq, time, actor, attempt, span_id, parent_id, kind = from_json(_HEAD, head)
-    return Envelope(seq, time, actor, attempt, span_id, parent_id, kind, freeze(data))
+    return Envelope(seq, time, actor, attempt, span_id, parent_id, kind, data)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import Any, Protocol, cast, get_origin, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, get_origin, runtime_checkable
 from uuid import UUID
 
 from fairtrial.codec import from_json
 from fairtrial.codec.scalars import name_of
 from fairtrial.errors import CodecError, SessionError
-from fairtrial.frozen import FrozenDict
+from fairtrial.frozen import FrozenDict, freeze
 from fairtrial.session.trajectory import ChatMessage, Trajectory
 
 JUDGE = "judge"
 """The actor under which judges record what they do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """One recorded event: when, by whom, in which attempt and span, and its data as JSON that refuses to change.
 
     `kind` names the event's type as `module:qualified name`; it is compared, never imported.
@@ -126,7 +124,7 @@ class RecordedView:
 
     def __init__(
         self,
-        session_id: UUID,
+        session_id: UUID | Callable[[], UUID],
         tags: Mapping[str, str],
         record: tuple[Envelope, ...],
         *,
@@ -147,7 +145,8 @@ class RecordedView:
     @property
     def session_id(self) -> UUID:
         """The session's own name."""
-        return self.__session_id
+        named = self.__session_id
+        return named if isinstance(named, UUID) else named()
 
     @property
     def tags(self) -> Mapping[str, str]:
@@ -157,7 +156,7 @@ class RecordedView:
     @property
     def envelopes(self) -> tuple[Envelope, ...]:
         """Every event in view with its circumstances, oldest first."""
-        return self.__envelopes
+        return tuple(found._replace(data=freeze(found.data)) for found in self.__envelopes)
 
     @property
     def trajectory(self) -> Trajectory:
@@ -192,10 +191,19 @@ class RecordedView:
         return f"<SessionView {self.session_id}: {len(self.__envelopes)} events>"
 
 
-def kind_of(kind: type) -> str:
-    """The name under which events of a type are recorded.
+_KINDS: dict[type, str] = {}
 
-    A script is `__main__` here and an ordinary module in a worker, under a package nobody knows here: its types are
+
+def kind_of(kind: type) -> str:
+    """The name under which events of a type are recorded."""
+    name = _KINDS.get(kind)
+    if name is None:
+        name = _KINDS[kind] = _name_of(kind)
+    return name
+
+
+def _name_of(kind: type) -> str:
+    """A script is `__main__` here and an ordinary module in a worker, under a package nobody knows here: its types are
     recorded as `*.script:Type`.
     """
     module = kind.__module__

@@ -1,0 +1,103 @@
+"""Prompts, models and agents: the things people evaluate, and what judges are made of."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter, ToolSpec
+    from fairtrial.models.agent import AgentEnded, PrepareMessages, agent_task, tool_schema_accuracy
+    from fairtrial.models.anthropic import AnthropicAdapter
+    from fairtrial.models.base import BaseAdapter, ModelCallFailed
+    from fairtrial.models.budget import Budget
+    from fairtrial.models.cache import ResponseCache
+    from fairtrial.models.limiter import AdaptiveLimiter, FixedLimiter, Limiter, Unlimited
+    from fairtrial.models.main_loop import MainLoop, prompt_task
+    from fairtrial.models.openai import OpenAIAdapter
+    from fairtrial.models.prompt import MarkdownSection, Prompt, PromptTemplate
+    from fairtrial.models.reply import ModelCall, ModelReply
+    from fairtrial.models.retry import RetryPolicy
+    from fairtrial.models.schema import json_schema
+    from fairtrial.models.scripted import ScriptedAdapter
+    from fairtrial.models.structured import OutputRepaired
+    from fairtrial.models.tools import Tool
+
+# Imported when first asked for: `import fairtrial` must not wait for what it may not need.
+_HOMES = {
+    "AdaptiveLimiter": "limiter",
+    "AgentEnded": "agent",
+    "AnthropicAdapter": "anthropic",
+    "BaseAdapter": "base",
+    "Budget": "budget",
+    "Completion": "adapter",
+    "FixedLimiter": "limiter",
+    "Limiter": "limiter",
+    "MainLoop": "main_loop",
+    "MarkdownSection": "prompt",
+    "ModelCall": "reply",
+    "ModelCallFailed": "base",
+    "ModelReply": "reply",
+    "OpenAIAdapter": "openai",
+    "OutputRepaired": "structured",
+    "PrepareMessages": "agent",
+    "Prompt": "prompt",
+    "PromptResponse": "adapter",
+    "PromptTemplate": "prompt",
+    "ProviderAdapter": "adapter",
+    "ResponseCache": "cache",
+    "RetryPolicy": "retry",
+    "ScriptedAdapter": "scripted",
+    "Tool": "tools",
+    "ToolSpec": "adapter",
+    "Unlimited": "limiter",
+    "agent_task": "agent",
+    "json_schema": "schema",
+    "prompt_task": "main_loop",
+    "tool_schema_accuracy": "agent",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+__all__ = [
+    "AdaptiveLimiter",
+    "AgentEnded",
+    "AnthropicAdapter",
+    "BaseAdapter",
+    "Budget",
+    "Completion",
+    "FixedLimiter",
+    "Limiter",
+    "MainLoop",
+    "MarkdownSection",
+    "ModelCall",
+    "ModelCallFailed",
+    "ModelReply",
+    "OpenAIAdapter",
+    "OutputRepaired",
+    "PrepareMessages",
+    "Prompt",
+    "PromptResponse",
+    "PromptTemplate",
+    "ProviderAdapter",
+    "ResponseCache",
+    "RetryPolicy",
+    "ScriptedAdapter",
+    "Tool",
+    "ToolSpec",
+    "Unlimited",
+    "agent_task",
+    "json_schema",
+    "prompt_task",
+    "tool_schema_accuracy",
+]

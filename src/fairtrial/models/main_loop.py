@@ -1,0 +1,193 @@
+"""Prompts and main loops as tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Generic, cast
+
+from typing_extensions import TypeVar
+
+from fairtrial.codec import dumps
+from fairtrial.data.sample import Sample
+from fairtrial.errors import CodecError, ConfigurationError
+from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter
+from fairtrial.models.prompt import Prompt, PromptTemplate
+from fairtrial.offload import DaemonThreads
+from fairtrial.portal import call_sync
+from fairtrial.session.session import Session
+from fairtrial.session.trajectory import ChatMessage
+from fairtrial.trials.context import TrialContext, _current
+from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.task import ResolvedTask, Task, resolve_task, task
+
+# With defaults, which the syntax of PEP 695 has only from Python 3.13: MainLoop(my_function) says nothing of its types.
+InputT = TypeVar("InputT", default=Any)
+OutputT = TypeVar("OutputT", default=Any)
+
+
+class MainLoop(Generic[InputT, OutputT]):
+    """What turns one input into one output: a subclass with `initialize`, or any task.
+
+        class Answer(MainLoop[str, str]):
+            def initialize(self, input):
+                return Prompt(TEMPLATE).bind(Question(input)), Session()
+
+        loop = Answer(adapter=OpenAIAdapter(model="gpt-4o-mini"))       # or MainLoop(my_function)
+        response, session = loop.execute_sync("Why?")
+
+    A suite takes a main loop as its task; what the loop recorded in its own session is then in the trial's.
+    """
+
+    def __init__(self, task: Task | None = None, *, adapter: ProviderAdapter | None = None) -> None:
+        overridden = type(self).initialize is not MainLoop.initialize
+        if (task is not None) == overridden:
+            raise ConfigurationError(
+                f"{type(self).__name__} needs exactly one of the two: a task, or an initialize(input) of its own"
+            )
+        if overridden and adapter is None:
+            raise ConfigurationError(f"{type(self).__name__} needs adapter=..., the model its prompts go to")
+        self._adapter = adapter
+        self._task: ResolvedTask | None = None if task is None else resolve_task(task)
+        self._threads = DaemonThreads()
+
+    @property
+    def adapter(self) -> ProviderAdapter | None:
+        """The model."""
+        return self._adapter
+
+    def initialize(self, input: InputT) -> tuple[Prompt[OutputT], Session]:
+        """The prompt for an input, and the session to record in. Subclasses write this one, sync or async."""
+        raise NotImplementedError
+
+    async def execute(self, input: InputT) -> tuple[PromptResponse[OutputT], Session]:
+        """The response to one input, and the session with everything that happened."""
+        if self._task is not None:
+            # Outside of a suite, one execution is a trial of its own.
+            context = TrialContext(TrialKey("", "baseline", "input"), Sample("input", input), Experiment(), Session())
+            token = _current.set(context)
+            try:
+                output = await self._call(self._task, input, context)
+            finally:
+                _current.reset(token)
+                if context.has_resources:
+                    await context.resources.aclose()
+            return _response(output), context.session
+        prompt, session = await self._initialized(input)
+        return await self._evaluate(prompt, session), session
+
+    def execute_sync(self, input: InputT) -> tuple[PromptResponse[OutputT], Session]:
+        """`execute`, from ordinary code."""
+        return call_sync(partial(self.execute, input))
+
+    def as_task(self) -> Task:
+        """The loop as a task: `EvalSuite(task=loop)` asks for it."""
+        resolved = self._task
+
+        async def main_loop(input: Any, ctx: TrialContext) -> Any:
+            if resolved is not None:
+                return await self._call(resolved, input, ctx)
+            prompt, session = await self._initialized(input)
+            if session is ctx.session:
+                return (await self._evaluate(prompt, session)).output
+            try:
+                return (await self._evaluate(prompt, session)).output
+            finally:
+                # What the loop recorded belongs to this attempt, however it ended.
+                ctx.session.extend(session.everything().envelopes)
+
+        main_loop.__annotations__["return"] = self._output_type()
+        return task(name=type(self).__name__ if resolved is None else resolved.name)(main_loop)
+
+    async def _initialized(self, input: InputT) -> tuple[Prompt[OutputT], Session]:
+        made: Any = self.initialize(input)
+        if inspect.isawaitable(made):
+            made = await made
+        return cast("tuple[Prompt[OutputT], Session]", made)
+
+    async def _evaluate(self, prompt: Prompt[OutputT], session: Session) -> PromptResponse[OutputT]:
+        assert self._adapter is not None  # noqa: S101 - __init__ made sure
+        return await evaluate_prompt(self._adapter, prompt, session)
+
+    async def _call(self, resolved: ResolvedTask, input: Any, context: TrialContext) -> Any:
+        args = (input, context) if resolved.takes_context else (input,)
+        if resolved.is_async or resolved.inline:
+            result = resolved.fn(*args)
+        else:
+            result = await self._threads.run(partial(resolved.fn, *args))
+        return await result if inspect.isawaitable(result) else result
+
+    def _output_type(self) -> Any:
+        if self._task is not None:
+            return self._task.output_type
+        for base in (base for kind in type(self).__mro__ for base in types.get_original_bases(kind)):
+            args = typing.get_args(base)
+            if typing.get_origin(base) is MainLoop and not isinstance(args[1], typing.TypeVar):
+                return args[1]
+        return object
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
+def prompt_task[O](
+    prompt: PromptTemplate[O], adapter: ProviderAdapter, *, params: Callable[[Any], object] | None = None
+) -> Task:
+    """A prompt and a model as a task: what `EvalSuite(prompt=..., adapter=...)` runs.
+
+    Args:
+        prompt: The template. A dataclass, model or mapping as input binds its parameters by name; any other input is
+            the one parameter that is left. Parameters the input does not have come from the experiment's.
+        adapter: The model.
+        params: Makes the parameters from the input, where the input is not the parameters.
+    """
+
+    async def prompted(input: Any, ctx: TrialContext) -> Any:
+        given = input if params is None else params(input)
+        bound = prompt.bind(_parameters(prompt, given, ctx.experiment.params))
+        return (await evaluate_prompt(adapter, bound, ctx.session)).output
+
+    prompted.__annotations__["return"] = prompt.output_type
+    return task(name=prompt.name)(prompted)
+
+
+async def evaluate_prompt[O](adapter: ProviderAdapter, prompt: Prompt[O], session: Session) -> PromptResponse[O]:
+    """The response to a prompt, with the conversation recorded beside the call."""
+    for message in prompt.messages:
+        session.record(message)
+    response = await adapter.evaluate(prompt, session=session)
+    session.record(response.completion.message)
+    return response
+
+
+def _parameters(prompt: PromptTemplate[Any], given: Any, others: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: dict[str, Any]
+    if isinstance(given, Mapping):
+        found = dict(given)
+    elif dataclasses.is_dataclass(given) and not isinstance(given, type):
+        found = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+    elif isinstance(fields := getattr(type(given), "model_fields", None), Mapping):
+        found = {name: getattr(given, name) for name in fields}
+    else:
+        open_names = [name for name in prompt.placeholders if name not in others]
+        if len(open_names) != 1:
+            wanted = ", ".join(f"${name}" for name in open_names) or "no parameters"
+            raise ConfigurationError(
+                f"prompt {prompt.name!r} needs {wanted}, and its input is one {type(given).__name__}; "
+                "give prompt_task params=..., a function from the input to the parameters"
+            )
+        found = {open_names[0]: given}
+    return {**{name: others[name] for name in prompt.placeholders if name in others and name not in found}, **found}
+
+
+def _response(output: Any) -> PromptResponse[Any]:
+    try:
+        text = output if isinstance(output, str) else dumps(output)
+    except CodecError:
+        text = str(output)
+    return PromptResponse(output, Completion(ChatMessage("assistant", text), output, raw=text))

@@ -1,0 +1,41 @@
+"""A request to a model and its answer, free of any provider's form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairtrial.data.attachment import Attachment
+from fairtrial.frozen import EMPTY
+from fairtrial.models.adapter import ToolSpec
+from fairtrial.session.events import TokenUsage
+from fairtrial.session.trajectory import ChatMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One request to a model."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    output_type: Any = str
+    params: Mapping[str, Any] = EMPTY
+    prompt_name: str = ""
+    actor: str = "task"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """One answer of a model.
+
+    `refusal` is what was said instead of an answer; `tokens` refers to token ids and log-probabilities, where they
+    were asked for.
+    """
+
+    message: ChatMessage
+    usage: TokenUsage | None = None
+    finish_reason: str | None = None
+    model: str = ""
+    refusal: str | None = None
+    tokens: Attachment | None = None

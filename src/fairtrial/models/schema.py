@@ -1,0 +1,348 @@
+"""The JSON Schema of a type: what a model is asked to answer with, or to call a tool with.
+
+It describes what the codec reads, field by field, in the order the type has them: a `reason` that stands before a
+`rating` is thought of before it.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import enum
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import PurePath
+from typing import Any, TypeAliasType, TypeVar
+from uuid import UUID
+
+from fairtrial.codec import to_json
+from fairtrial.codec.fields import required_keys
+from fairtrial.errors import CodecError, ConfigurationError
+
+type Schema = dict[str, Any]
+
+_SCALARS: dict[Any, Schema] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
+    None: {"type": "null"},
+    bytes: {"type": "string", "contentEncoding": "base64"},
+    datetime: {"type": "string", "format": "date-time"},
+    date: {"type": "string", "format": "date"},
+    time: {"type": "string", "format": "time"},
+    timedelta: {"type": "string", "format": "duration"},
+    UUID: {"type": "string", "format": "uuid"},
+    Decimal: {"type": "string"},
+}
+_QUALIFIERS = tuple(
+    getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly", "Final") if hasattr(typing, name)
+)
+# What of pydantic's own schema of an annotated type is worth telling a model.
+_CONSTRAINTS = (
+    "description", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+    "minLength", "maxLength", "pattern", "minItems", "maxItems",
+)  # fmt: skip
+# What providers' strict modes do not take.
+_NOT_STRICT = frozenset({"prefixItems", "uniqueItems", "contentEncoding", "oneOf", "allOf", "patternProperties"})
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSchema:
+    """What an answer must look like. `wrapped`: providers want an object at the top, so the value is under "value"."""
+
+    name: str
+    schema: Mapping[str, Any]
+    wrapped: bool
+    strict: bool
+
+
+def json_schema(kind: Any, *, all_required: bool = False) -> Schema:
+    """The JSON Schema of any type the codec reads.
+
+    Args:
+        kind: The type.
+        all_required: Ask for every field, also those with a default: a model should not leave out what we can't see
+            it thought of, and providers' strict modes want it.
+    """
+    builder = _Builder(all_required)
+    schema = builder.build(kind, {})
+    if "$ref" in schema:  # The type contains itself; the top must still be an object to look at.
+        schema = dict(builder.definitions[schema["$ref"].rpartition("/")[2]])
+    return {**schema, "$defs": builder.definitions} if builder.definitions else schema
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached_output_schema(kind: Any) -> OutputSchema:
+    schema = json_schema(kind, all_required=True)
+    wrapped = schema.get("type") != "object"
+    if wrapped:
+        definitions = schema.pop("$defs", None)
+        schema = {
+            "type": "object",
+            "properties": {"value": schema},
+            "required": ["value"],
+            "additionalProperties": False,
+        } | ({"$defs": definitions} if definitions else {})
+    name = "".join(mark if mark.isalnum() and mark.isascii() else "_" for mark in name_of(kind))[:64] or "answer"
+    return OutputSchema(name, schema, wrapped, _is_strict(schema))
+
+
+def output_schema(kind: Any) -> OutputSchema | None:
+    """What to ask a model for; None for text."""
+    if kind is str:
+        return None
+    try:
+        return _cached_output_schema(kind)
+    except TypeError:  # An unhashable annotation.
+        return _cached_output_schema.__wrapped__(kind)
+
+
+def name_of(kind: Any) -> str:
+    """How a type is called."""
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
+
+
+def hints_of(thing: Any) -> dict[str, Any]:
+    """The resolved annotations of a class or function."""
+    bases = getattr(thing, "__mro__", (thing,))
+    parameters = {param.__name__: param for base in bases for param in getattr(base, "__type_params__", ())}
+    try:
+        return typing.get_type_hints(thing, localns=parameters, include_extras=True)
+    except NameError as error:
+        raise ConfigurationError(
+            f"the annotations of {name_of(thing)} cannot be resolved ({error}); define what it names at module level"
+        ) from None
+
+
+class _Builder:
+    def __init__(self, all_required: bool) -> None:
+        self.all_required = all_required
+        self.definitions: dict[str, Schema] = {}
+        self._under_way: list[Any] = []
+        self._recursive: dict[Any, str] = {}
+
+    def build(self, kind: Any, variables: Mapping[Any, Any]) -> Schema:
+        if isinstance(kind, TypeVar):
+            return self.build(variables[kind], {}) if kind in variables else {}
+        if kind in (Any, object, inspect.Parameter.empty):
+            return {}
+        origin, args = typing.get_origin(kind), typing.get_args(kind)
+        if origin is typing.Annotated:  # Before anything hashes it: its notes need not be hashable.
+            return {**self.build(args[0], variables), **_constraints(kind, args[1:])}
+        if kind in _SCALARS:
+            return dict(_SCALARS[kind])
+        if isinstance(kind, TypeAliasType):
+            return self._named(kind, lambda: self.build(kind.__value__, variables))
+        if isinstance(origin, TypeAliasType):
+            return self.build(origin.__value__, _bound(origin.__type_params__, args, variables))
+        if origin in _QUALIFIERS:
+            return self.build(args[0], variables)
+        if origin in (typing.Union, types.UnionType):
+            return self._union(args, variables)
+        if origin is typing.Literal:
+            return _choices([to_json(arg) for arg in args])
+        if isinstance(kind, typing.NewType):
+            return self.build(kind.__supertype__, variables)
+        base = origin or kind
+        if isinstance(base, type):
+            return self._class(base, kind, args, variables)
+        raise ConfigurationError(f"{name_of(kind)} has no JSON Schema")
+
+    def _class(self, base: type, kind: Any, args: tuple[Any, ...], variables: Mapping[Any, Any]) -> Schema:
+        if issubclass(base, enum.Enum):
+            return _choices([to_json(member) for member in base])
+        if hasattr(base, "__pydantic_core_schema__") or hasattr(base, "__get_pydantic_core_schema__"):
+            return self._by_pydantic(kind)
+        if dataclasses.is_dataclass(base):
+            bound = _bound(getattr(base, "__parameters__", ()), args, variables)
+            return self._named(kind, lambda: self._dataclass(base, bound))
+        if typing.is_typeddict(base):
+            bound = _bound(getattr(base, "__parameters__", ()), args, variables)
+            return self._named(kind, lambda: self._typed_dict(base, bound))
+        if issubclass(base, tuple):
+            return self._tuple(base, args, variables)
+        if issubclass(base, list) or base in (collections.abc.Sequence, collections.abc.Iterable):
+            return {"type": "array", "items": self._item(args, variables)}
+        if issubclass(base, set | frozenset) or base in (collections.abc.Set, collections.abc.MutableSet):
+            return {"type": "array", "items": self._item(args, variables), "uniqueItems": True}
+        if issubclass(base, dict) or base in (collections.abc.Mapping, collections.abc.MutableMapping):
+            value = self.build(args[1], variables) if len(args) == 2 else {}
+            return {"type": "object", "additionalProperties": value or True}
+        if issubclass(base, PurePath):
+            return {"type": "string"}
+        return self._by_pydantic(kind)
+
+    def _item(self, args: tuple[Any, ...], variables: Mapping[Any, Any]) -> Schema:
+        return self.build(args[0], variables) if args else {}
+
+    def _union(self, args: tuple[Any, ...], variables: Mapping[Any, Any]) -> Schema:
+        members = [self.build(arg, variables) for arg in args]
+        if {} in members:
+            return {}
+        return {"anyOf": members}
+
+    def _tuple(self, base: type, args: tuple[Any, ...], variables: Mapping[Any, Any]) -> Schema:
+        names = getattr(base, "_fields", None)
+        if names is not None:
+            hints = hints_of(base)
+            args = tuple(hints.get(name, Any) for name in names)
+        elif not args or (len(args) == 2 and args[1] is Ellipsis):
+            return {"type": "array", "items": self._item(args, variables)}
+        members = [self.build(arg, variables) for arg in args if arg != ()]
+        return {"type": "array", "prefixItems": members, "minItems": len(members), "maxItems": len(members)}
+
+    def _named(self, kind: Any, build: collections.abc.Callable[[], Schema]) -> Schema:
+        """A type that may contain itself: then, and only then, it is defined once and referred to."""
+        if kind in self._under_way:
+            name = self._recursive.setdefault(kind, self._free_name(name_of(kind)))
+            return {"$ref": f"#/$defs/{name}"}
+        self._under_way.append(kind)
+        try:
+            schema = build()
+        finally:
+            self._under_way.pop()
+        if kind in self._recursive:
+            self.definitions[self._recursive[kind]] = schema
+            return {"$ref": f"#/$defs/{self._recursive[kind]}"}
+        return schema
+
+    def _free_name(self, name: str) -> str:
+        taken = {*self.definitions, *self._recursive.values()}
+        return next(free for free in (name, *(f"{name}{n}" for n in range(2, 10_000))) if free not in taken)
+
+    def _dataclass(self, base: type, variables: Mapping[Any, Any]) -> Schema:
+        hints = hints_of(base)
+        parameters = inspect.signature(base).parameters
+        properties: dict[str, Schema] = {}
+        required: list[str] = []
+        for field in dataclasses.fields(base):
+            if not field.init:
+                continue
+            properties[field.name] = self.build(hints[field.name], variables)
+            if isinstance(said := field.metadata.get("description"), str):
+                properties[field.name] = {**properties[field.name], "description": said}
+            if self.all_required or parameters[field.name].default is inspect.Parameter.empty:
+                required.append(field.name)
+        return _object(properties, required)
+
+    def _typed_dict(self, base: Any, variables: Mapping[Any, Any]) -> Schema:
+        hints = hints_of(base)
+        properties = {name: self.build(hint, variables) for name, hint in hints.items()}
+        required = required_keys(base, hints)
+        return _object(properties, [name for name in properties if self.all_required or name in required])
+
+    def _by_pydantic(self, kind: Any) -> Schema:
+        from pydantic import TypeAdapter
+        from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+        try:
+            schema = TypeAdapter(kind).json_schema()
+        except (PydanticSchemaGenerationError, PydanticUserError):
+            raise ConfigurationError(f"{name_of(kind)} has no JSON Schema") from None
+        definitions = schema.pop("$defs", {})
+        names = {name: self._free_name(name) for name in definitions}
+        for name, definition in definitions.items():
+            self.definitions[names[name]] = self._adapted(definition, names)
+        adapted: Schema = self._adapted(schema, names)
+        return adapted
+
+    def _adapted(self, schema: Any, names: Mapping[str, str]) -> Any:
+        """Pydantic's schema with our names for definitions, closed where the model is not open."""
+        if isinstance(schema, list):
+            return [self._adapted(item, names) for item in schema]
+        if not isinstance(schema, dict):
+            return schema
+        adapted: Schema = {}
+        for key, item in schema.items():
+            if key == "$ref":
+                adapted[key] = f"#/$defs/{names[item.rpartition('/')[2]]}"
+            elif key == "properties":
+                adapted[key] = {name: self._adapted(value, names) for name, value in item.items()}
+            elif key not in ("title", "discriminator") and not (key == "default" and self.all_required):
+                adapted[key] = self._adapted(item, names) if key != "default" else item
+        if "properties" in adapted:
+            adapted.setdefault("additionalProperties", False)
+            if self.all_required:
+                adapted["required"] = list(adapted["properties"])
+        if "oneOf" in adapted and "anyOf" not in adapted:  # A discriminated union; providers know only the other word.
+            adapted["anyOf"] = adapted.pop("oneOf")
+        return adapted
+
+
+def _object(properties: dict[str, Schema], required: list[str]) -> Schema:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _bound(parameters: Any, args: tuple[Any, ...], outer: Mapping[Any, Any]) -> dict[Any, Any]:
+    given = (outer.get(arg, arg) if isinstance(arg, TypeVar) else arg for arg in args)
+    return dict(zip(parameters, given, strict=False))
+
+
+_JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+
+def _choices(values: list[Any]) -> Schema:
+    kinds = {_JSON_TYPES.get(type(value)) for value in values}
+    named = {"type": kinds.pop()} if len(kinds) == 1 and None not in kinds else {}
+    return {**named, "enum": values}
+
+
+def _constraints(kind: Any, metadata: tuple[Any, ...]) -> Schema:
+    notes = [note for note in metadata if isinstance(note, str)]
+    said: Schema = {"description": notes[-1]} if notes else {}
+    if len(notes) == len(metadata):
+        return said
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+    try:
+        full = TypeAdapter(kind).json_schema()
+    except (PydanticSchemaGenerationError, PydanticUserError, CodecError):
+        return said
+    return {**said, **{key: full[key] for key in _CONSTRAINTS if key in full}}
+
+
+def _is_strict(schema: Any) -> bool:
+    """True if providers' strict modes take the schema: closed objects that require all they have, and plain words."""
+    if isinstance(schema, list):
+        return all(_is_strict(item) for item in schema)
+    if not isinstance(schema, dict):
+        return True
+    if not schema or not _NOT_STRICT.isdisjoint(schema):
+        return False
+    if schema.get("type") == "object" and (
+        schema.get("additionalProperties") is not False or set(schema.get("required", ())) != set(schema["properties"])
+    ):
+        return False
+    for key, item in schema.items():
+        if key in ("properties", "$defs"):
+            if not all(_is_strict(value) for value in item.values()):
+                return False
+        elif key not in ("enum", "required", "default") and not _is_strict(item):
+            return False
+    return True
+
+
+def is_recursive(schema: Mapping[str, Any]) -> bool:
+    """True if a definition of the schema refers to itself, however indirectly."""
+    definitions: Mapping[str, Any] = schema.get("$defs", {})
+
+    def refers(part: Any, seen: tuple[str, ...]) -> bool:
+        if isinstance(part, list):
+            return any(refers(item, seen) for item in part)
+        if not isinstance(part, Mapping):
+            return False
+        if isinstance(ref := part.get("$ref"), str):
+            name = ref.rpartition("/")[2]
+            return name in seen or refers(definitions[name], (*seen, name))
+        return any(refers(item, seen) for item in part.values())
+
+    return any(refers(definition, (name,)) for name, definition in definitions.items())

@@ -1,0 +1,173 @@
+"""A model that says what it is told to: for tests, demos and judges of judges."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from fairtrial.codec import dumps
+from fairtrial.errors import ConfigurationError
+from fairtrial.frozen import EMPTY
+from fairtrial.models.base import BaseAdapter
+from fairtrial.models.budget import Budget
+from fairtrial.models.cache import ResponseCache
+from fairtrial.models.limiter import Limiter
+from fairtrial.models.reply import ModelCall, ModelReply
+from fairtrial.models.retry import NO_RETRY, RetryPolicy
+from fairtrial.session.events import TokenUsage
+from fairtrial.session.trajectory import ChatMessage, ToolCall
+
+type ScriptedReply = Any
+"""Text, a `ToolCall` or a list of them, a `ChatMessage`, an exception to raise, or any other value as JSON text."""
+
+type Script = Sequence[ScriptedReply] | Mapping[str, ScriptedReply] | Callable[[Sequence[ChatMessage]], ScriptedReply]
+
+
+class ScriptedAdapter(BaseAdapter):
+    """A model that answers from a script, in this process.
+
+    Args:
+        replies: A list of replies, given in order; a mapping from the last user message (or a part of it) to the
+            reply; or a function, sync or async, from the messages to the reply. A reply is text, a `ToolCall` or a
+            list of them, a `ChatMessage`, an exception (which is raised), or any value, which is sent as JSON.
+        model: What it calls itself.
+        usage: What each call claims to use; by default four characters count as a token.
+        repeat: Start a list again when it is used up, instead of raising.
+        retry, limiter, cache, trial_budget, run_budget: As with every adapter; there are none unless given.
+
+    `calls` holds what it was asked, oldest first.
+    """
+
+    def __init__(
+        self,
+        replies: Script,
+        *,
+        model: str = "scripted",
+        name: str = "scripted",
+        usage: TokenUsage | None = None,
+        repeat: bool = False,
+        params: Mapping[str, Any] = EMPTY,
+        retry: RetryPolicy = NO_RETRY,
+        limiter: Limiter | None = None,
+        cache: ResponseCache | None = None,
+        trial_budget: Budget | None = None,
+        run_budget: Budget | None = None,
+    ) -> None:
+        super().__init__(
+            name=name,
+            model=model,
+            params=params,
+            retry=retry,
+            limiter=limiter,
+            cache=cache,
+            trial_budget=trial_budget,
+            run_budget=run_budget,
+        )
+        if isinstance(replies, str) or not (callable(replies) or isinstance(replies, Sequence | Mapping)):
+            raise ConfigurationError("a script is a list of replies, a mapping or a function")
+        self._replies = replies
+        self._usage = usage
+        self._repeat = repeat
+        self._lock = Lock()
+        self._calls: list[ScriptedCall] = []
+
+    @property
+    def calls(self) -> tuple[ScriptedCall, ...]:
+        """What it was asked, oldest first."""
+        with self._lock:
+            return tuple(self._calls)
+
+    @property
+    def call_count(self) -> int:
+        """How often it was asked."""
+        return len(self._calls)
+
+    async def _send(self, call: ModelCall) -> ModelReply:
+        with self._lock:
+            number = len(self._calls)
+            self._calls.append(ScriptedCall(call))
+        reply = self._pick(call, number)
+        if inspect.isawaitable(reply):
+            reply = await _awaited(reply)
+        if isinstance(reply, BaseException):
+            raise reply
+        message = _message(reply, number)
+        usage = self._usage or TokenUsage(sum(_tokens(said) for said in call.messages), _tokens(message))
+        return ModelReply(message, usage, "tool_calls" if message.tool_calls else "stop", self.model)
+
+    def _pick(self, call: ModelCall, number: int) -> ScriptedReply:
+        replies = self._replies
+        if isinstance(replies, Mapping):
+            return self._look_up(replies, call)
+        if not isinstance(replies, Sequence):
+            return replies(call.messages)
+        if self._repeat and replies:
+            return replies[number % len(replies)]
+        if number >= len(replies):
+            raise ConfigurationError(f"the script has {len(replies)} replies, and this is call {number + 1}")
+        return replies[number]
+
+    def _look_up(self, replies: Mapping[str, ScriptedReply], call: ModelCall) -> ScriptedReply:
+        asked = next((message.text for message in reversed(call.messages) if message.role == "user"), "")
+        if asked in replies:
+            return replies[asked]
+        for part, reply in replies.items():
+            if part in asked:
+                return reply
+        raise ConfigurationError(f"the script has no reply to {asked[:200]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedCall:
+    """One thing a scripted model was asked."""
+
+    call: ModelCall
+
+    @property
+    def messages(self) -> tuple[ChatMessage, ...]:
+        """The conversation."""
+        return self.call.messages
+
+    @property
+    def text(self) -> str:
+        """The text of the last message."""
+        return self.call.messages[-1].text if self.call.messages else ""
+
+    @property
+    def output_type(self) -> Any:
+        """What was asked for."""
+        return self.call.output_type
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The sampling parameters."""
+        return self.call.params
+
+    @property
+    def actor(self) -> str:
+        """Who asked: "task" or "judge"."""
+        return self.call.actor
+
+
+async def _awaited(reply: Awaitable[ScriptedReply]) -> ScriptedReply:
+    return await reply
+
+
+def _message(reply: ScriptedReply, number: int) -> ChatMessage:
+    if isinstance(reply, ChatMessage):
+        return reply
+    if isinstance(reply, str):
+        return ChatMessage("assistant", reply)
+    calls = (reply,) if isinstance(reply, ToolCall) else reply
+    if isinstance(calls, Sequence) and calls and all(isinstance(call, ToolCall) for call in calls):
+        named = (ToolCall(call.name, call.arguments, call.id or f"call_{number}_{i}") for i, call in enumerate(calls))
+        return ChatMessage("assistant", "", tuple(named))
+    return ChatMessage("assistant", dumps(reply))
+
+
+def _tokens(message: ChatMessage) -> int:
+    called = sum(len(call.name) + len(dumps(call.arguments)) for call in message.tool_calls)
+    return -(-(len(message.text) + called) // 4)

@@ -1,0 +1,7 @@
+"""What came of a run, for people and for programs."""
+
+from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.report.results import Results
+from fairtrial.report.slices import group_by, summarize
+
+__all__ = ["EvalReport", "ExperimentReport", "Results", "group_by", "summarize"]

@@ -1,0 +1,315 @@
+"""The report of a run: every figure is computed where the results are, nothing is held but sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fairtrial.codec import from_json
+from fairtrial.errors import CodecError, FairtrialError
+from fairtrial.report.results import Results
+from fairtrial.report.slices import describe, group_by, summarize
+from fairtrial.store.export import ExportFormat
+from fairtrial.store.protocol import RunRecord, RunStore, Totals
+from fairtrial.trials.config import EvalConfig
+from fairtrial.trials.result import EvalResult, Outcome
+
+ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
+
+
+class ExperimentReport:
+    """The figures of one experiment of a run. Undefined figures are None, never 0."""
+
+    def __init__(self, store: RunStore, run: RunRecord, totals: Totals) -> None:
+        self._store = store
+        self.run = run
+        self.totals = totals
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.totals.experiment
+
+    @property
+    def planned(self) -> int:
+        """Trials in the plan."""
+        return self.run.dataset_size * self.run.repeats
+
+    @property
+    def total(self) -> int:
+        """Trials with a result, of whatever outcome."""
+        return sum(self.totals.outcomes.values()) - self.totals.outcomes.get("not_run", 0)
+
+    @property
+    def successful(self) -> int:
+        """Trials that were scored."""
+        return self.totals.outcomes.get("scored", 0)
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """How many trials ended in each kind of error; kinds that did not occur are left out."""
+        return {name: self.totals.outcomes[name] for name in ERRORS if self.totals.outcomes.get(name)}
+
+    @property
+    def not_run(self) -> int:
+        """Planned trials without a result."""
+        return self.planned - self.total
+
+    @property
+    def pass_rate(self) -> float | None:
+        """The share of scored trials that passed."""
+        return self.totals.passed / self.successful if self.successful else None
+
+    @property
+    def pass_rate_all(self) -> float | None:
+        """The share of all finished trials that passed: an error counts as a failure."""
+        return self.totals.passed / self.total if self.total else None
+
+    @property
+    def mean_score(self) -> float | None:
+        """The mean value of scored trials."""
+        return self.totals.value_sum / self.successful if self.successful else None
+
+    @property
+    def mean_score_all(self) -> float | None:
+        """The mean value of all finished trials: an error counts as 0."""
+        return self.totals.value_sum / self.total if self.total else None
+
+    @property
+    def mean_latency_ms(self) -> float | None:
+        """How long the task took on average, in milliseconds."""
+        return self.totals.latency_sum / self.totals.timed if self.totals.timed else None
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output tokens of the task's model calls."""
+        return self.totals.input_tokens + self.totals.output_tokens
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What the task's model calls cost; None where no price is known."""
+        return self.totals.cost_usd
+
+    @property
+    def scores_by_criterion(self) -> Mapping[str, float]:
+        """The mean of every metric over the scored trials that have it."""
+        means = self._store.metric_means(self.run.run_id).get(self.name, {})
+        return {metric: mean for metric, (_, mean) in means.items()}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """n, mean, std, min and max of the score values, the pass rates and the number of errors."""
+        totals, count = self.totals, self.successful
+        mean = totals.value_sum / count if count else 0.0
+        squares = totals.value_squares - count * mean * mean
+        low = math.inf if totals.value_min is None else totals.value_min
+        high = -math.inf if totals.value_max is None else totals.value_max
+        return describe(count, self.total - count, totals.passed, mean, squares, low, high)
+
+    @property
+    def results(self) -> Sequence[EvalResult]:
+        """The results, streamed from the store."""
+        return Results(self._store, self.run.run_id, sum(self.totals.outcomes.values()), experiment=self.name)
+
+    def failed_samples(self) -> Sequence[EvalResult]:
+        """The scored results that did not pass, streamed from the store."""
+        count = self.successful - self.totals.passed
+        return Results(self._store, self.run.run_id, count, experiment=self.name, passed=False)
+
+
+class EvalReport:
+    """The report of a run: one `ExperimentReport` for each experiment, and the figures that can be added up.
+
+    With one experiment its figures are here too; with several, `report["terse"].pass_rate` says whose is meant.
+    """
+
+    def __init__(self, store: RunStore, run: RunRecord) -> None:
+        self.store = store
+        self.run = run
+
+    @cached_property
+    def _parts(self) -> Mapping[str, ExperimentReport]:
+        return {
+            totals.experiment: ExperimentReport(self.store, self.run, totals)
+            for totals in self.store.totals(self.run_id)
+        }
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.run.run_id
+
+    @property
+    def dataset_name(self) -> str:
+        """The dataset's name."""
+        return self.run.dataset_name
+
+    @property
+    def status(self) -> str:
+        """ "finished", or how the run stands."""
+        return self.run.status
+
+    @cached_property
+    def config(self) -> EvalConfig:
+        """The settings of the run."""
+        try:
+            return from_json(EvalConfig, dict(self.run.config))
+        except CodecError as error:
+            raise FairtrialError(f"the settings of run {self.run_id} were stored by another version: {error}") from None
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        """The names of the experiments."""
+        return self.run.experiments
+
+    def __getitem__(self, experiment: str) -> ExperimentReport:
+        try:
+            return self._parts[experiment]
+        except KeyError:
+            known = ", ".join(self.experiments)
+            raise KeyError(f"no experiment {experiment!r} in run {self.run_id}; it has {known}") from None
+
+    def _only(self, figure: str) -> ExperimentReport:
+        if len(self._parts) != 1:
+            names = ", ".join(self.experiments)
+            raise ValueError(
+                f"this report covers {len(self._parts)} experiments ({names}) and they have no common {figure}: "
+                f'ask for one, as in report["{self.experiments[-1]}"].{figure}'
+            )
+        return next(iter(self._parts.values()))
+
+    @property
+    def planned(self) -> int:
+        """Trials in the plan."""
+        return self.run.planned
+
+    @property
+    def total(self) -> int:
+        """Trials with a result, of whatever outcome."""
+        return sum(part.total for part in self._parts.values())
+
+    @property
+    def successful(self) -> int:
+        """Trials that were scored."""
+        return sum(part.successful for part in self._parts.values())
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """How many trials ended in each kind of error."""
+        parts = [part.errors for part in self._parts.values()]
+        return {
+            name: sum(part.get(name, 0) for part in parts) for name in ERRORS if any(name in part for part in parts)
+        }
+
+    @property
+    def not_run(self) -> int:
+        """Planned trials without a result."""
+        return self.planned - self.total
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output tokens of all the task's model calls."""
+        return sum(part.total_tokens for part in self._parts.values())
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What the task's model calls cost; None where no price is known."""
+        known = [part.cost_usd for part in self._parts.values() if part.cost_usd is not None]
+        return sum(known) if known else None
+
+    @property
+    def pass_rate(self) -> float | None:
+        """The share of scored trials that passed."""
+        return self._only("pass_rate").pass_rate
+
+    @property
+    def pass_rate_all(self) -> float | None:
+        """The share of all finished trials that passed: an error counts as a failure."""
+        return self._only("pass_rate_all").pass_rate_all
+
+    @property
+    def mean_score(self) -> float | None:
+        """The mean value of scored trials."""
+        return self._only("mean_score").mean_score
+
+    @property
+    def mean_latency_ms(self) -> float | None:
+        """How long the task took on average, in milliseconds."""
+        return self._only("mean_latency_ms").mean_latency_ms
+
+    @property
+    def scores_by_criterion(self) -> Mapping[str, float]:
+        """The mean of every metric over the scored trials that have it."""
+        return self._only("scores_by_criterion").scores_by_criterion
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """n, mean, std, min and max of the score values, the pass rates and the number of errors."""
+        return self._only("summary").summary
+
+    @property
+    def results(self) -> Sequence[EvalResult]:
+        """All results in plan order, streamed from the store."""
+        count = sum(sum(part.totals.outcomes.values()) for part in self._parts.values())
+        return Results(self.store, self.run_id, count)
+
+    def failed_samples(self) -> Sequence[EvalResult]:
+        """The scored results that did not pass, streamed from the store."""
+        count = sum(part.successful - part.totals.passed for part in self._parts.values())
+        return Results(self.store, self.run_id, count, passed=False)
+
+    def group_by(self, key: str | Callable[[EvalResult], Any]) -> dict[Any, dict[str, Any]]:
+        """A summary for each value of a metadata key, or of what a function says of a result."""
+        if callable(key):
+            return {value: summarize(group) for value, group in group_by(self.results, key).items()}
+        self._only("group_by")
+        groups = {}
+        for value, totals in self.store.group_totals(self.run_id, key):
+            part = ExperimentReport(self.store, self.run, totals)
+            groups[tuple(value) if isinstance(value, list) else value] = part.summary
+        return groups
+
+    def refresh(self) -> EvalReport:
+        """The report as the run stands now."""
+        return EvalReport(self.store, self.store.get_run(self.run_id))
+
+    def save(self, path: Path | str) -> None:
+        """Write the run, whole, into one file that `load` reads anywhere."""
+        from fairtrial.store.portable import save_run
+
+        save_run(self.store, self.run_id, Path(path))
+
+    @classmethod
+    def load(cls, path: Path | str) -> EvalReport:
+        """The report of a run that was saved."""
+        from fairtrial.store.portable import load_run
+
+        store, run_id = load_run(Path(path))
+        return cls(store, store.get_run(run_id))
+
+    def export(self, path: Path | str, format: ExportFormat | None = None) -> None:
+        """Write the results as csv, jsonl or parquet; the format is the file's suffix unless given."""
+        from fairtrial.store.export import export_results
+
+        export_results(self.store, self.run_id, Path(path), format)
+
+    def __str__(self) -> str:
+        from fairtrial.report.render import as_text
+
+        return as_text(self)
+
+    def __rich__(self) -> Any:
+        from fairtrial.report.render import as_renderable
+
+        return as_renderable(self)
+
+    def _repr_html_(self) -> str:
+        from fairtrial.report.render import as_html
+
+        return as_html(self)
+
+    def __repr__(self) -> str:
+        return f"<EvalReport {self.run.suite} {self.run_id}: {self.total} of {self.planned} trials>"

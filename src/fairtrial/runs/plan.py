@@ -1,0 +1,72 @@
+"""What remains to be done in a run, worked out as it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from fairtrial.data.dataset import Dataset
+from fairtrial.data.sample import Sample
+from fairtrial.store.protocol import RunRecord
+from fairtrial.trials.keys import TrialKey
+
+_NEAR = 64
+
+
+class PlannedTrial(NamedTuple):
+    """One trial to execute."""
+
+    key: TrialKey
+    ordinal: int
+    sample_ordinal: int
+    experiment: int
+    sample: Sample[Any, Any]
+    attempt: int = 1
+
+
+def missing_trials(run: RunRecord, dataset: Dataset[Any, Any], done: bytearray) -> Iterator[PlannedTrial]:
+    """The trials of the plan that have no result, in plan order; samples are read as they are reached."""
+    per_sample = len(run.experiments) * run.repeats
+    cursor = _Cursor(dataset)
+    for ordinal in missing_ordinals(run.planned, done):
+        sample_ordinal, experiment, repeat = run.split(ordinal)
+        sample = cursor.at(sample_ordinal) if per_sample == 1 or cursor.position != sample_ordinal else cursor.current
+        key = TrialKey(run.run_id, run.experiments[experiment], sample.id, repeat)
+        yield PlannedTrial(key, ordinal, sample_ordinal, experiment, sample)
+
+
+def missing_ordinals(planned: int, done: bytearray) -> Iterator[int]:
+    """The ordinals below `planned` whose bit is not set; full bytes are skipped eight at a time."""
+    full = 0xFF
+    for start in range(0, planned, 8):
+        index = start >> 3
+        byte = done[index] if index < len(done) else 0
+        if byte == full:
+            continue
+        for bit in range(min(8, planned - start)):
+            if not byte >> bit & 1:
+                yield start + bit
+
+
+class _Cursor:
+    """Samples by position: forward reading where positions are close, a jump where they are not."""
+
+    def __init__(self, dataset: Dataset[Any, Any]) -> None:
+        self._dataset = dataset
+        self._iterator: Iterator[Sample[Any, Any]] | None = None
+        self._next = 0
+        self.position = -1
+        self.current: Sample[Any, Any]
+
+    def at(self, position: int) -> Sample[Any, Any]:
+        """The sample at a position."""
+        if 0 <= position - self._next < _NEAR:
+            if self._iterator is None:
+                self._iterator = iter(self._dataset)
+            while self._next <= position:
+                self.current = next(self._iterator)
+                self._next += 1
+        else:
+            self.current = self._dataset[position]
+        self.position = position
+        return self.current

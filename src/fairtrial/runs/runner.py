@@ -1,0 +1,330 @@
+"""A run from its beginning, or from where it stopped, to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import Any
+
+import anyio
+
+from fairtrial.data.dataset import Dataset
+from fairtrial.errors import ConfigurationError
+from fairtrial.offload import DaemonThreads, loop_caller
+from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, Observers
+from fairtrial.runs.identity import code_hash, describe_run, open_run
+from fairtrial.runs.plan import PlannedTrial, missing_trials
+from fairtrial.runs.scheduler import Limits, Stop, run_trials
+from fairtrial.runs.writer import Writer
+from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
+from fairtrial.session.snapshot import restore_session
+from fairtrial.store.protocol import RunRecord, RunStatus, RunStore
+from fairtrial.trials.config import EvalConfig
+from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.trials.run_trial import TrialRules, run_trial, score_again
+from fairtrial.trials.task import resolve_task
+
+type Lifespan = Callable[[], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]]
+
+_RETRIED: tuple[Outcome, ...] = ("task_error", "timeout", "dead_letter")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Everything a run needs, checked before anything is called."""
+
+    suite: str
+    dataset: Dataset[Any, Any]
+    experiments: tuple[Experiment, ...]
+    scorer: Scorer
+    rules: TrialRules
+    config: EvalConfig
+    store: RunStore
+    tags: Mapping[str, str]
+    observers: Observers
+    lifespan: Lifespan | None = None
+    version: str | None = None
+    fresh: bool = False
+    retry_errors: bool = False
+
+
+@dataclass(slots=True)
+class Interrupt:
+    """A switch that asks a run, from any thread, to stop and leave itself resumable."""
+
+    _ask: Callable[[], None] | None = field(default=None)
+    _asked: bool = False
+
+    def connect(self, stop: Stop) -> None:
+        """Called by the run when it can be stopped."""
+        call = loop_caller()
+
+        def request() -> None:
+            stop.request("interrupted", resumable=True)
+
+        self._ask = lambda: call(request)
+        if self._asked:
+            request()
+
+    def __call__(self) -> None:
+        """Ask."""
+        self._asked = True
+        if self._ask is not None:
+            self._ask()
+
+
+def prepare(
+    name: str,
+    dataset: Dataset[Any, Any],
+    task: Any,
+    evaluator: Evaluator | Scorer,
+    experiments: Sequence[Experiment],
+    config: EvalConfig,
+    *,
+    store: RunStore,
+    tags: Mapping[str, str],
+    observers: Sequence[Observer] = (),
+    adapter: Any = None,
+    lifespan: Lifespan | None = None,
+    version: str | None = None,
+    fresh: bool = False,
+    retry_errors: bool = False,
+) -> RunRequest:
+    """Check everything that can be wrong with a run before its first call."""
+    if not name or any(mark in name for mark in ":@/\n"):
+        raise ConfigurationError(f"a suite's name is text without ':', '@' or '/', not {name!r}")
+    if config.max_samples is not None:
+        dataset = dataset.head(config.max_samples)
+    chosen = tuple(experiments) or (Experiment(config.experiment_name or "baseline"),)
+    names = [experiment.name for experiment in chosen]
+    if len(set(names)) != len(names):
+        raise ConfigurationError(f"two experiments share a name: {', '.join(names)}")
+    if task is None and any(experiment.task is None for experiment in chosen):
+        raise ConfigurationError(f"suite {name!r} has no task: give it one, or one to each experiment")
+    scorer = resolve(evaluator)
+    rules = TrialRules(
+        tasks=tuple(resolve_task(experiment.task or task) for experiment in chosen),
+        experiments=chosen,
+        scorer=scorer,
+        timeout_seconds=config.timeout_seconds,
+        max_retries=config.max_retries,
+        close_seconds=config.close_seconds,
+        max_output_bytes=config.max_output_bytes,
+        seed=config.seed,
+        tags=tuple(tags.items()),
+        adapter=adapter,
+    )
+    return RunRequest(
+        suite=name,
+        dataset=dataset,
+        experiments=chosen,
+        scorer=scorer,
+        rules=rules,
+        config=config,
+        store=store,
+        tags=tags,
+        observers=Observers(observers),
+        lifespan=lifespan,
+        version=version,
+        fresh=fresh,
+        retry_errors=retry_errors,
+    )
+
+
+async def execute_run(
+    request: RunRequest,
+    *,
+    interrupt: Interrupt | None = None,
+    on_result: Callable[[EvalResult], Awaitable[None]] | None = None,
+) -> RunRecord:
+    """Carry out a run and return it as it then stands in the store."""
+    opened = await _blocking(lambda: _open(request))
+    run = opened.run
+    if opened.warning is not None:
+        warnings.warn(opened.warning, stacklevel=2)
+        request.store.update_run(run.run_id, notes={"code_changed": True})
+    stop = Stop()
+    if interrupt is not None:
+        interrupt.connect(stop)
+    writer: Writer | None = None
+    threads = DaemonThreads()
+    try:
+        async with _lifespan(request.lifespan) as shared:
+            rules = replace(request.rules, shared=shared, threads=threads)
+            done = await _blocking(lambda: request.store.done(run.run_id))
+            stored = sum(byte.bit_count() for byte in done)
+            request.observers.publish(
+                EvalRunStarted(run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run)
+            )
+            again = _Again(request, run, rules)
+            trials = chain(again.trials(), missing_trials(run, request.dataset, done))
+            remaining = run.planned - stored + again.count
+            if remaining and request.config.warmup:
+                await _warm_up(request, run, rules)
+            if request.observers or remaining:
+                request.store.update_run(run.run_id, status="running")
+            writer = Writer(request.store, run.run_id)
+
+            async def execute(trial: PlannedTrial) -> EvalResult:
+                if trial.ordinal in again.to_score:
+                    return await again.score(trial)
+                return await run_trial(
+                    rules, trial.key, trial.ordinal, trial.sample, trial.experiment, attempt=trial.attempt
+                )
+
+            await run_trials(
+                trials,
+                execute,
+                writer,
+                workers=min(request.config.max_concurrent, max(remaining, 1)),
+                stop=stop,
+                limits=Limits(request.config.stop_on_error, request.config.max_cost_usd),
+                observers=request.observers,
+                grace_seconds=request.config.grace_seconds,
+                on_result=on_result,
+            )
+    except BaseException as error:
+        await _break_off(request, run, writer, error)
+        raise
+    finally:
+        threads.close()
+    if stop.reason is None:
+        return await _end(request, run, writer, "finished", {"stopped": None})
+    status: RunStatus = "interrupted" if stop.resumable else "stopped"
+    return await _end(request, run, writer, status, {"stopped": stop.reason})
+
+
+def _open(request: RunRequest) -> Any:
+    wanted = describe_run(
+        request.suite,
+        request.dataset,
+        request.experiments,
+        request.config,
+        evaluator=request.scorer.name,
+        code_hash=code_hash(request.version),
+        tags=request.tags,
+    )
+    return open_run(request.store, wanted, fresh=request.fresh)
+
+
+async def _end(
+    request: RunRequest, run: RunRecord, writer: Writer | None, status: RunStatus, notes: Mapping[str, Any]
+) -> RunRecord:
+    """Commit what is on its way, then say how the run ended."""
+    if writer is not None:
+        await writer.close()
+    if status == "finished" and next(request.store.ordinals(run.run_id, ("scorer_error",)), None) is not None:
+        status = "unscored"  # The answers are paid for: the same command again only scores them.
+    finished_at = None if status == "interrupted" else time.time()
+    request.store.update_run(run.run_id, status=status, finished_at=finished_at, notes=notes)
+    ended = request.store.get_run(run.run_id)
+    if request.observers:
+        request.observers.publish(_completed(request.store, ended))
+    return ended
+
+
+async def _break_off(request: RunRequest, run: RunRecord, writer: Writer | None, error: BaseException) -> None:
+    """The same after a cancellation or an error: shielded, and the error that ended the run is the one to hear of."""
+    cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+    reason = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
+    with anyio.CancelScope(shield=True):
+        try:
+            await _end(request, run, writer, "interrupted", {"stopped": reason})
+        except Exception as further:
+            error.add_note(f"and then: {type(further).__name__}: {further}")
+
+
+def _completed(store: RunStore, run: RunRecord) -> EvalRunCompleted:
+    totals = store.totals(run.run_id)
+    scored = sum(total.outcomes.get("scored", 0) for total in totals)
+    return EvalRunCompleted(
+        run.run_id,
+        run.status,
+        sum(total.passed for total in totals) / scored if scored else None,
+        sum(total.value_sum for total in totals) / scored if scored else None,
+        sum(total.input_tokens + total.output_tokens for total in totals),
+    )
+
+
+async def _blocking[T](call: Callable[[], T]) -> T:
+    return await anyio.to_thread.run_sync(call)
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(lifespan: Lifespan | None) -> AsyncIterator[Any]:
+    if lifespan is None:
+        yield None
+        return
+    opened = lifespan()
+    if isinstance(opened, AbstractAsyncContextManager):
+        async with opened as shared:
+            yield shared
+    else:
+        with opened as shared:
+            yield shared
+
+
+async def _warm_up(request: RunRequest, run: RunRecord, rules: TrialRules) -> None:
+    """Execute some trials and throw them away, so that cold starts are not measured."""
+    async with anyio.create_task_group() as group:
+        for sample in islice(request.dataset, request.config.warmup):
+            key = TrialKey(run.run_id, run.experiments[0], sample.id)
+            group.start_soon(run_trial, rules, key, 0, sample, 0)
+
+
+class _Again:
+    """Stored trials that are not finished with: failed scoring is scored again, and errors are retried if asked."""
+
+    def __init__(self, request: RunRequest, run: RunRecord, rules: TrialRules) -> None:
+        self._request = request
+        self._run = run
+        self._rules = rules
+        store = request.store
+        self.to_score = frozenset(store.ordinals(run.run_id, ("scorer_error",)))
+        self.to_run = tuple(store.ordinals(run.run_id, _RETRIED)) if request.retry_errors else ()
+
+    @property
+    def count(self) -> int:
+        """How many trials there are."""
+        return len(self.to_score) + len(self.to_run)
+
+    def trials(self) -> Iterator[PlannedTrial]:
+        """The trials, in plan order."""
+        for ordinal in sorted((*self.to_score, *self.to_run)):
+            sample_ordinal, experiment, repeat = self._run.split(ordinal)
+            sample = self._request.dataset[sample_ordinal]
+            key = TrialKey(self._run.run_id, self._run.experiments[experiment], sample.id, repeat)
+            yield PlannedTrial(key, ordinal, sample_ordinal, experiment, sample, self._stored(ordinal).attempt + 1)
+
+    def _stored(self, ordinal: int) -> EvalResult:
+        return next(iter(self._request.store.results(self._run.run_id, after=ordinal - 1, limit=1)))
+
+    async def score(self, trial: PlannedTrial) -> EvalResult:
+        """Score a stored output again."""
+        stored = self._stored(trial.ordinal)
+        kind = self._rules.tasks[trial.experiment].output_type
+        return await score_stored(self._request.store, self._rules, trial, stored, kind)
+
+
+async def score_stored(
+    store: RunStore, rules: TrialRules, trial: PlannedTrial, stored: EvalResult, output_type: Any
+) -> EvalResult:
+    """Score the stored output of a trial, read back as the type its task returns."""
+    snapshot = store.snapshot(stored.key.run_id, stored.ordinal)
+    return await score_again(
+        rules,
+        trial.key,
+        trial.ordinal,
+        trial.sample,
+        stored,
+        restore_session(snapshot) if snapshot is not None else None,
+        output_type=output_type,
+        attempt=trial.attempt,
+    )

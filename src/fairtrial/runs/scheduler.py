@@ -1,0 +1,109 @@
+"""A fixed set of workers that pull trials from a lazy plan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
+import anyio
+
+from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted
+from fairtrial.runs.plan import PlannedTrial
+from fairtrial.runs.writer import Writer
+from fairtrial.trials.result import EvalResult
+
+type Execute = Callable[[PlannedTrial], Awaitable[EvalResult]]
+
+
+@dataclass(slots=True)
+class Stop:
+    """Why and how a run ends before its plan does. `reason` is None while it goes on."""
+
+    reason: str | None = None
+    resumable: bool = True
+    requested: anyio.Event = field(default_factory=anyio.Event)
+
+    def request(self, reason: str, *, resumable: bool) -> None:
+        """Start no further trial. The first reason stays."""
+        if self.reason is None:
+            self.reason, self.resumable = reason, resumable
+            self.requested.set()
+
+
+@dataclass(slots=True)
+class Limits:
+    """What ends a run early."""
+
+    stop_on_error: bool = False
+    max_cost_usd: float | None = None
+    spent_usd: float = 0.0
+
+    def check(self, result: EvalResult, stop: Stop) -> None:
+        """Look at one result and stop the run if it crosses a limit."""
+        if self.stop_on_error and not result.success:
+            stop.request(f"stop_on_error: trial {result.key} ended as {result.outcome}", resumable=True)
+        if result.usage.cost_usd:
+            self.spent_usd += result.usage.cost_usd
+        if self.max_cost_usd is not None and self.spent_usd >= self.max_cost_usd:
+            stop.request(f"the cost reached {self.spent_usd:.2f} of {self.max_cost_usd:.2f} USD", resumable=True)
+
+
+async def run_trials(
+    trials: Iterator[PlannedTrial],
+    execute: Execute,
+    writer: Writer,
+    *,
+    workers: int,
+    stop: Stop,
+    limits: Limits,
+    observers: Observers,
+    grace_seconds: float,
+    on_result: Callable[[EvalResult], Awaitable[None]] | None = None,
+) -> None:
+    """Execute trials until the plan is empty or `stop` is requested.
+
+    After a stop, trials in flight may finish within the grace time and are then cancelled; cancelled trials leave no
+    result, so a resumed run executes them again.
+    """
+    watched = bool(observers)
+
+    async def work() -> None:
+        for trial in trials:
+            if stop.reason is not None:
+                return
+            if watched:
+                observers.publish(TrialStarted(trial.key.run_id, trial.key))
+            result = await execute(trial)
+            if watched:
+                observers.publish(SampleEvaluated(trial.key.run_id, result))
+            await writer.put(result, trial.sample_ordinal, trial.sample)
+            limits.check(result, stop)
+            if on_result is not None:
+                await on_result(result)
+
+    with unwrapped():
+        async with anyio.create_task_group() as group:
+            async with anyio.create_task_group() as crew:
+                group.start_soon(_cancel_after_grace, stop, grace_seconds, crew.cancel_scope)
+                for _ in range(workers):
+                    crew.start_soon(work)
+            group.cancel_scope.cancel()
+
+
+async def _cancel_after_grace(stop: Stop, grace_seconds: float, scope: anyio.CancelScope) -> None:
+    await stop.requested.wait()
+    await anyio.sleep(grace_seconds)
+    scope.cancel()
+
+
+@contextlib.contextmanager
+def unwrapped() -> Iterator[None]:
+    """Task groups wrap what a worker raises; the caller gets the error itself."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None

@@ -1,0 +1,226 @@
+"""A named evaluation: dataset, task, evaluator, experiments and settings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from fairtrial.data.dataset import Dataset
+from fairtrial.data.sample import Sample
+from fairtrial.errors import ConfigurationError
+from fairtrial.frozen import EMPTY
+from fairtrial.report.report import EvalReport
+from fairtrial.runs.events import Observer
+from fairtrial.runs.rescore import rescore_run
+from fairtrial.runs.runner import Lifespan, RunRequest, execute_run, prepare
+from fairtrial.runs.scheduler import unwrapped
+from fairtrial.runs.sync import run_interruptibly
+from fairtrial.scoring.evaluator import Evaluator, Scorer
+from fairtrial.store import open_store
+from fairtrial.trials.config import EvalConfig
+from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.result import EvalResult
+
+if TYPE_CHECKING:
+    from fairtrial.store.protocol import RunStore
+
+
+class EvalSuite:
+    """What to evaluate, and how.
+
+    Args:
+        name: What people call it; runs are listed under this name.
+        dataset: The samples.
+        task: The thing under test: any callable `(input)` or `(input, ctx)`, sync or async.
+        evaluator: Scores the outputs.
+        experiments: Variants of the task to run side by side; one named "baseline" unless given.
+        config: Settings of the run.
+        adapter: Handed to evaluators that ask for one.
+        lifespan: Opens what all trials share (`ctx.shared`): a function that returns a context manager.
+        version: The identity of the code, where you keep count yourself; the project's files are hashed otherwise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dataset: Dataset[Any, Any],
+        task: Any = None,
+        evaluator: Evaluator | Scorer | None = None,
+        *,
+        experiments: Sequence[Experiment] = (),
+        config: EvalConfig | None = None,
+        adapter: Any = None,
+        lifespan: Lifespan | None = None,
+        version: str | None = None,
+    ) -> None:
+        if evaluator is None:
+            raise ConfigurationError(f"suite {name!r} has no evaluator")
+        if not isinstance(dataset, Dataset):
+            raise ConfigurationError(f"suite {name!r} needs a Dataset, not {type(dataset).__name__}")
+        self.name = name
+        self.dataset = dataset
+        self.task = task
+        self.evaluator = evaluator
+        self.experiments = tuple(experiments)
+        self.config = config or EvalConfig()
+        self.adapter = adapter
+        self.lifespan = lifespan
+        self.version = version
+        self._request(None, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
+
+    def _request(
+        self,
+        store: Any,
+        tags: Mapping[str, str],
+        observers: Sequence[Observer],
+        *,
+        fresh: bool = False,
+        retry_errors: bool = False,
+    ) -> RunRequest:
+        return prepare(
+            self.name,
+            self.dataset,
+            self.task,
+            self.evaluator,
+            self.experiments,
+            self.config,
+            store=store,
+            tags=tags,
+            observers=observers,
+            adapter=self.adapter,
+            lifespan=self.lifespan,
+            version=self.version,
+            fresh=fresh,
+            retry_errors=retry_errors,
+        )
+
+    async def run(
+        self,
+        *,
+        store: RunStore | str | None = None,
+        bus: Observer | Sequence[Observer] = (),
+        tags: Mapping[str, str] = EMPTY,
+        fresh: bool = False,
+        retry_errors: bool = False,
+    ) -> EvalReport:
+        """Run the suite, or go on with its unfinished run, and report.
+
+        Args:
+            store: Where results are kept: a store, its URL, or the project's own `.fairtrial/runs.db`.
+            bus: Told what happens: anything with `publish(event)`, or several.
+            tags: Labels for the run and its sessions.
+            fresh: Start a new run even if one is unfinished.
+            retry_errors: Try again the trials that ended in an error.
+        """
+        opened = _opened(store)
+        request = self._request(opened, tags, _observers(bus), fresh=fresh, retry_errors=retry_errors)
+        return EvalReport(opened, await execute_run(request))
+
+    def run_sync(
+        self,
+        *,
+        store: RunStore | str | None = None,
+        bus: Observer | Sequence[Observer] = (),
+        tags: Mapping[str, str] = EMPTY,
+        fresh: bool = False,
+        retry_errors: bool = False,
+    ) -> EvalReport:
+        """`run`, from ordinary code."""
+        opened = _opened(store)
+        request = self._request(opened, tags, _observers(bus), fresh=fresh, retry_errors=retry_errors)
+        return EvalReport(opened, run_interruptibly(lambda interrupt: execute_run(request, interrupt=interrupt)))
+
+    async def stream(
+        self,
+        *,
+        store: RunStore | str | None = None,
+        bus: Observer | Sequence[Observer] = (),
+        tags: Mapping[str, str] = EMPTY,
+        fresh: bool = False,
+    ) -> AsyncGenerator[EvalResult]:
+        """The run's results as they come. Leaving early (close it: `contextlib.aclosing`) leaves it resumable."""
+        request = self._request(_opened(store), tags, _observers(bus), fresh=fresh)
+        send, receive = anyio.create_memory_object_stream[EvalResult]()
+
+        async def feed() -> None:
+            async with send:
+                await execute_run(request, on_result=send.send)
+
+        with unwrapped():
+            async with anyio.create_task_group() as group, receive:
+                group.start_soon(feed)
+                try:
+                    async for result in receive:
+                        yield result
+                except GeneratorExit:  # Ending here, not in the task group, which would wrap it.
+                    group.cancel_scope.cancel()
+
+    async def rescore(
+        self, run_id: str, evaluator: Evaluator | Scorer | None = None, *, store: RunStore | str | None = None
+    ) -> EvalReport:
+        """A new run from the stored outputs and sessions of another, scored anew; the task is not called."""
+        opened = _opened(store)
+        request = self._request(opened, EMPTY, ())
+        kinds = tuple(task.output_type for task in request.rules.tasks)
+        scorer = self.evaluator if evaluator is None else evaluator
+        types = (self.dataset.input_type, self.dataset.expected_type)
+        run = await rescore_run(opened, run_id, scorer, config=self.config, types=types, output_types=kinds)
+        return EvalReport(opened, run)
+
+
+def _opened(store: RunStore | str | None) -> RunStore:
+    return open_store(store) if store is None or isinstance(store, str) else store
+
+
+def _observers(bus: Observer | Sequence[Observer]) -> Sequence[Observer]:
+    return bus if isinstance(bus, Sequence) else (bus,)
+
+
+def _as_dataset(samples: Dataset[Any, Any] | Iterable[Sample[Any, Any]]) -> Dataset[Any, Any]:
+    return samples if isinstance(samples, Dataset) else Dataset(samples)
+
+
+def _evaluation(
+    samples: Dataset[Any, Any] | Iterable[Sample[Any, Any]],
+    task: Any,
+    evaluator: Evaluator | Scorer,
+    config: EvalConfig | None,
+    experiments: Sequence[Experiment],
+) -> EvalSuite:
+    dataset = _as_dataset(samples)
+    settings = config or EvalConfig()
+    name = settings.experiment_name or dataset.name
+    return EvalSuite(name, dataset, task, evaluator, experiments=experiments, config=replace(settings))
+
+
+async def evaluate(
+    samples: Dataset[Any, Any] | Iterable[Sample[Any, Any]],
+    task: Any,
+    evaluator: Evaluator | Scorer,
+    config: EvalConfig | None = None,
+    *,
+    experiments: Sequence[Experiment] = (),
+    store: RunStore | str | None = None,
+    tags: Mapping[str, str] = EMPTY,
+) -> EvalReport:
+    """Evaluate a task on samples, in memory unless a store is given."""
+    suite = _evaluation(samples, task, evaluator, config, experiments)
+    return await suite.run(store="memory:" if store is None else store, tags=tags)
+
+
+def evaluate_sync(
+    samples: Dataset[Any, Any] | Iterable[Sample[Any, Any]],
+    task: Any,
+    evaluator: Evaluator | Scorer,
+    config: EvalConfig | None = None,
+    *,
+    experiments: Sequence[Experiment] = (),
+    store: RunStore | str | None = None,
+    tags: Mapping[str, str] = EMPTY,
+) -> EvalReport:
+    """`evaluate`, from ordinary code and notebooks."""
+    suite = _evaluation(samples, task, evaluator, config, experiments)
+    return suite.run_sync(store="memory:" if store is None else store, tags=tags)

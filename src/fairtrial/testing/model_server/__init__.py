@@ -1,0 +1,78 @@
+"""A real HTTP model server for tests and demos, on loopback.
+
+It speaks OpenAI's chat completions and Anthropic's messages, says what it is told to (`Reply`, `Script`, `Rule`, a
+function) or echoes, and fails when it is told to (`FaultRule` with any of the faults), the same way for the same seed.
+In this process: `ModelServer`. In another: `spawn_model_server`. From the shell: `python -m` this package.
+"""
+
+from fairtrial.testing.model_server.config import ServerConfig, ServerOptions
+from fairtrial.testing.model_server.faults import (
+    ConnectionReset,
+    ContentFiltered,
+    ContextTooLong,
+    EmptyBody,
+    Fault,
+    HalfSent,
+    Hang,
+    MalformedJson,
+    NotAuthorised,
+    RateLimited,
+    Refused,
+    ServerFailed,
+    Slow,
+    StreamFailed,
+    WrongShape,
+)
+from fairtrial.testing.model_server.latency import FixedLatency, Latency, LogNormalLatency, UniformLatency
+from fairtrial.testing.model_server.plan import FaultPlan, FaultRule
+from fairtrial.testing.model_server.process import ModelServerProcess, spawn_model_server
+from fairtrial.testing.model_server.reply import Reply, ToolCall, Usage, count_tokens
+from fairtrial.testing.model_server.request import ParsedMessage, ParsedRequest, ToolSpec
+from fairtrial.testing.model_server.rules import Predicate, Replies, ReplyFunction, Rule, Script
+from fairtrial.testing.model_server.schema import UnsatisfiedSchemaError, minimal_instance
+from fairtrial.testing.model_server.server import ModelServer
+from fairtrial.testing.model_server.stats import ServerStats
+
+__all__ = [
+    "ModelServer",
+    "spawn_model_server",
+    "ModelServerProcess",
+    "ServerConfig",
+    "ServerOptions",
+    "ServerStats",
+    "Reply",
+    "ToolCall",
+    "Usage",
+    "Script",
+    "Rule",
+    "Replies",
+    "ReplyFunction",
+    "Predicate",
+    "ParsedRequest",
+    "ParsedMessage",
+    "ToolSpec",
+    "count_tokens",
+    "minimal_instance",
+    "UnsatisfiedSchemaError",
+    "Latency",
+    "FixedLatency",
+    "UniformLatency",
+    "LogNormalLatency",
+    "Fault",
+    "FaultRule",
+    "FaultPlan",
+    "RateLimited",
+    "ServerFailed",
+    "NotAuthorised",
+    "ContextTooLong",
+    "Hang",
+    "ConnectionReset",
+    "HalfSent",
+    "MalformedJson",
+    "WrongShape",
+    "EmptyBody",
+    "ContentFiltered",
+    "Refused",
+    "StreamFailed",
+    "Slow",
+]

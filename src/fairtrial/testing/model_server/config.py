@@ -1,0 +1,116 @@
+"""Everything a server can be told, as one record that can travel as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from fairtrial.testing.model_server.faults import Fault, RateLimited
+from fairtrial.testing.model_server.latency import FixedLatency, Latency
+from fairtrial.testing.model_server.plan import FaultRule
+from fairtrial.testing.model_server.record import Record
+from fairtrial.testing.model_server.rules import Replies, Rule, normalise
+
+
+@with_config(ConfigDict(extra="forbid"))
+class ServerOptions(TypedDict, total=False):
+    """What a server can be told beside its replies; the fields of `ServerConfig`, in whatever form is handy."""
+
+    faults: Fault | FaultRule | Sequence[Fault | FaultRule]
+    latency: float | Latency
+    max_concurrent: int | None
+    requests_per_second: float | None
+    burst: int | None
+    refusal: RateLimited
+    seed: int
+    models: Sequence[str]
+    stream_interval: float
+    log_limit: int
+    log_bytes: int
+
+
+@with_config(ConfigDict(extra="forbid"))
+class _ScriptFile(ServerOptions, total=False):
+    replies: Replies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Record):
+    """The settings of one server.
+
+    - `replies`, `faults`: rules tried in order; the first that applies counts.
+    - `latency`: how long each admitted request takes, faulty or not. `stream_interval`: seconds between the events
+      of a stream.
+    - `max_concurrent`: above this many requests in flight, more are refused. `requests_per_second` and `burst`: a
+      token bucket; what it does not grant is refused. `refusal` is the answer to both.
+    - `log_limit`, `log_bytes`: how many requests are kept for `requests()`, and how much of them.
+    """
+
+    replies: tuple[Rule, ...] = ()
+    faults: tuple[FaultRule, ...] = ()
+    latency: Latency = FixedLatency()  # noqa: RUF009 - it is frozen
+    max_concurrent: int | None = None
+    requests_per_second: float | None = None
+    burst: int | None = None
+    refusal: RateLimited = RateLimited()  # noqa: RUF009 - it is frozen
+    seed: int = 0
+    models: tuple[str, ...] = ("test-model",)
+    stream_interval: float = 0.0
+    log_limit: int = 10_000
+    log_bytes: int = 256 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.max_concurrent is not None and self.max_concurrent < 1:
+            raise ValueError(f"max_concurrent must be 1 or more, not {self.max_concurrent}")
+        if self.requests_per_second is not None and self.requests_per_second <= 0:
+            raise ValueError(f"requests_per_second must be more than 0, not {self.requests_per_second}")
+        if self.burst is not None and (self.requests_per_second is None or self.burst < 1):
+            raise ValueError("burst must be 1 or more and needs requests_per_second")
+        if self.stream_interval < 0:
+            raise ValueError(f"stream_interval must be 0 or more seconds, not {self.stream_interval}")
+        if self.log_limit < 0:
+            raise ValueError(f"log_limit must be 0 or more, not {self.log_limit}")
+
+    @classmethod
+    def of(cls, replies: Replies, options: ServerOptions) -> ServerConfig:
+        """The record for what was given in whatever form was handy."""
+        given = dict(options)
+        faults = options.get("faults", ())
+        several = faults if isinstance(faults, Sequence) else (faults,)
+        given["faults"] = tuple(fault if isinstance(fault, FaultRule) else FaultRule(fault) for fault in several)
+        latency = options.get("latency", FixedLatency())
+        given["latency"] = FixedLatency(latency) if isinstance(latency, int | float) else latency
+        if "models" in options:
+            given["models"] = tuple(options["models"])
+        return cls(replies=normalise(replies), **given)  # type: ignore[arg-type]  # a TypedDict's values, widened by dict()
+
+    def to_json(self) -> bytes:
+        """The record as one line of JSON; functions cannot travel."""
+        functions = [rule for rule in self.replies if callable(rule.when) or callable(rule.reply)]
+        functions_of_faults = [rule for rule in self.faults if callable(rule.when)]
+        if functions or functions_of_faults:
+            raise TypeError(
+                "a server in another process takes patterns, replies and scripts, not Python functions;"
+                " use ModelServer in this process for those"
+            )
+        return _CONFIG.dump_json(self)
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> ServerConfig:
+        """The record that a script file describes: an object with `replies` and any of `ServerOptions`."""
+        script = _SCRIPT.validate_json(text)
+        replies = script.pop("replies", None)
+        return cls.of(replies, script)
+
+    @classmethod
+    def load(cls, path: Path) -> ServerConfig:
+        """The record that a script file describes."""
+        return cls.from_json(path.read_bytes())
+
+
+_CONFIG = TypeAdapter(ServerConfig)
+_SCRIPT = TypeAdapter(_ScriptFile)

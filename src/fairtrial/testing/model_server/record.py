@@ -1,0 +1,14 @@
+"""The root of everything that can be written in a script file."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import ConfigDict
+
+
+class Record:
+    """Tells pydantic to refuse unknown fields, so that a misspelt option in a script is an error and not a no-op."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")

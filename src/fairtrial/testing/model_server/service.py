@@ -1,0 +1,338 @@
+"""The HTTP side of the server: requests in, answers and faults out. The only module that needs aiohttp."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import math
+import socket
+import struct
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import Any
+
+from aiohttp import web
+
+from fairtrial.testing.model_server.anthropic_wire import AnthropicWire
+from fairtrial.testing.model_server.config import ServerConfig
+from fairtrial.testing.model_server.draw import draw
+from fairtrial.testing.model_server.faults import (
+    ConnectionReset,
+    ContentFiltered,
+    ContextTooLong,
+    EmptyBody,
+    Fault,
+    HalfSent,
+    Hang,
+    MalformedJson,
+    NotAuthorised,
+    RateLimited,
+    Refused,
+    ServerFailed,
+    Slow,
+    StreamFailed,
+    WrongShape,
+)
+from fairtrial.testing.model_server.openai_wire import OpenAIWire
+from fairtrial.testing.model_server.plan import FaultPlan
+from fairtrial.testing.model_server.quota import TokenBucket
+from fairtrial.testing.model_server.reply import Reply
+from fairtrial.testing.model_server.request import InvalidRequestError, ParsedRequest
+from fairtrial.testing.model_server.rules import Speaker
+from fairtrial.testing.model_server.stats import Ledger, request_to_json, stats_to_json
+from fairtrial.testing.model_server.wire import EPOCH, Wire, to_bytes
+
+_MAX_BODY = 256 * 1024 * 1024
+_SECRET_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
+
+# Faulty answers do not use up a script: a test that retries gets each scripted reply once.
+_LOST = Reply("This answer is about to be lost on its way to the client.")
+_CUT = Reply("This answer was cut", finish_reason="content_filter")
+
+
+class Service:
+    """Answers HTTP requests as its configuration says."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self.ledger = Ledger(log_limit=config.log_limit, log_bytes=config.log_bytes)
+        self._speaker = Speaker(config.replies)
+        self._plan = FaultPlan(config.faults, seed=config.seed)
+        self._attempts: dict[str, int] = {}
+        self._bucket = self._new_bucket()
+        self._closing = asyncio.Event()
+        self._wires: dict[tuple[str, str], Wire] = {
+            ("POST", "/v1/chat/completions"): OpenAIWire(),
+            ("POST", "/v1/messages"): AnthropicWire(),
+        }
+        self._pages: dict[tuple[str, str], Callable[[web.BaseRequest], object]] = {
+            ("GET", "/v1/models"): lambda request: self._models(),
+            ("GET", "/_stats"): lambda request: stats_to_json(self.ledger.stats()),
+            ("GET", "/_requests"): self._requests,
+            ("POST", "/_reset"): lambda request: self.reset(),
+        }
+
+    def _new_bucket(self) -> TokenBucket | None:
+        rate = self._config.requests_per_second
+        return None if rate is None else TokenBucket(rate, self._config.burst)
+
+    def reset(self) -> dict[str, Any]:
+        """Counters, log, scripts, attempts and quota start anew; requests in flight stay."""
+        self._speaker.reset()
+        self._attempts.clear()
+        self._bucket = self._new_bucket()
+        self.ledger.reset()
+        return {}
+
+    def close(self) -> None:
+        """Lets hung requests go."""
+        self._closing.set()
+
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        """The answer to any HTTP request."""
+        key = (http.method, http.path)
+        if (wire := self._wires.get(key)) is not None:
+            return await self._complete(http, wire)
+        if (page := self._pages.get(key)) is not None:
+            return _json_response(page(http))
+        return _json_response(OpenAIWire().error(404, f"nothing is served at {http.method} {http.path}"), status=404)
+
+    def _models(self) -> dict[str, Any]:
+        """The list of models with the fields of both protocols: each client picks its own."""
+        common = {"object": "model", "type": "model", "created": EPOCH, "created_at": "2023-11-14T22:13:20Z"}
+        data = [{"id": name, "display_name": name, "owned_by": "test", **common} for name in self._config.models]
+        ends = {"first_id": self._config.models[0], "last_id": self._config.models[-1]} if data else {}
+        return {"object": "list", "data": data, "has_more": False, **ends}
+
+    def _requests(self, http: web.BaseRequest) -> dict[str, Any]:
+        after = http.query.get("after", "0")
+        first = int(after) if after.isdecimal() else 0
+        return {"requests": [request_to_json(one) for one in self.ledger.log() if one.number > first]}
+
+    async def _complete(self, http: web.BaseRequest, wire: Wire) -> web.StreamResponse:
+        raw = await http.read()
+        number = self.ledger.next_number()
+        try:
+            request = self._parse(wire, raw, number, http)
+        except InvalidRequestError as problem:
+            return self._invalid(wire, problem)
+        if (limit := self._exceeded_limit()) is not None:
+            self.ledger.received(request)
+            self.ledger.refused(limit)
+            return self._rate_limited(wire, self._config.refusal)
+        if self._plan.counts_attempts:
+            attempt = self._attempts[request.digest] = self._attempts.get(request.digest, 0) + 1
+            request = dataclasses.replace(request, attempt=attempt)
+        self.ledger.received(request)
+        self.ledger.began()
+        try:
+            return await self._admitted(http, wire, request)
+        except (asyncio.CancelledError, ConnectionError):
+            self.ledger.abandoned()
+            raise
+        finally:
+            self.ledger.ended()
+
+    def _parse(self, wire: Wire, raw: bytes, number: int, http: web.BaseRequest) -> ParsedRequest:
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError) as problem:
+            raise InvalidRequestError(f"the body is not JSON: {problem}") from None
+        if not isinstance(body, dict):
+            raise InvalidRequestError("the body must be a JSON object")
+        headers = {name.lower(): value for name, value in http.headers.items()}
+        for name in _SECRET_HEADERS & headers.keys():
+            headers[name] = "(not kept)"
+        return wire.parse(body, number=number, raw=raw, headers=headers)
+
+    def _exceeded_limit(self) -> str | None:
+        cap = self._config.max_concurrent
+        if cap is not None and self.ledger.in_flight >= cap:
+            return "concurrency_cap"
+        if self._bucket is not None and not self._bucket.take():
+            return "quota"
+        return None
+
+    async def _admitted(self, http: web.BaseRequest, wire: Wire, request: ParsedRequest) -> web.StreamResponse:
+        fault = self._plan.fault(request)
+        seconds = self._config.latency.at(draw(self._config.seed, "latency", request.number))
+        if isinstance(fault, Slow):
+            seconds += fault.latency.at(draw(self._config.seed, "slow", request.number))
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+        if fault is not None:
+            self.ledger.faulted(fault.kind)
+        if fault is None or isinstance(fault, Slow):
+            try:
+                reply = await self._speaker.reply(request)
+            except InvalidRequestError as problem:
+                return self._invalid(wire, problem)
+            except Exception as problem:
+                # The test's own function failed: say so where the test will look, in the client's error.
+                self.ledger.faulted("reply_error")
+                what = f"the rules of the model server raised {type(problem).__name__}: {problem}"
+                return self._error(wire, 500, what)
+            return await self._say(http, wire, request, reply)
+        return await self._fail(http, wire, request, fault)
+
+    async def _say(self, http: web.BaseRequest, wire: Wire, request: ParsedRequest, reply: Reply) -> web.StreamResponse:
+        usage = reply.usage_for(request.input_tokens)
+        self.ledger.answered(200, usage)
+        if not request.stream:
+            return _response(to_bytes(wire.completion(request, reply, usage)), number=request.number)
+        return await self._stream(http, wire.events(request, reply, usage), request.number)
+
+    async def _stream(self, http: web.BaseRequest, events: list[bytes], number: int) -> web.StreamResponse:
+        response = web.StreamResponse(headers=_headers(number, "text/event-stream; charset=utf-8"))
+        response.enable_chunked_encoding()
+        await response.prepare(http)
+        for index, event in enumerate(events):
+            if index and self._config.stream_interval > 0:
+                await asyncio.sleep(self._config.stream_interval)
+            await response.write(event)
+        return response
+
+    async def _fail(
+        self, http: web.BaseRequest, wire: Wire, request: ParsedRequest, fault: Fault
+    ) -> web.StreamResponse:
+        match fault:
+            case RateLimited():
+                return self._rate_limited(wire, fault)
+            case ServerFailed(status, retry_after):
+                message = "The server is overloaded." if status in (503, 529) else "The server had an error."
+                headers = {} if retry_after is None else _retry_after(retry_after, "seconds")
+                return self._error(wire, status, message, headers=headers)
+            case NotAuthorised(status):
+                return self._error(
+                    wire, status, "The key is not valid." if status == 401 else "The key may not do this."
+                )
+            case ContextTooLong(limit):
+                claimed = max(request.input_tokens, limit + 1)
+                message = f"prompt is too long: {claimed} tokens > {limit} maximum"
+                return self._error(wire, 400, message, code="context_length_exceeded")
+            case Hang(seconds):
+                try:
+                    await asyncio.wait_for(self._closing.wait(), seconds)
+                except TimeoutError:
+                    pass
+                return _drop(http)
+            case ConnectionReset():
+                return _drop(http)
+            case Refused(text):
+                return await self._say(http, wire, request, Reply(refusal=text))
+            case ContentFiltered():
+                return await self._say(http, wire, request, _CUT)
+            case StreamFailed() if not request.stream:
+                return self._error(wire, 500, "The server had an error.")
+        return await self._spoil(http, wire, request, fault)
+
+    async def _spoil(
+        self, http: web.BaseRequest, wire: Wire, request: ParsedRequest, fault: Fault
+    ) -> web.StreamResponse:
+        """The faults that begin with a promising status 200."""
+        usage = _LOST.usage_for(request.input_tokens)
+        body = to_bytes(wire.completion(request, _LOST, usage))
+        events = wire.events(request, _LOST, usage)
+        self.ledger.answered(200)
+        match fault:
+            case HalfSent(fraction):
+                if request.stream:
+                    await self._stream(http, events[: int(len(events) * fraction)], request.number)
+                else:
+                    headers = _headers(request.number, "application/json")
+                    response = web.StreamResponse(headers={**headers, "content-length": str(len(body))})
+                    await response.prepare(http)
+                    await response.write(body[: int(len(body) * fraction)])
+                return _hang_up(http)
+            case MalformedJson():
+                # Any proper beginning of a JSON object is not JSON.
+                body = body[: len(body) * 2 // 3]
+                events = [wire.raw_event(body.decode("ascii"))]
+            case WrongShape(wrong):
+                body = to_bytes(wrong)
+                events = [wire.raw_event(body.decode("ascii"))]
+            case EmptyBody():
+                body, events = b"", []
+            case _:
+                events = [*events[: len(events) // 2], wire.error_event("The server had an error in mid-stream.")]
+        if request.stream:
+            return await self._stream(http, events, request.number)
+        return _response(body, number=request.number)
+
+    def _invalid(self, wire: Wire, problem: InvalidRequestError) -> web.Response:
+        self.ledger.faulted("invalid_request")
+        return self._error(wire, 400, str(problem))
+
+    def _rate_limited(self, wire: Wire, fault: RateLimited) -> web.Response:
+        headers = {} if fault.retry_after is None else _retry_after(fault.retry_after, fault.form)
+        return self._error(wire, 429, "Too many requests.", headers=headers)
+
+    def _error(
+        self, wire: Wire, status: int, message: str, *, code: str | None = None, headers: dict[str, str] | None = None
+    ) -> web.Response:
+        self.ledger.answered(status)
+        return _json_response(wire.error(status, message, code), status=status, headers=headers)
+
+
+def _retry_after(seconds: float, form: str) -> dict[str, str]:
+    if form == "milliseconds":
+        return {"retry-after-ms": f"{seconds * 1000:g}"}
+    if form == "date":
+        # The header has whole seconds; rounding down would invite the client too early.
+        return {"retry-after": formatdate(math.ceil(time.time() + seconds), usegmt=True)}
+    return {"retry-after": f"{seconds:g}"}
+
+
+def _headers(number: int, content_type: str) -> dict[str, str]:
+    return {"content-type": content_type, "x-request-id": f"req_{number}", "request-id": f"req_{number}"}
+
+
+def _response(body: bytes, *, number: int) -> web.Response:
+    return web.Response(body=body, headers=_headers(number, "application/json"))
+
+
+def _json_response(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=to_bytes(value), status=status, headers={"content-type": "application/json", **(headers or {})}
+    )
+
+
+def _drop(http: web.BaseRequest) -> web.Response:
+    """Resets the connection; the response is for form only and is never sent."""
+    if (transport := http.transport) is not None:
+        if (sock := transport.get_extra_info("socket")) is not None:
+            # Not lingering turns the close into a reset.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+    return web.Response()
+
+
+def _hang_up(http: web.BaseRequest) -> web.Response:
+    """Closes the connection after what has been written; the response is for form only and is never sent."""
+    if http.transport is not None:
+        http.transport.close()
+    return web.Response()
+
+
+class CountingServer(web.Server):
+    """aiohttp's server, counting its connections and taking long prompts."""
+
+    def __init__(self, service: Service) -> None:
+        # With cancellation, a client that gives up is out of the in-flight count at once.
+        super().__init__(service.handle, handler_cancellation=True, access_log=None, keepalive_timeout=600.0)
+        self._ledger = service.ledger
+
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        """Counts the connection."""
+        self._ledger.connected(+1)
+        super().connection_made(handler, transport)
+
+    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+        """Counts it off."""
+        self._ledger.connected(-1)
+        super().connection_lost(handler, exc)
+
+    def _make_request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=_MAX_BODY)

@@ -1,0 +1,89 @@
+"""What a task can reach while it works on one trial."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextvars import ContextVar
+from typing import Any
+
+from fairtrial.data.sample import Sample
+from fairtrial.errors import FairtrialError
+from fairtrial.session.session import Session
+from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.keys import TrialKey
+
+_current: ContextVar[TrialContext | None] = ContextVar("fairtrial_trial", default=None)
+
+
+class TrialContext:
+    """One trial as its task sees it.
+
+    Attributes:
+        key: The trial's identity.
+        sample: The sample, whole.
+        experiment: The variant being tried.
+        attempt: Which attempt this is, from 1.
+        session: The record to write to.
+        deadline: When the attempt times out, on the clock `time.monotonic()`.
+        shared: What the suite's lifespan opened.
+    """
+
+    __slots__ = ("_resources", "_run_seed", "attempt", "deadline", "experiment", "key", "sample", "session", "shared")
+
+    def __init__(
+        self,
+        key: TrialKey,
+        sample: Sample[Any, Any],
+        experiment: Experiment,
+        session: Session,
+        *,
+        run_seed: int = 0,
+        attempt: int = 1,
+        deadline: float = float("inf"),
+        shared: Any = None,
+    ) -> None:
+        self.key = key
+        self.sample = sample
+        self.experiment = experiment
+        self.session = session
+        self._run_seed = run_seed
+        self.attempt = attempt
+        self.deadline = deadline
+        self.shared = shared
+        self._resources: AsyncExitStack | None = None
+
+    @property
+    def seed(self) -> int:
+        """Depends on the run's seed, the sample and the repeat, and is the same in every experiment."""
+        return trial_seed(self._run_seed, self.key.sample_id, self.key.repeat)
+
+    async def enter[T](self, resource: AbstractAsyncContextManager[T]) -> T:
+        """Open something for this attempt; it is closed after scoring, whatever happens."""
+        return await self.resources.enter_async_context(resource)
+
+    @property
+    def resources(self) -> AsyncExitStack:
+        """What will be closed after scoring, in reverse order."""
+        if self._resources is None:
+            self._resources = AsyncExitStack()
+        return self._resources
+
+    @property
+    def has_resources(self) -> bool:
+        """True if anything was opened."""
+        return self._resources is not None
+
+
+def current_trial() -> TrialContext:
+    """The trial whose task is running here; for code too deep to be handed a context."""
+    context = _current.get()
+    if context is None:
+        raise FairtrialError("no trial is running here: current_trial() works inside a task and what it calls")
+    return context
+
+
+def trial_seed(run_seed: int, sample_id: str, repeat: int) -> int:
+    """The seed of a trial: equal across experiments, so that they can be compared pair by pair."""
+    content = f"{run_seed}\0{sample_id}\0{repeat}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())

@@ -1,0 +1,26 @@
+"""A named variant of the task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fairtrial.errors import ConfigurationError
+from fairtrial.frozen import EMPTY, FrozenDict, freeze
+from fairtrial.trials.task import Task
+from fairtrial.types import JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Parameters and flags the task reads from `ctx.experiment`, or a task of its own."""
+
+    name: str = "baseline"
+    params: Mapping[str, JSON] = EMPTY
+    task: Task | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or any(mark in self.name for mark in ":@/\n"):
+            raise ConfigurationError(f"an experiment's name is text without ':', '@' or '/', not {self.name!r}")
+        if type(self.params) is not FrozenDict:
+            object.__setattr__(self, "params", freeze(dict(self.params)))

@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fairtrial.data.sample import Sample
+from fairtrial.errors import ConfigurationError, ModelUnavailableError, OutputParseError, StoreError
+from fairtrial.models.adapter import ToolSpec
+from fairtrial.models.cache import ResponseCache
+from fairtrial.models.retry import RetryPolicy
+from fairtrial.models.scripted import ScriptedAdapter
+from fairtrial.models.sdk import SdkAdapter
+from fairtrial.scoring.evaluator import resolve
+from fairtrial.session.events import PromptExecuted, TokenUsage
+from fairtrial.session.session import Session
+from fairtrial.session.trajectory import ChatMessage, ToolCall
+from fairtrial.testing.fakes import FakeClock
+from fairtrial.testing.model_server import FaultRule, ModelServer, ParsedRequest, ServerFailed, Usage
+from fairtrial.testing.model_server import Reply as Served
+from fairtrial.trials.context import TrialContext
+from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult
+from fairtrial.trials.run_trial import TrialRules, run_trial
+from fairtrial.trials.task import resolve_task
+
+type MakeAdapter = Callable[..., SdkAdapter]
+
+pytestmark = pytest.mark.anyio
+
+
+def ask(text: str) -> list[ChatMessage]:
+    return [ChatMessage("user", text)]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    reason: str
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[ResponseCache]:
+    opened = ResponseCache(tmp_path / "cache" / "responses.db")
+    yield opened
+    opened.close()
+
+
+def numbered() -> Callable[[ParsedRequest], Served]:
+    """A model that never says the same thing twice."""
+
+    def reply(request: ParsedRequest) -> Served:
+        return Served(f"answer {request.number}", usage=Usage(10, 5))
+
+    return reply
+
+
+async def suite(task: Any, *, samples: int, repeats: int, run_id: str) -> list[EvalResult]:
+    """The trials of a suite, side by side."""
+
+    def passes(output: Any, expected: Any) -> bool:
+        return str(output).startswith("answer")
+
+    rules = TrialRules((resolve_task(task),), (Experiment(),), resolve(passes), timeout_seconds=30)
+    results: list[EvalResult] = []
+
+    async def one(ordinal: int) -> None:
+        sample: Sample[str, str] = Sample(f"s{ordinal % samples}", f"question {ordinal % samples}")
+        key = TrialKey(run_id, "baseline", sample.id, ordinal // samples)
+        results.append(await run_trial(rules, key, ordinal, sample, 0))
+
+    async with anyio.create_task_group() as group:
+        for ordinal in range(samples * repeats):
+            group.start_soon(one, ordinal)
+    return sorted(results, key=lambda result: result.ordinal)
+
+
+@pytest.mark.proves("R107")
+async def test_the_second_run_makes_no_request_and_gives_the_same_results(
+    adapter_for: MakeAdapter, cache: ResponseCache
+) -> None:
+    async def vote(question: str, ctx: TrialContext) -> str:
+        # The same prompt three times in one trial: three answers, for self-consistency.
+        answers = [(await adapter.complete(ask(question))).output or "" for _ in range(3)]
+        return " / ".join(answers)
+
+    with ModelServer(numbered()) as server:
+        adapter = adapter_for(server, cache=cache)
+        first = await suite(vote, samples=5, repeats=2, run_id="one")
+        assert server.stats().requests == 30
+        second = await suite(vote, samples=5, repeats=2, run_id="two")
+        assert server.stats().requests == 30
+    seen = [(result.outcome, result.output, result.score, result.usage) for result in first]
+    assert [(result.outcome, result.output, result.score, result.usage) for result in second] == seen
+    assert all(result.usage == TokenUsage(30, 15) for result in first)
+    answers = [answer for result in first for answer in result.output.split(" / ")]
+    assert len(set(answers)) == 30  # Repeats and identical calls of a trial stay distinct.
+    assert (cache.hits, cache.misses) == (30, 30)
+
+
+async def test_changing_any_part_of_the_key_misses(
+    cache: ResponseCache, provider: str, adapter_for: MakeAdapter
+) -> None:
+    tool = ToolSpec("t", "d", {"type": "object", "properties": {}})
+    with ModelServer(numbered()) as server, ModelServer(numbered()) as elsewhere:
+        base: dict[str, Any] = {"messages": ask("x")}
+        variants: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
+            (server, {}, base),
+            (elsewhere, {}, base),
+            (server, {"model": "other"}, base),
+            (server, {"params": {"temperature": 0.5}}, base),
+            (server, {}, {**base, "params": {"temperature": 0.25}}),
+            (server, {}, {**base, "params": {"seed": 1}}),
+            (server, {}, {"messages": ask("y")}),
+            (server, {}, {"messages": [ChatMessage("system", "s"), *ask("x")]}),
+            (server, {}, {**base, "tools": [tool]}),
+            (server, {}, {**base, "tools": [ToolSpec("t", "other", tool.parameters)]}),
+        ]
+        for at, options, call in variants:
+            await adapter_for(at, cache=cache, **options).complete(**call)
+        assert server.stats().requests + elsewhere.stats().requests == len(variants)
+        for at, options, call in variants:
+            await adapter_for(at, cache=cache, **options).complete(**call)
+        assert server.stats().requests + elsewhere.stats().requests == len(variants)
+    assert len(cache) == len(variants)
+
+
+async def test_the_form_asked_for_and_the_provider_are_part_of_the_key(cache: ResponseCache) -> None:
+    one = ScriptedAdapter([Verdict("a"), '{"reason": "b"}', '{"reason": "c"}'], cache=cache)
+    two = ScriptedAdapter(["d"], name="other", cache=cache)
+    assert (await one.complete(ask("x"), output_type=Verdict)).output == Verdict("a")
+    assert (await one.complete(ask("x"))).output == '{"reason": "b"}'
+    assert (await one.complete(ask("x"), output_type=dict)).output == {"reason": "c"}
+    assert (await two.complete(ask("x"))).output == "d"
+    assert (await one.complete(ask("x"), output_type=Verdict)).output == Verdict("a")
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_identical_calls_at_one_time_share_one_request(cache: ResponseCache, backend: str) -> None:
+    async def main() -> tuple[set[str | None], int]:
+        async def slowly(messages: Any) -> str:
+            await anyio.sleep(0.02)
+            return "ok"
+
+        adapter = ScriptedAdapter(slowly, cache=cache)
+        answers: set[str | None] = set()
+
+        async def call() -> None:
+            answers.add((await adapter.complete(ask("x"))).output)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(call)
+        return answers, adapter.call_count
+
+    assert anyio.run(main, backend=backend) == ({"ok"}, 1)
+
+
+async def test_if_the_shared_request_fails_the_others_ask_for_themselves(cache: ResponseCache) -> None:
+    adapter = ScriptedAdapter([ModelUnavailableError("a"), ModelUnavailableError("b"), "ok"], cache=cache)
+    outcomes: list[str] = []
+
+    async def call() -> None:
+        try:
+            outcomes.append(str((await adapter.complete(ask("x"))).output))
+        except ModelUnavailableError as error:
+            outcomes.append(str(error))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(10):
+            group.start_soon(call)
+    assert sorted(outcomes) == ["a", "b", *["ok"] * 8]
+    assert adapter.call_count == 3
+
+
+async def test_a_caller_that_gives_up_does_not_take_the_others_with_it(cache: ResponseCache) -> None:
+    started = anyio.Event()
+
+    async def reply(messages: Any) -> str:
+        if not started.is_set():
+            started.set()
+            await anyio.sleep_forever()
+        return "ok"
+
+    adapter = ScriptedAdapter(reply, cache=cache)
+    answers: list[str | None] = []
+
+    async def follower() -> None:
+        await started.wait()
+        answers.append((await adapter.complete(ask("x"))).output)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(follower)
+        with anyio.move_on_after(0.05):
+            await adapter.complete(ask("x"))
+    assert answers == ["ok"]
+
+
+async def test_errors_and_unreadable_answers_are_never_kept(cache: ResponseCache) -> None:
+    adapter = ScriptedAdapter([ModelUnavailableError("a"), "no", "no", "no", Verdict("fine")], cache=cache)
+    with pytest.raises(ModelUnavailableError):
+        await adapter.complete(ask("x"), output_type=Verdict)
+    with pytest.raises(OutputParseError):
+        await adapter.complete(ask("x"), output_type=Verdict)
+    assert len(cache) == 0
+    assert (await adapter.complete(ask("x"), output_type=Verdict)).output == Verdict("fine")
+    assert adapter.call_count == 5
+    assert len(cache) == 1  # The repair's answer; what needed it is asked for again.
+
+
+async def test_refusals_are_never_kept(cache: ResponseCache, adapter_for: MakeAdapter) -> None:
+    from fairtrial.errors import ModelRefusedError
+
+    with ModelServer([Served(refusal="No."), "Yes."]) as server:
+        adapter = adapter_for(server, cache=cache)
+        with pytest.raises(ModelRefusedError):
+            await adapter.complete(ask("x"))
+        assert (await adapter.complete(ask("x"))).output == "Yes."
+
+
+async def test_an_attempt_that_is_retried_does_not_pay_again_for_what_it_has(
+    cache: ResponseCache, adapter_for: MakeAdapter
+) -> None:
+    async def chain(question: str) -> str:
+        said = question
+        for _ in range(4):
+            said = (await adapter.complete(ask(said))).output or ""
+        return said
+
+    fault = FaultRule(ServerFailed(), numbers=(4,))
+    with ModelServer(numbered(), faults=fault) as server:
+        adapter = adapter_for(server, cache=cache, retry=RetryPolicy(attempts=1))
+        rules = TrialRules(
+            (resolve_task(chain),), (Experiment(),), resolve(lambda output, expected: True), max_retries=1
+        )
+        result = await run_trial(rules, TrialKey("r", "baseline", "s"), 0, Sample("s", "go"), 0)
+        assert (result.outcome, result.attempt, result.output) == ("scored", 2, "answer 5")
+        assert server.stats().requests == 5
+
+
+async def test_money_is_paid_once_and_tokens_count_as_they_were(cache: ResponseCache) -> None:
+    session = Session()
+    adapter = ScriptedAdapter(["x"], usage=TokenUsage(10, 5, 0, 0.5), cache=cache)
+    for _ in range(2):
+        await adapter.complete(ask("x"), session=session)
+    assert [event.usage for event in session[PromptExecuted].all()] == [
+        TokenUsage(10, 5, 0, 0.5),
+        TokenUsage(10, 5, 0, 0.0),
+    ]
+
+
+async def test_tool_calls_come_back_from_the_cache_as_they_were(cache: ResponseCache) -> None:
+    adapter = ScriptedAdapter([ToolCall("t", {"a": [1, {"b": None}]}, "id")], cache=cache)
+    one, two = [(await adapter.complete(ask("x"))).message for _ in range(2)]
+    assert one == two
+    assert one.tool_calls[0].arguments == {"a": [1, {"b": None}]}
+
+
+async def test_policies(tmp_path: Path) -> None:
+    path = tmp_path / "c.db"
+    adapter_script = [str(number) for number in range(20)]
+
+    async def outputs(policy: Any, script: list[str]) -> tuple[list[str | None], int]:
+        cache = ResponseCache(path, policy)
+        adapter = ScriptedAdapter(script, cache=cache)
+        said = [(await adapter.complete(ask("x"))).output for _ in range(2)]
+        cache.close()
+        return said, adapter.call_count
+
+    assert await outputs("off", adapter_script) == (["0", "1"], 2)
+    assert await outputs("read", adapter_script) == (["0", "1"], 2)
+    assert await outputs("read-write", ["kept"]) == (["kept", "kept"], 1)
+    assert await outputs("read", ["unused"]) == (["kept", "kept"], 0)
+    assert await outputs("refresh", ["new", "newer"]) == (["new", "newer"], 2)
+    assert await outputs("read-write", []) == (["newer", "newer"], 0)
+
+
+async def test_old_answers_are_not_used_and_go(tmp_path: Path) -> None:
+    clock = FakeClock()
+    cache = ResponseCache(tmp_path / "c.db", max_age_seconds=60, max_bytes=10_000_000, clock=clock)
+    adapter = ScriptedAdapter(["a", "b", "c"], cache=cache)
+    assert (await adapter.complete(ask("x"))).output == "a"
+    clock.advance(59)
+    assert (await adapter.complete(ask("x"))).output == "a"
+    clock.advance(2)
+    assert (await adapter.complete(ask("x"))).output == "b"
+    clock.advance(61)
+    await adapter.complete(ask("y"))
+    assert len(cache) == 1
+    cache.close()
+
+
+async def test_the_oldest_answers_go_when_it_grows_too_large(tmp_path: Path) -> None:
+    clock = FakeClock()
+    cache = ResponseCache(tmp_path / "c.db", max_bytes=20_000, clock=clock)
+    adapter = ScriptedAdapter(lambda messages: "x" * 1000, cache=cache)
+    for number in range(40):
+        clock.advance(1)
+        await adapter.complete(ask(str(number)))
+    assert 5 < len(cache) < 20
+    before = adapter.call_count
+    await adapter.complete(ask("39"))
+    assert adapter.call_count == before
+    await adapter.complete(ask("0"))
+    assert adapter.call_count == before + 1
+    cache.clear()
+    assert len(cache) == 0
+    cache.close()
+
+
+async def test_only_the_owner_may_read_the_file(cache: ResponseCache) -> None:
+    await ScriptedAdapter(["x"], cache=cache).complete(ask("x"))
+    files = list(cache.path.parent.iterdir())
+    assert cache.path in files
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert repr(cache) == f"<ResponseCache {str(cache.path)!r} read-write>"
+
+
+async def test_a_damaged_answer_is_asked_for_again(cache: ResponseCache) -> None:
+    adapter = ScriptedAdapter(["a", "b"], cache=cache)
+    await adapter.complete(ask("x"))
+    with sqlite3.connect(cache.path) as database:
+        database.execute("UPDATE responses SET reply = '{\"odd\":1}'")
+    database.close()
+    assert (await adapter.complete(ask("x"))).output == "b"
+
+
+async def test_a_file_that_is_no_cache_or_a_newer_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("this is not a database, and long enough to be seen as such" * 20)
+    with pytest.raises(StoreError, match="cannot be used"):
+        await ScriptedAdapter(["a"], cache=ResponseCache(tmp_path / "text.db")).complete(ask("x"))
+    with sqlite3.connect(tmp_path / "new.db") as database:
+        database.execute("PRAGMA user_version=99")
+    database.close()
+    with pytest.raises(StoreError, match="cache format 99"):
+        await ScriptedAdapter(["a"], cache=ResponseCache(tmp_path / "new.db")).complete(ask("x"))
+
+
+def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cache policy is one of off, read, read-write, refresh"):
+        ResponseCache(tmp_path / "c.db", "sometimes")  # type: ignore[arg-type]  # what the test is about
+    with pytest.raises(ConfigurationError, match="more than 0"):
+        ResponseCache(tmp_path / "c.db", max_bytes=0)
