@@ -78,6 +78,7 @@ class CodecError(DataError):
     def under(self, step: str | int) -> CodecError:
         """The same error seen from one level further out."""
         self.path = (step, *self.path)
+        self.args = (self.problem, self.path)
         return self
 
     def __str__(self) -> str:

@@ -67,11 +67,17 @@ class FrozenList[T](list[T]):
 EMPTY: FrozenDict[str, Any] = FrozenDict()
 
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def freeze(value: Any) -> Any:
-    """The same JSON-like value with every dict and list in it frozen."""
-    kind = type(value)
-    if kind is dict:
+    """The same value with every dict, list and set in it frozen."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, dict):
         return FrozenDict({key: freeze(item) for key, item in value.items()})
-    if kind is list:
+    if isinstance(value, list):
         return FrozenList([freeze(item) for item in value])
-    return value
+    if type(value) is tuple:
+        return tuple(freeze(item) for item in value)
+    return frozenset(value) if type(value) is set else value

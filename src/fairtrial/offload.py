@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import sniffio
 
 from fairtrial.codec import decode, dumps
 from fairtrial.errors import CodecError, FairtrialError
@@ -33,13 +32,19 @@ class IsolatedError(FairtrialError):
 
 def loop_caller() -> Callable[[Callable[[], Any]], Any]:
     """The function that runs something on the current event loop from another thread."""
-    if sniffio.current_async_library() == "trio":
+    if on_trio():
         import trio
 
         return trio.lowlevel.current_trio_token().run_sync_soon
     import asyncio
 
     return asyncio.get_running_loop().call_soon_threadsafe
+
+
+def on_trio() -> bool:
+    """True if this runs on trio; nobody can be on it who has not imported it."""
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())
 
 
 class _Job:
@@ -61,13 +66,13 @@ class DaemonThreads:
     def __init__(self) -> None:
         self._idle: deque[queue.SimpleQueue[_Job | None]] = deque()
         self._lock = threading.Lock()
-        self._hung = 0
+        self.hung = 0
 
     async def run(self, call: Callable[[], Any]) -> Any:
         """The call's result. A cancelled wait leaves the thread behind: nothing can stop a running thread."""
-        if self._hung >= _MAX_HUNG:
+        if self.hung >= _MAX_HUNG:
             raise FairtrialError(
-                f"{self._hung} threads hang in user code that does not return; mark it isolate=True, "
+                f"{self.hung} threads hang in user code that does not return; mark it isolate=True, "
                 "which runs it in a child process that can be killed"
             )
         job = _Job(call, loop_caller())
@@ -78,7 +83,7 @@ class DaemonThreads:
             with self._lock:
                 if not job.done.is_set():
                     job.abandoned = True
-                    self._hung += 1
+                    self.hung += 1
             raise
         if job.error is not None:
             try:
@@ -104,7 +109,7 @@ class DaemonThreads:
             with self._lock:
                 self._idle.append(jobs)
                 if job.abandoned:
-                    self._hung -= 1
+                    self.hung -= 1
                     continue
             try:
                 job.wake(job.done.set)

@@ -9,12 +9,17 @@ The rules, settled once:
 | tuple, NamedTuple, list    | array                                                                             |
 | set, frozenset             | array in canonical order                                                          |
 | enum                       | its value                                                                         |
-| datetime, date, time, UUID | text in ISO or canonical form                                                     |
-| Decimal, timedelta, Path   | text as pydantic writes it                                                        |
+| datetime, date, time, UUID | text in ISO or canonical form; a time zone travels as its offset                  |
+| Decimal, timedelta, Path   | text: digits, an ISO 8601 duration, the path                                      |
 | int                        | a JSON number of any length Python prints (4,300 digits); read back exactly       |
+| keys of objects            | text, ints, enums, UUIDs and dates, written as text                               |
 | bytes, NaN, infinities     | text that starts with U+FDD0, a code point reserved for such use; read back       |
 | NUL, lone surrogates       | escaped with U+FDD0 inside the text: PostgreSQL, SQLite and UTF-8 accept the rest |
 | anything else              | `CodecError` with the path to it; nothing is pickled, nothing is silently dropped |
+
+A union is read as the member that fits: exact scalars first, then the record that has exactly these fields, then the
+earliest. Members that are written alike cannot be told apart: text beside a date is text, a list beside a tuple is
+whichever comes first.
 
 Reading is strict: an int is accepted where a float is asked for, a bool is never a number, text is never parsed
 into a number. What is read with no type stays JSON.

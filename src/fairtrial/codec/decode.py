@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import collections.abc
 import dataclasses
 import enum
@@ -13,16 +11,19 @@ import json
 import types
 import typing
 from collections.abc import Callable
-from datetime import date, datetime, time
+from datetime import datetime
 from difflib import get_close_matches
+from pathlib import PurePath
 from typing import Any, TypeAliasType, TypeVar, cast
-from uuid import UUID
 
+from fairtrial.codec.encode import canonical
 from fairtrial.codec.escape import parse_json, restore, restore_text
+from fairtrial.codec.fields import QUALIFIERS, alias_value, field_types, required_keys
+from fairtrial.codec.models import constrained, is_pydantic, model
+from fairtrial.codec.scalars import SCALARS, Decoder, got, mismatch, name_of
+from fairtrial.codec.shapes import Shape, plain, shape_of
 from fairtrial.errors import CodecError
 from fairtrial.frozen import FrozenDict, FrozenList, freeze
-
-type Decoder = Callable[[Any], Any]
 
 
 def decode[T](kind: type[T], text: str | bytes, *, frozen: bool = False) -> T:
@@ -43,115 +44,35 @@ def from_json[T](kind: type[T], tree: Any, *, frozen: bool = False) -> T:
 
 
 @functools.lru_cache(maxsize=4096)
-def _cached_decoder(kind: Any, frozen: bool) -> Decoder:
+def _cached_decoder(kind: Any, frozen: bool, _spelling: str = "") -> Decoder:
     return _Compiler(frozen).compile(kind)
 
 
 def _decoder(kind: Any, frozen: bool) -> Decoder:
-    try:
+    if isinstance(kind, type):
         return _cached_decoder(kind, frozen)
-    except TypeError:  # An unhashable annotation, such as Annotated with a list in it.
-        return _Compiler(frozen).compile(kind)
+    # `int | str` equals `str | int`, and the order of a union may decide: the spelling tells them apart.
+    return _cached_decoder(kind, frozen, repr(kind)) if _hashable(kind) else _Compiler(frozen).compile(kind)
 
 
-def name_of(kind: Any) -> str:
-    """How a type is called in a message to a person."""
-    if kind is type(None):
-        return "null"
-    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
+def _hashable(kind: Any) -> bool:
+    try:
+        hash(kind)
+    except TypeError:  # Such as Annotated with a list in it.
+        return False
+    return True
 
 
-def _got(value: Any) -> str:
-    kind = "null" if value is None else type(value).__name__
-    shown = json.dumps(value, default=str)
-    if isinstance(value, list | dict) or value is None:
-        return {"list": "an array", "dict": "an object"}.get(kind, kind)
-    return f"{kind} ({shown if len(shown) <= 40 else shown[:37] + '...'})"
-
-
-def _mismatch(wanted: str, value: Any) -> CodecError:
-    return CodecError(f"expected {wanted}, got {_got(value)}")
-
-
-def _str(value: Any) -> str:
-    if type(value) is str:
-        restored = restore_text(value)
-        if type(restored) is str:
-            return restored
-    raise _mismatch("str", value)
-
-
-def _int(value: Any) -> int:
-    if type(value) is int:
-        return value
-    raise _mismatch("int", value)
-
-
-def _float(value: Any) -> float:
-    if type(value) is float or type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise CodecError("the integer is too large for a float") from None
-    restored = restore_text(value) if type(value) is str else value
-    if type(restored) is float:
-        return restored
-    raise _mismatch("float", value)
-
-
-def _bool(value: Any) -> bool:
-    if type(value) is bool:
-        return value
-    raise _mismatch("bool", value)
-
-
-def _none(value: Any) -> None:
-    if value is not None:
-        raise _mismatch("null", value)
-
-
-def _bytes(value: Any) -> bytes:
-    restored = restore_text(value) if type(value) is str else value
-    if isinstance(restored, bytes):
-        return restored
-    if isinstance(restored, str):  # Files written by people carry plain base64.
-        try:
-            return base64.b64decode(restored, validate=True)
-        except (binascii.Error, ValueError):
-            pass
-    raise _mismatch("bytes as base64", value)
-
-
-def _parsed(kind: type, parse: Callable[[str], Any]) -> Decoder:
-    def decode_text(value: Any) -> Any:
-        if type(value) is str:
-            try:
-                return parse(value)
-            except ValueError:
-                pass
-        raise _mismatch(f"{kind.__name__} as text", value)
-
-    return decode_text
-
-
-_SCALARS: dict[Any, Decoder] = {
-    str: _str,
-    int: _int,
-    float: _float,
-    bool: _bool,
-    type(None): _none,
-    None: _none,
-    bytes: _bytes,
-    datetime: _parsed(datetime, datetime.fromisoformat),
-    date: _parsed(date, date.fromisoformat),
-    time: _parsed(time, time.fromisoformat),
-    UUID: _parsed(UUID, UUID),
+_ABSTRACT: dict[Any, type] = {
+    collections.abc.Iterable: list,
+    collections.abc.Collection: list,
+    collections.abc.Sequence: list,
+    collections.abc.MutableSequence: list,
+    collections.abc.Set: frozenset,
+    collections.abc.MutableSet: set,
+    collections.abc.Mapping: dict,
+    collections.abc.MutableMapping: dict,
 }
-
-
-_QUALIFIERS = tuple(
-    getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly", "Final") if hasattr(typing, name)
-)
 
 
 class _Compiler:
@@ -161,20 +82,19 @@ class _Compiler:
         self.frozen = frozen
         self.under_way: dict[Any, list[Decoder]] = {}
 
-    def compile(self, kind: Any, variables: dict[Any, Any] | None = None) -> Decoder:
-        variables = variables or {}
-        if isinstance(kind, TypeVar):
-            return self.compile(variables[kind]) if kind in variables else self.anything
-        if kind in (Any, object, inspect.Parameter.empty):
+    def compile(self, kind: Any) -> Decoder:
+        if kind is Any or kind is object or isinstance(kind, TypeVar):
             return self.anything
-        if kind in _SCALARS:
-            return _SCALARS[kind]
+        if not _hashable(kind):
+            return self._structure(kind)
+        if kind in SCALARS:
+            return SCALARS[kind]
         if kind in self.under_way:  # A type that contains itself: refer to the decoder that is still being made.
             late = self.under_way[kind]
             return lambda value: late[0](value)
         self.under_way[kind] = late = []
         try:
-            late.append(self._structure(kind, variables))
+            late.append(self._structure(kind))
         finally:
             del self.under_way[kind]
         return late[0]
@@ -183,65 +103,69 @@ class _Compiler:
         restored = restore(value)
         return freeze(restored) if self.frozen else restored
 
-    def _structure(self, kind: Any, variables: dict[Any, Any]) -> Decoder:
+    def _structure(self, kind: Any) -> Decoder:
         origin, args = typing.get_origin(kind), typing.get_args(kind)
-        if isinstance(kind, TypeAliasType):
-            return self.compile(kind.__value__, variables)
-        if isinstance(origin, TypeAliasType):
-            return self.compile(origin.__value__, self._bind(origin.__type_params__, args, variables))
+        alias = origin or kind
+        if isinstance(alias, TypeAliasType):
+            return self.compile(alias_value(alias, args))
         if origin is typing.Annotated:
-            return self._annotated(kind, args, variables)
-        if origin in _QUALIFIERS:
-            return self.compile(args[0], variables)
+            return self._annotated(kind, args)
+        if origin in QUALIFIERS:
+            return self.compile(args[0])
         if origin in (typing.Union, types.UnionType):
-            return self._union(kind, args, variables)
+            return self._union(args)
         if origin is typing.Literal:
-            return self._literal(kind, args)
+            return self._literal(args)
         if isinstance(kind, typing.NewType):
-            return self.compile(kind.__supertype__, variables)
+            return self.compile(kind.__supertype__)
         base = origin or kind
         if isinstance(base, type):
-            return self._class(base, kind, args, variables)
+            return self._class(base, kind, args)
         raise CodecError(f"{name_of(kind)} is not a type that can be read from JSON")
 
-    def _class(self, base: type, kind: Any, args: tuple[Any, ...], variables: dict[Any, Any]) -> Decoder:
+    def _class(self, base: type, kind: Any, args: tuple[Any, ...]) -> Decoder:
         if issubclass(base, enum.Enum):
             return self._enum(base)
-        if _is_pydantic(base):
-            return _model(kind)
+        if is_pydantic(base):
+            return model(kind)
         if dataclasses.is_dataclass(base):
-            return self._dataclass(base, self._bind(getattr(base, "__parameters__", ()), args, variables))
+            return self._dataclass(base, args)
         if typing.is_typeddict(base):
-            return self._typed_dict(base, self._bind(getattr(base, "__parameters__", ()), args, variables))
+            return self._typed_dict(base, args)
         if issubclass(base, tuple):
-            return self._tuple(base, args, variables)
-        if issubclass(base, list) or base in (collections.abc.Sequence, collections.abc.Iterable):
-            return self._array(FrozenList if self.frozen else list, args, variables)
-        if issubclass(base, set | frozenset) or base in (collections.abc.Set, collections.abc.MutableSet):
-            as_frozen = self.frozen or issubclass(base, frozenset) or base is collections.abc.Set
-            return self._array(frozenset if as_frozen else set, args, variables)
-        if issubclass(base, dict) or base in (collections.abc.Mapping, collections.abc.MutableMapping):
-            return self._mapping(args, variables)
-        return _by_pydantic(kind)
+            return self._tuple(base, kind, args)
+        concrete = _ABSTRACT.get(base, base)
+        if issubclass(concrete, list):
+            return self._array(FrozenList if self.frozen else concrete, args)
+        if issubclass(concrete, set | frozenset):
+            return self._array(frozenset if self.frozen else concrete, args)
+        if issubclass(concrete, dict):
+            return self._mapping(FrozenDict if self.frozen else concrete, args)
+        if issubclass(base, PurePath):
+            return lambda value: base(SCALARS[str](value))
+        raise CodecError(f"{name_of(kind)} is not a type that can be read from JSON")
 
-    def _bind(self, parameters: Any, args: tuple[Any, ...], outer: dict[Any, Any]) -> dict[Any, Any]:
-        return dict(
-            zip(parameters, (outer.get(arg, arg) if isinstance(arg, TypeVar) else arg for arg in args), strict=False)
-        )
+    def _annotated(self, kind: Any, args: tuple[Any, ...]) -> Decoder:
+        inner = self.compile(args[0])
+        if all(isinstance(note, str) for note in args[1:]):  # Words for people constrain nothing.
+            return inner
+        checked = constrained(kind, inner)
+        return (lambda value: freeze(checked(value))) if self.frozen else checked
 
-    def _annotated(self, kind: Any, args: tuple[Any, ...], variables: dict[Any, Any]) -> Decoder:
-        inner = self.compile(args[0], variables)
-        check = _adapter(kind)
+    def _union(self, args: tuple[Any, ...]) -> Decoder:
+        exact = {arg: SCALARS[arg] for arg in args if arg in (str, int, float, bool, type(None))}
+        members: list[tuple[Any, Decoder, Shape | None]] = [(arg, self.compile(arg), shape_of(arg)) for arg in args]
+        # A date is read as the datetime of its midnight too, so the narrower one goes first.
+        members.sort(key=lambda member: member[0] is datetime)
 
-        def decode_annotated(value: Any) -> Any:
-            decoded = inner(value)
-            return _validated(lambda: check().validate_python(decoded))
-
-        return decode_annotated
-
-    def _union(self, kind: Any, args: tuple[Any, ...], variables: dict[Any, Any]) -> Decoder:
-        exact = {arg: _SCALARS[arg] for arg in args if arg in (str, int, float, bool, type(None))}
-        members = [(arg, self.compile(arg, variables)) for arg in args]
+        def candidates(value: Any) -> list[tuple[Any, Decoder, Shape | None]]:
+            if not isinstance(value, dict):
+                return members
+            fitting = [member for member in members if member[2] is None or member[2].fits(value)]
+            if all(shape is None for _, _, shape in fitting):
+                return members  # Perhaps misspelt: let each say what is wrong.
+            # Records are written with all their fields, so the one with exactly these fields was written.
+            return sorted(fitting, key=lambda member: member[2] is None or not member[2].is_complete(value))
 
         def decode_union(value: Any) -> Any:
             if type(value) in exact:
@@ -250,53 +174,59 @@ class _Compiler:
                 except CodecError:
                     pass
             problems: list[tuple[Any, CodecError]] = []
-            for arg, decoder in members:
+            for arg, decoder, shape in candidates(value):
                 try:
                     return decoder(value)
                 except CodecError as error:
-                    problems.append((arg, error))
-            # The member that got furthest is the one that was meant.
-            meant, deepest = max(problems, key=lambda problem: len(problem[1].path))
-            if deepest.path:
+                    if error.path or (shape is not None and isinstance(value, dict)):
+                        problems.append((arg, error))
+            if problems:  # The member that got furthest is the one that was meant.
+                meant, deepest = max(problems, key=lambda problem: len(problem[1].path))
                 raise CodecError(f"as {name_of(meant)}: {deepest.problem}", deepest.path)
-            raise _mismatch(" or ".join(name_of(arg) for arg in args), value)
+            raise mismatch(" or ".join(name_of(arg) for arg in args), value)
 
         return decode_union
 
-    def _literal(self, kind: Any, args: tuple[Any, ...]) -> Decoder:
-        allowed = {(type(_plain(arg)), _plain(arg)): arg for arg in args}
+    def _literal(self, args: tuple[Any, ...]) -> Decoder:
+        allowed = {(type(plain(arg)), plain(arg)): arg for arg in args}
 
         def decode_literal(value: Any) -> Any:
             restored = restore_text(value) if type(value) is str else value
             try:
                 return allowed[type(restored), restored]
             except (KeyError, TypeError):
-                choices = ", ".join(json.dumps(_plain(arg), default=str) for arg in args)
-                raise CodecError(f"expected one of {choices}, got {_got(value)}") from None
+                choices = ", ".join(json.dumps(plain(arg), default=str) for arg in args)
+                raise CodecError(f"expected one of {choices}, got {got(value)}") from None
 
         return decode_literal
 
     def _enum(self, base: type[enum.Enum]) -> Decoder:
-        from fairtrial.codec.encode import canonical
-
         members = {canonical(member.value): member for member in base}
 
         def decode_enum(value: Any) -> Any:
             member = members.get(canonical(restore(value)))
-            if member is None:
-                choices = ", ".join(key.decode() for key in members)
-                raise CodecError(f"expected one of {choices} ({base.__name__}), got {_got(value)}")
-            return member
+            if member is not None:
+                return member
+            if issubclass(base, enum.Flag) and type(value) is int:
+                try:
+                    return base(value)  # Several flags at once are no member of their own.
+                except ValueError:
+                    pass
+            choices = ", ".join(key.decode() for key in members)
+            raise CodecError(f"expected one of {choices} ({base.__name__}), got {got(value)}")
 
         return decode_enum
 
-    def _dataclass(self, base: type, variables: dict[Any, Any]) -> Decoder:
-        hints = _hints(base)
+    def _dataclass(self, base: type, args: tuple[Any, ...]) -> Decoder:
+        hints = field_types(base, args)
         names = [field.name for field in dataclasses.fields(base) if field.init]
         # The signature, not the fields: a record with an __init__ of its own has its own defaults.
         parameters = inspect.signature(base).parameters
+        for name in names:
+            if name not in parameters:
+                raise CodecError(f"{base.__name__} cannot be made from its fields: its __init__ takes no {name!r}")
         required = [name for name in names if parameters[name].default is inspect.Parameter.empty]
-        build = self._object(base.__name__, {name: self.compile(hints[name], variables) for name in names}, required)
+        build = self._object(base.__name__, {name: self.compile(hints[name]) for name in names}, required)
 
         def decode_dataclass(value: Any) -> Any:
             values = build(value)
@@ -307,25 +237,24 @@ class _Compiler:
 
         return decode_dataclass
 
-    def _typed_dict(self, base: Any, variables: dict[Any, Any]) -> Decoder:
-        hints = _hints(base)
-        decoders = {name: self.compile(hint, variables) for name, hint in hints.items()}
-        build = self._object(base.__name__, decoders, required_keys(base, hints))
+    def _typed_dict(self, base: Any, args: tuple[Any, ...]) -> Decoder:
+        hints = field_types(base, args)
+        decoders = {name: self.compile(hint) for name, hint in hints.items()}
+        build = self._object(base.__name__, decoders, sorted(required_keys(base, hints)))
         return (lambda value: FrozenDict(build(value))) if self.frozen else build
 
     def _object(self, name: str, decoders: dict[str, Decoder], required: list[str]) -> Callable[[Any], dict[str, Any]]:
         def decode_object(value: Any) -> dict[str, Any]:
             if not isinstance(value, dict):
-                raise _mismatch(f"an object ({name})", value)
+                raise mismatch(f"an object ({name})", value)
             values: dict[str, Any] = {}
             for key, item in value.items():
                 decoder = decoders.get(key)
                 if decoder is None:
                     near = get_close_matches(key, decoders, n=1)
-                    hint = (
-                        f"; did you mean {near[0]!r}?" if near else f"; {name} has {', '.join(decoders) or 'no fields'}"
-                    )
-                    raise CodecError(f"{name} has no field {key!r}{hint}")
+                    known = ", ".join(decoders) or "no fields"
+                    hint = f"did you mean {near[0]!r}?" if near else f"{name} has {known}"
+                    raise CodecError(f"{name} has no field {key!r}; {hint}")
                 try:
                     values[key] = decoder(item)
                 except CodecError as error:
@@ -337,28 +266,28 @@ class _Compiler:
 
         return decode_object
 
-    def _array(self, container: type, args: tuple[Any, ...], variables: dict[Any, Any]) -> Decoder:
-        item = self.compile(args[0], variables) if args else self.anything
+    def _array(self, container: type, args: tuple[Any, ...]) -> Decoder:
+        item = self.compile(args[0]) if args else self.anything
 
         def decode_array(value: Any) -> Any:
             if not isinstance(value, list):
-                raise _mismatch("an array", value)
-            return container(_items(value, item))
+                raise mismatch("an array", value)
+            return _made(container, _items(value, item))
 
         return decode_array
 
-    def _tuple(self, base: type, args: tuple[Any, ...], variables: dict[Any, Any]) -> Decoder:
-        names = getattr(base, "_fields", None)
+    def _tuple(self, base: type, kind: Any, args: tuple[Any, ...]) -> Decoder:
+        names: tuple[str, ...] | None = getattr(base, "_fields", None)
         if names is not None:
-            hints = _hints(base)
+            hints = field_types(base, args)
             args = tuple(hints.get(name, Any) for name in names)
-        if names is None and (not args or (len(args) == 2 and args[1] is Ellipsis)):
-            return self._array(tuple, args[:1], variables)
-        decoders = [self.compile(arg, variables) for arg in args if arg != ()]
+        elif kind is tuple or (len(args) == 2 and args[1] is Ellipsis):
+            return self._array(tuple, args[:1])
+        decoders = [self.compile(arg) for arg in args]
 
         def decode_tuple(value: Any) -> Any:
             if not isinstance(value, list) or len(value) != len(decoders):
-                raise _mismatch(f"an array of {len(decoders)}", value)
+                raise mismatch(f"an array of {len(decoders)}", value)
             items: list[Any] = []
             for decoder, item in zip(decoders, value, strict=True):
                 try:
@@ -369,38 +298,47 @@ class _Compiler:
 
         return decode_tuple
 
-    def _mapping(self, args: tuple[Any, ...], variables: dict[Any, Any]) -> Decoder:
+    def _mapping(self, container: type, args: tuple[Any, ...]) -> Decoder:
         key_type, value_type = args if len(args) == 2 else (str, Any)
-        from_text = self._key(key_type, variables)
-        decoder = self.compile(value_type, variables)
-        container: Any = FrozenDict if self.frozen else dict
+        from_text = self._key(key_type)
+        decoder = self.compile(value_type)
 
         def decode_mapping(value: Any) -> Any:
             if not isinstance(value, dict):
-                raise _mismatch("an object", value)
+                raise mismatch("an object", value)
             decoded: dict[Any, Any] = {}
             for key, item in value.items():
                 try:
                     decoded[from_text(key)] = decoder(item)
                 except CodecError as error:
                     raise error.under(key) from None
-            return container(decoded)
+            return _made(container, decoded)
 
         return decode_mapping
 
-    def _key(self, kind: Any, variables: dict[Any, Any]) -> Decoder:
-        decoder = self.compile(kind, variables)
+    def _key(self, kind: Any) -> Decoder:
+        decoder = self.compile(kind)
 
         def decode_key(key: str) -> Any:
             try:
                 return decoder(key)
             except CodecError:
                 try:
-                    return decoder(int(key))  # JSON writes the key 1 as "1".
+                    number = int(key)  # JSON writes the key 1 as "1".
+                    if str(number) == key:
+                        return decoder(number)
                 except ValueError:
-                    raise _mismatch(f"{name_of(kind)} as a key", key) from None
+                    pass
+                raise mismatch(f"{name_of(kind)} as a key", key) from None
 
         return decode_key
+
+
+def _made(container: Any, content: Any) -> Any:
+    try:
+        return container(content)
+    except TypeError as error:  # Such as a list in a set, or a subclass with a constructor of its own.
+        raise CodecError(f"not a {container.__name__}: {error}") from None
 
 
 def _items(value: list[Any], decoder: Decoder) -> list[Any]:
@@ -411,85 +349,3 @@ def _items(value: list[Any], decoder: Decoder) -> list[Any]:
         except CodecError as error:
             raise error.under(len(items)) from None
     return items
-
-
-def required_keys(base: Any, hints: dict[str, Any]) -> list[str]:
-    """The keys a TypedDict must have, in its own order.
-
-    Python itself misses `NotRequired` in annotations kept as text; the resolved ones say it.
-    """
-    marked = {name: typing.get_origin(hint) for name, hint in hints.items()}
-    return [
-        name
-        for name, mark in marked.items()
-        if mark is typing.Required or (mark is not typing.NotRequired and name in base.__required_keys__)
-    ]
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, enum.Enum) else value
-
-
-def _hints(kind: Any) -> dict[str, Any]:
-    # Python 3.12 does not find a class's own type parameters in annotations kept as text.
-    parameters = {param.__name__: param for base in kind.__mro__ for param in getattr(base, "__type_params__", ())}
-    try:
-        return typing.get_type_hints(kind, localns=parameters, include_extras=True)
-    except NameError as error:
-        raise CodecError(
-            f"the annotations of {name_of(kind)} cannot be resolved ({error}); define what it names at module level"
-        ) from None
-
-
-def _is_pydantic(base: type) -> bool:
-    # Looked up by attribute: importing pydantic for people who do not use its models would cost them its start-up.
-    return hasattr(base, "__pydantic_core_schema__") or hasattr(base, "__get_pydantic_core_schema__")
-
-
-def _adapter(kind: Any) -> Callable[[], Any]:
-    @functools.cache
-    def make() -> Any:
-        from pydantic import TypeAdapter
-
-        return TypeAdapter(kind)
-
-    return make
-
-
-def _validated(validate: Callable[[], Any]) -> Any:
-    from pydantic import ValidationError
-
-    try:
-        return validate()
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise CodecError(first["msg"], tuple(first["loc"])) from None
-
-
-def _model(kind: Any) -> Decoder:
-    adapter = _adapter(kind)
-    strict = bool(getattr(kind, "model_config", {}).get("strict"))
-
-    def decode_model(value: Any) -> Any:
-        tree = restore(value)
-        if strict:  # A strict model takes dates and the like as text only from JSON.
-            return _validated(lambda: adapter().validate_json(json.dumps(tree)))
-        return _validated(lambda: adapter().validate_python(tree))
-
-    return decode_model
-
-
-def _by_pydantic(kind: Any) -> Decoder:
-    """Leaves we have no rule for (Decimal, Path, timedelta, ...): pydantic's strict JSON rules."""
-    adapter = _adapter(kind)
-
-    def decode_leaf(value: Any) -> Any:
-        from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
-
-        try:
-            check = adapter()
-        except (PydanticSchemaGenerationError, PydanticUserError):
-            raise CodecError(f"{name_of(kind)} is not a type that can be read from JSON") from None
-        return _validated(lambda: check.validate_json(json.dumps(restore(value)), strict=True))
-
-    return decode_leaf

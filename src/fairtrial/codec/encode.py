@@ -7,19 +7,36 @@ import enum
 import hashlib
 import json
 import math
+import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
-from fairtrial.codec.escape import MARK, escape_bytes, escape_float, escape_text
+from fairtrial.codec.escape import escape_bytes, escape_float, escape_text
+from fairtrial.codec.scalars import write_duration
 from fairtrial.errors import CodecError
 
-_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_sorted_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
+
+def _compact_encoder(*, sort_keys: bool) -> Callable[[Any], str]:
+    """`json.dumps` without spaces and without escaping what UTF-8 can carry; NaN is refused."""
+    made = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys)
+    build = getattr(json.encoder, "c_make_encoder", None)
+    if build is None:  # An interpreter without the C encoder.
+        return made.encode
+    # JSONEncoder builds its C encoder anew for every call, which takes longer than encoding a small record.
+    encode = build(None, made.default, json.encoder.encode_basestring, None, ":", ",", sort_keys, False, False)
+    return lambda value: "".join(encode(value, 0))
+
+
+compact = _compact_encoder(sort_keys=False)
+_sorted_text = _compact_encoder(sort_keys=True)
+
+
+_SAFE_BITS = 2_000  # Python prints any integer of this size, whatever its limit on digits is set to.
 
 
 def to_json(value: Any) -> Any:
@@ -36,31 +53,12 @@ def to_json(value: Any) -> Any:
 
 def dumps(value: Any) -> str:
     """`value` as compact JSON text, keys in their own order."""
-    try:
-        return _text(to_json(value))
-    except RecursionError:
-        raise CodecError("nested too deeply, or it contains itself") from None
-    except ValueError as error:
-        if isinstance(error, CodecError):
-            raise
-        raise CodecError(str(error)) from None  # Python's own limit on the digits of an integer.
+    return compact(to_json(value))
 
 
 def canonical(value: Any) -> bytes:
     """`value` as the one JSON text that equal content always gives: sorted keys, no spaces, UTF-8."""
-    try:
-        # Values that came out of JSON need no walk in Python: the C encoder refuses what the walk would treat.
-        text = _sorted_text(value)
-        if MARK not in text and "\\u0000" not in text:
-            return text.encode("utf-8")
-    except (TypeError, ValueError, RecursionError):
-        pass
-    try:
-        return _sorted_text(to_json(value)).encode("utf-8")
-    except ValueError as error:
-        if isinstance(error, CodecError):
-            raise
-        raise CodecError(str(error)) from None
+    return _sorted_text(to_json(value)).encode("utf-8")
 
 
 def digest(value: Any) -> str:
@@ -77,6 +75,16 @@ def _encode(value: Any) -> Any:
 
 def _float(value: float) -> Any:
     return value if math.isfinite(value) else escape_float(value)
+
+
+def _int(value: int) -> int:
+    if value.bit_length() > _SAFE_BITS:
+        try:
+            str(value)
+        except ValueError:
+            limit = sys.get_int_max_str_digits()
+            raise CodecError(f"an integer of more than {limit} digits cannot be written as JSON") from None
+    return value
 
 
 def _list(value: Any) -> list[Any]:
@@ -118,22 +126,28 @@ def _key(key: Any) -> str:
 def _dataclass_encoder(kind: type) -> Callable[[Any], Any]:
     names = tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
-    def encode(value: Any) -> dict[str, Any]:
-        tree: dict[str, Any] = {}
-        for name in names:
-            try:
-                tree[name] = _encode(getattr(value, name))
-            except CodecError as error:
-                raise error.under(name) from None
-        return tree
-
-    return encode
+    if len(names) < 2:  # attrgetter gives a tuple only for two names or more.
+        return lambda value: _fields(names, [getattr(value, name) for name in names])
+    fetch = operator.attrgetter(*names)
+    return lambda value: _fields(names, fetch(value))
 
 
-def _by_pydantic(value: Any) -> Any:
-    from pydantic_core import to_jsonable_python
-
-    return escape_text(to_jsonable_python(value))
+def _fields(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, item in zip(names, values, strict=True):
+            kind = type(item)
+            # The commonest cases first: records are mostly short text, numbers and nothing.
+            if kind is str:
+                tree[name] = item if item.isascii() and "\0" not in item else escape_text(item)
+            elif item is None or kind is bool or (kind is int and item.bit_length() < _SAFE_BITS):
+                tree[name] = item
+            else:
+                tree[name] = _encode(item)
+    except CodecError as error:
+        raise error.under(name) from None
+    return tree
 
 
 def _refuse(value: Any) -> Any:
@@ -157,12 +171,14 @@ def _encoder_for(kind: type) -> Callable[[Any], Any]:
             return encoder
     if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
         return lambda value: _encode(value.tolist())
+    if kind.__module__ in ("ipaddress", "pydantic.networks"):  # What models hold for addresses.
+        return lambda value: escape_text(str(value))
     return _refuse
 
 
 _ENCODERS: dict[type, Callable[[Any], Any]] = {
     str: escape_text,
-    int: lambda value: value,
+    int: _int,
     bool: lambda value: value,
     type(None): lambda value: value,
     float: _float,
@@ -171,14 +187,15 @@ _ENCODERS: dict[type, Callable[[Any], Any]] = {
     dict: _mapping,
 }
 _BY_BASE: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    (str, lambda value: escape_text(str(value))),
-    (int, int),
+    (str, lambda value: escape_text(str.__str__(value))),
+    (int, lambda value: _int(int(value))),
     (float, lambda value: _float(float(value))),
     ((bytes, bytearray, memoryview), lambda value: escape_bytes(bytes(value))),
     ((datetime, date, time), lambda value: value.isoformat()),
-    (UUID, str),
+    ((UUID, Decimal), str),
+    (timedelta, write_duration),
+    (PurePath, lambda value: escape_text(str(value))),
     ((list, tuple), _list),
     ((set, frozenset), _set),
     (Mapping, _mapping),
-    ((Decimal, timedelta, PurePath), _by_pydantic),
 )

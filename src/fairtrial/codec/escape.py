@@ -11,6 +11,7 @@ import binascii
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, Never
 
 from fairtrial.errors import CodecError
@@ -78,20 +79,61 @@ def _refuse_constant(name: str) -> Never:
     raise CodecError(f"{name} is not JSON; write null, or leave the field out")
 
 
-_parse = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_parse = _DECODER.decode
+_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON text strictly: NaN and infinities are refused, and every problem is a `CodecError`."""
     try:
         return _parse(text.decode("utf-8") if isinstance(text, bytes) else text)
-    except json.JSONDecodeError as error:
-        raise CodecError(f"not JSON: {error.msg} at column {error.colno}") from None
-    except UnicodeDecodeError as error:
-        raise CodecError(f"not UTF-8: {error.reason} at byte {error.start}") from None
-    except RecursionError:
-        raise CodecError("nested too deeply") from None
-    except ValueError as error:
-        if isinstance(error, CodecError):
-            raise
-        raise CodecError(f"not JSON we can hold: {error}") from None  # Integers of more than 4,300 digits.
+    except (ValueError, RecursionError) as error:
+        raise _not_json(error) from None
+
+
+def _not_json(error: ValueError | RecursionError) -> CodecError:
+    match error:
+        case CodecError():
+            return error
+        case json.JSONDecodeError():
+            line = f"line {error.lineno} " if error.lineno > 1 else ""
+            return CodecError(f"not JSON: {error.msg} at {line}column {error.colno}")
+        case UnicodeDecodeError():
+            return CodecError(f"not UTF-8: {error.reason} at byte {error.start}")
+        case RecursionError():
+            return CodecError("nested too deeply")
+        case _:
+            return CodecError(f"not JSON we can hold: {error}")  # Integers of more than 4,300 digits.
+
+
+def parse_json_array(text: bytes) -> Iterator[tuple[int, Any]]:
+    """The items of a JSON array one by one, each with the number of the line it begins on."""
+    try:
+        yield from _array_items(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _not_json(error) from None
+
+
+def _array_items(text: str) -> Iterator[tuple[int, Any]]:
+    def after_space(position: int) -> int:
+        return _SPACE.match(text, position).end()  # type: ignore[union-attr]  # it matches nothing at all, too
+
+    position = after_space(0)
+    if not text.startswith("[", position):
+        raise CodecError("an array of rows was expected")
+    position = after_space(position + 1)
+    line, counted = 1, 0
+    closed = text.startswith("]", position)
+    while not closed:
+        line, counted = line + text.count("\n", counted, position), position
+        item, position = _DECODER.raw_decode(text, position)
+        yield line, item
+        position = after_space(position)
+        closed = text.startswith("]", position)
+        if not closed:
+            if not text.startswith(",", position):
+                raise json.JSONDecodeError("Expecting ',' delimiter", text, position)
+            position = after_space(position + 1)
+    if after_space(position + 1) != len(text):
+        raise json.JSONDecodeError("Extra data", text, after_space(position + 1))

@@ -6,12 +6,12 @@ import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, overload
 
 from fairtrial.codec import digest
 from fairtrial.data.fingerprint import Fingerprint
-from fairtrial.data.lazy import Selection
-from fairtrial.data.loaders import load_samples
+from fairtrial.data.lazy import FileRows, Selection
+from fairtrial.data.loaders import load_samples, open_samples
 from fairtrial.data.sample import Sample
 from fairtrial.errors import DatasetError
 
@@ -19,55 +19,71 @@ from fairtrial.errors import DatasetError
 class Dataset[I, E](Sequence[Sample[I, E]]):
     """Samples that never change, in memory or in their file, with one identity for their content."""
 
-    __slots__ = ("_fingerprint", "_name", "_samples", "_version", "expected_type", "input_type")
+    __slots__ = ("_expected_type", "_fingerprint", "_input_type", "_name", "_samples", "_version")
 
     def __init__(self, samples: Iterable[Sample[I, E]], name: str = "dataset", version: str = "1.0") -> None:
-        kept = tuple(samples)
-        _refuse_duplicates(kept)
-        self._set(kept, name, version, None)
-
-    def _set(
-        self,
-        samples: Sequence[Sample[I, E]],
-        name: str,
-        version: str,
-        fingerprint: str | None,
-        input_type: Any = object,
-        expected_type: Any = object,
-    ) -> None:
-        self._samples = samples
+        self._samples: Sequence[Sample[I, E]] = _distinct(tuple(samples))
         self._name = name
         self._version = version
-        self._fingerprint = fingerprint
-        self.input_type = input_type
-        self.expected_type = expected_type
+        self._fingerprint: str | None = None
+        self._input_type: Any = object
+        self._expected_type: Any = object
 
-    @classmethod
-    def _of_parts(cls, *parts: Any) -> Dataset[I, E]:
-        made: Dataset[I, E] = cls.__new__(cls)
-        made._set(*parts)
+    def _with(self, samples: Sequence[Sample[Any, Any]], fingerprint: str | None = None) -> Dataset[Any, Any]:
+        """The same dataset with other samples, which are known to be distinct."""
+        made: Dataset[Any, Any] = Dataset((), self._name, self._version)
+        made._samples, made._fingerprint = samples, fingerprint
+        made._input_type, made._expected_type = self._input_type, self._expected_type
         return made
-
-    def _derived(self, samples: Sequence[Sample[I, E]]) -> Dataset[I, E]:
-        return Dataset._of_parts(samples, self._name, self._version, None, self.input_type, self.expected_type)
 
     @staticmethod
     def of[A, B](pairs: Mapping[A, B] | Iterable[tuple[A, B]], *, name: str = "dataset") -> Dataset[A, B]:
         """A dataset from (input, expected) pairs; each sample's id is a hash of its pair."""
         items = pairs.items() if isinstance(pairs, Mapping) else pairs
-        return Dataset([Sample(digest([given, wanted])[:12], given, wanted) for given, wanted in items], name=name)
+        return Dataset([Sample(digest([given, wanted])[:16], given, wanted) for given, wanted in items], name=name)
 
+    @overload
+    @staticmethod
+    def load(
+        path: Path | str, *, lazy: bool = ..., name: str | None = ..., version: str = ...
+    ) -> Dataset[Any, Any]: ...
+    @overload
+    @staticmethod
+    def load[A](
+        path: Path | str, input_type: type[A], *, lazy: bool = ..., name: str | None = ..., version: str = ...
+    ) -> Dataset[A, Any]: ...
+    @overload
     @staticmethod
     def load[A, B](
         path: Path | str,
-        input_type: type[A] = cast(Any, object),  # noqa: B008 - a type, not a call
-        expected_type: type[B] = cast(Any, object),  # noqa: B008
+        input_type: type[A],
+        expected_type: type[B],
         *,
-        row: Callable[[dict[str, Any]], Sample[A, B]] | None = None,
+        lazy: bool = ...,
+        name: str | None = ...,
+        version: str = ...,
+    ) -> Dataset[A, B]: ...
+    @overload
+    @staticmethod
+    def load[A, B](
+        path: Path | str,
+        *,
+        row: Callable[[dict[str, Any]], Sample[A, B]],
+        lazy: bool = ...,
+        name: str | None = ...,
+        version: str = ...,
+    ) -> Dataset[A, B]: ...
+    @staticmethod
+    def load(
+        path: Path | str,
+        input_type: Any = object,
+        expected_type: Any = object,
+        *,
+        row: Callable[[dict[str, Any]], Sample[Any, Any]] | None = None,
         lazy: bool = False,
         name: str | None = None,
         version: str = "1.0",
-    ) -> Dataset[A, B]:
+    ) -> Dataset[Any, Any]:
         """Read a .jsonl, .json, .csv, .tsv or .parquet file.
 
         Args:
@@ -83,11 +99,11 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
             DatasetError: with file, line and field.
         """
         path = Path(path)
-        samples, fingerprint = load_samples(path, input_type, expected_type, row, lazy=lazy)
-        if not lazy:
-            _refuse_duplicates(samples, path)
-        parts = (samples, path.stem if name is None else name, version, fingerprint, input_type, expected_type)
-        return cast("Dataset[A, B]", Dataset._of_parts(*parts))
+        made: Dataset[Any, Any] = Dataset((), path.stem if name is None else name, version)
+        made._input_type, made._expected_type = input_type, expected_type
+        if lazy:
+            return made._with(*open_samples(path, input_type, expected_type, row))
+        return made._with(load_samples(path, input_type, expected_type, row))
 
     @property
     def name(self) -> str:
@@ -98,6 +114,16 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
     def version(self) -> str:
         """Which edition of it this is, as its owner counts."""
         return self._version
+
+    @property
+    def input_type(self) -> Any:
+        """The type the inputs were read as; object where none was asked for."""
+        return self._input_type
+
+    @property
+    def expected_type(self) -> Any:
+        """The type the references were read as; object where none was asked for."""
+        return self._expected_type
 
     @property
     def samples(self) -> Sequence[Sample[I, E]]:
@@ -125,7 +151,7 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
     @overload
     def __getitem__(self, index: slice) -> Dataset[I, E]: ...
     def __getitem__(self, index: int | slice) -> Sample[I, E] | Dataset[I, E]:
-        return self._derived(self._samples[index]) if isinstance(index, slice) else self._samples[index]
+        return self._with(self._samples[index]) if isinstance(index, slice) else self._samples[index]
 
     def head(self, count: int) -> Dataset[I, E]:
         """The first `count` samples."""
@@ -133,19 +159,18 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
 
     def filter(self, keep: Callable[[Sample[I, E]], bool]) -> Dataset[I, E]:
         """The samples for which `keep` is true."""
-        if isinstance(self._samples, tuple):
-            return self._derived(tuple(sample for sample in self._samples if keep(sample)))
+        if not isinstance(self._samples, FileRows | Selection):
+            return self._with(tuple(sample for sample in self._samples if keep(sample)))
         positions = array("Q", (position for position, sample in enumerate(self._samples) if keep(sample)))
-        return self._derived(Selection(self._samples, positions))
+        return self._with(Selection(self._samples, positions))
 
     def shuffle(self, seed: int) -> Dataset[I, E]:
         """The same samples in an order that depends on the seed alone; the fingerprint stays."""
         positions = array("Q", range(len(self)))
         random.Random(seed).shuffle(positions)  # noqa: S311 - an order, not a secret
-        shuffled = Selection(self._samples, positions)
-        samples = tuple(shuffled) if isinstance(self._samples, tuple) else shuffled
-        parts = (samples, self._name, self._version, self._fingerprint, self.input_type, self.expected_type)
-        return Dataset._of_parts(*parts)
+        if isinstance(self._samples, FileRows | Selection):
+            return self._with(Selection(self._samples, positions), self._fingerprint)
+        return self._with(tuple(self._samples[position] for position in positions), self._fingerprint)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Dataset):
@@ -163,11 +188,12 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         return f"<Dataset {self._name!r} version {self._version}: {len(self)} samples>"
 
 
-def _refuse_duplicates(samples: Sequence[Sample[Any, Any]], path: Path | None = None) -> None:
-    seen: set[str] = set()
-    for sample in samples:
+def _distinct[I, E](samples: tuple[Sample[I, E], ...]) -> tuple[Sample[I, E], ...]:
+    seen: dict[str, int] = {}
+    for position, sample in enumerate(samples):
         if not isinstance(sample, Sample):
             raise DatasetError(f"a dataset holds Sample objects, not {type(sample).__name__}")
-        if sample.id in seen:
-            raise DatasetError(f"duplicate id {sample.id!r}; every sample needs its own", path=path)
-        seen.add(sample.id)
+        first = seen.setdefault(sample.id, position)
+        if first != position:
+            raise DatasetError(f"duplicate id {sample.id!r} at positions {first} and {position}; each needs its own")
+    return samples

@@ -18,14 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fairtrial.codec import digest, parse_json, to_json
-from fairtrial.codec.escape import MARK
+from fairtrial.codec import digest, parse_json
 from fairtrial.data.fingerprint import Fingerprint
 from fairtrial.data.rows import Row, RowMapper
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
 
-_MARK_BYTES = MARK.encode("utf-8")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FORMAT = f"fairtrial-index-1-{sys.byteorder}"
 
@@ -36,28 +34,40 @@ class Index:
 
     offsets: Sequence[int]
     fingerprint: str
+    state: State
+
+
+type State = tuple[int, int]
+"""Size and time of a file: when they change, what we know about it is void."""
+
+
+def state_of(path: Path) -> State:
+    """The state of a file now."""
+    with open_data(path) as file:
+        found = os.fstat(file.fileno())
+    return found.st_size, found.st_mtime_ns
 
 
 def parse_line(line: bytes) -> Row:
     """One JSONL line as a row."""
-    row = parse_json(line.removeprefix(_BYTE_ORDER_MARK))
+    row: Row = parse_json(line.removeprefix(_BYTE_ORDER_MARK))
     if type(row) is not dict:
         raise CodecError("a row must be a JSON object")
-    # A file that uses our escape character means that character, not an escape.
-    return to_json(row) if _MARK_BYTES in line else row
+    return row
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, int, Row]]:
-    """(line number, byte offset, row) of every line that is not blank."""
+def is_blank(line: bytes) -> bool:
+    """True for a line with nothing in it."""
+    return line.isspace() or not line.removeprefix(_BYTE_ORDER_MARK).strip()
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """(line number, byte offset, line) of every line that is not blank."""
     offset = 0
     with open_data(path) as file:
         for number, line in enumerate(file, 1):
-            if not line.isspace():
-                try:
-                    row = parse_line(line)
-                except CodecError as error:
-                    raise placed(error, path, number) from None
-                yield number, offset, row
+            if not is_blank(line):
+                yield number, offset, line
             offset += len(line)
 
 
@@ -73,9 +83,9 @@ def open_data(path: Path) -> BinaryIO:
 
 def read_samples(path: Path, read: RowMapper) -> Iterator[tuple[int, int, Sample[Any, Any]]]:
     """(line number, byte offset, sample) of every row."""
-    for number, offset, row in read_rows(path):
+    for number, offset, line in read_lines(path):
         try:
-            sample = read(row)
+            sample = read(parse_line(line))
         except DataError as error:
             raise placed(error, path, number) from error.__cause__
         yield number, offset, sample
@@ -86,8 +96,15 @@ def placed(error: DataError, path: Path, line: int | None) -> DatasetError:
     return DatasetError(error.problem if isinstance(error, DatasetError) else str(error), path=path, line=line)
 
 
+def line_index(path: Path) -> Index:
+    """Where the lines are, without looking into them."""
+    state = state_of(path)
+    return Index(array("Q", (offset for _, offset, _ in read_lines(path))), "", state)
+
+
 def build_index(path: Path, read: RowMapper) -> Index:
     """Read the whole file once."""
+    state = state_of(path)
     offsets = array("Q")
     seen = DuplicateCheck()
     fingerprint = Fingerprint()
@@ -101,16 +118,16 @@ def build_index(path: Path, read: RowMapper) -> Index:
     suspects = seen.suspects()
     if suspects:
         _refuse_duplicates(path, read, suspects)
-    return Index(offsets, fingerprint.hexdigest())
+    if state_of(path) != state:
+        raise DatasetError("the file changed while it was being read; load it again", path=path)
+    return Index(offsets, fingerprint.hexdigest(), state)
 
 
 class DuplicateCheck:
     """Finds repeated ids in eight bytes per id: hashes first, the ids themselves only where hashes meet."""
 
-    _BUCKETS = 256
-
     def __init__(self) -> None:
-        self._buckets = [array("q") for _ in range(self._BUCKETS)]
+        self._buckets = [array("q") for _ in range(256)]  # Looked through one by one: a small set at a time.
 
     def add(self, sample_id: str) -> None:
         """Note one id."""
@@ -149,19 +166,17 @@ def cache_folder() -> Path:
 
 def cached_index(path: Path, read: RowMapper, *, key: Any) -> Index:
     """The index of this file in this state, from the cache where it is there."""
-    state = path.stat() if path.exists() else None
-    if key is None or state is None:
-        return build_index(path, read)
-    identity = digest([_FORMAT, str(path.resolve()), state.st_size, state.st_mtime_ns, key])
+    state = state_of(path)
+    identity = digest([_FORMAT, str(path.resolve()), state, key])
     file = cache_folder() / "index" / f"{identity[:32]}.idx"
-    found = _read_index(file, identity)
-    if found is not None:
-        return found
-    index = build_index(path, read)
-    # The cache only saves time: a folder that cannot be written must not stop an evaluation.
-    with contextlib.suppress(OSError):
-        _write_index(file, identity, index)
-    return _read_index(file, identity) or index
+    found = _read_index(file, identity, state)
+    if found is None:
+        found = build_index(path, read)
+        # The cache only saves time: a folder that cannot be written must not stop an evaluation.
+        with contextlib.suppress(OSError):
+            _write_index(file, identity, found)
+            found = _read_index(file, identity, state) or found
+    return found
 
 
 def _write_index(file: Path, identity: str, index: Index) -> None:
@@ -169,22 +184,26 @@ def _write_index(file: Path, identity: str, index: Index) -> None:
     header = json.dumps({"identity": identity, "fingerprint": index.fingerprint, "rows": len(index.offsets)}).encode()
     header += b" " * (-(len(header) + 1) % 8) + b"\n"  # The offsets behind it stay aligned.
     handle, aside = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(handle, "wb") as target:
-        target.write(header)
-        array("Q", index.offsets).tofile(target)
-    os.replace(aside, file)
+    try:
+        with os.fdopen(handle, "wb") as target:
+            target.write(header)
+            target.write(array("Q", index.offsets))
+        os.replace(aside, file)
+    except OSError:
+        os.unlink(aside)
+        raise
 
 
-def _read_index(file: Path, identity: str) -> Index | None:
+def _read_index(file: Path, identity: str, state: State) -> Index | None:
     try:
         with file.open("rb") as source:
             header = json.loads(source.readline())
-            start, rows = source.tell(), header["rows"]
-            if header["identity"] != identity or file.stat().st_size != start + 8 * rows:
+            start, rows, fingerprint = source.tell(), header["rows"], str(header["fingerprint"])
+            if header["identity"] != identity or os.fstat(source.fileno()).st_size != start + 8 * rows:
                 return None
             if not rows:
-                return Index((), header["fingerprint"])
+                return Index((), fingerprint, state)
             mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # Absent, cut short or written by something else: build it again.
-    return Index(memoryview(mapped)[start:].cast("Q"), header["fingerprint"])
+    return Index(memoryview(mapped)[start:].cast("Q"), fingerprint, state)

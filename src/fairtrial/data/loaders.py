@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from fairtrial.codec import parse_json, to_json
-from fairtrial.data.index import build_index, cached_index, open_data, placed, read_rows, read_samples
+from fairtrial.codec.escape import parse_json_array
+from fairtrial.data.index import build_index, cached_index, line_index, open_data, parse_line, placed, read_lines
 from fairtrial.data.lazy import FileRows
-from fairtrial.data.rows import Row, RowMapper, describe_type, flat_row, row_reader
+from fairtrial.data.rows import Row, RowMapper, row_reader, table_reader
 from fairtrial.data.sample import Sample
+from fairtrial.data.signature import signature_of
 from fairtrial.errors import CodecError, ConfigurationError, DataError, DatasetError, MissingExtraError
 
 if TYPE_CHECKING:
     from fairtrial.data.dataset import Dataset
 
 _JSONL = (".jsonl", ".ndjson")
-
-
-class RawRows(Sequence[Row]):
-    """The rows of a JSONL file as plain dicts, read as they are asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        open_data(path).close()
-
-    def __iter__(self) -> Iterator[Row]:
-        for _, _, row in read_rows(self._path):
-            yield row
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        return list(self)[index]
 
 
 @overload
@@ -49,97 +29,150 @@ def load_jsonl[I](path: Path | str, input_type: type[I]) -> Dataset[I, Any]: ...
 @overload
 def load_jsonl[I, E](path: Path | str, input_type: type[I], expected_type: type[E]) -> Dataset[I, E]: ...
 def load_jsonl(path: Path | str, input_type: Any = None, expected_type: Any = object) -> Any:
-    """Raw rows when no type is given (build the samples yourself), a typed dataset when one is."""
+    """Raw rows when no type is given (build the samples yourself), a typed dataset when one is.
+
+    Raw rows stay in the file and are read as they are asked for.
+    """
     if input_type is None:
-        return RawRows(Path(path))
+        path = Path(path)
+        return FileRows(path, lambda row: row, line_index(path))
     from fairtrial.data.dataset import Dataset
 
     return Dataset.load(path, input_type, expected_type)
 
 
 def load_samples(
-    path: Path, input_type: Any, expected_type: Any, row: RowMapper | None, *, lazy: bool
-) -> tuple[Sequence[Sample[Any, Any]], str | None]:
-    """The samples of a file, and their fingerprint where reading them gave it."""
-    read = row_reader(input_type, expected_type, row)
+    path: Path, input_type: Any, expected_type: Any, row: RowMapper | None
+) -> tuple[Sample[Any, Any], ...]:
+    """All samples of a file, their ids checked."""
     suffix = path.suffix.lower()
     if suffix in _JSONL:
-        if lazy:
-            # A row function has no identity that could be part of a cache key.
-            key = None if row is not None else [describe_type(input_type), describe_type(expected_type)]
-            index = cached_index(path, read, key=key)
-            return FileRows(path, read, index), index.fingerprint
-        return tuple(sample for _, _, sample in read_samples(path, read)), None
-    if lazy:
-        raise ConfigurationError(f"{path}: lazy=True reads .jsonl files only; convert it, or load it whole")
+        return _checked(path, _jsonl_rows(path), row_reader(input_type, expected_type, row))
     if suffix == ".json":
-        rows: Iterator[tuple[int | None, Row]] = _json_rows(path)
-    elif suffix in (".csv", ".tsv"):
-        rows = _csv_rows(path, "\t" if suffix == ".tsv" else ",", input_type, expected_type, raw=row is not None)
-    elif suffix == ".parquet":
-        rows = _parquet_rows(path, input_type, expected_type, raw=row is not None)
-    else:
-        known = ", ".join((*_JSONL, ".json", ".csv", ".tsv", ".parquet"))
-        raise ConfigurationError(f"{path}: the format is read from the suffix, which must be one of {known}")
-    return tuple(_samples(path, rows, read)), None
+        return _checked(path, _json_rows(path), row_reader(input_type, expected_type, row))
+    read = table_reader(input_type, expected_type, row)
+    if suffix in (".csv", ".tsv"):
+        return _checked(path, _csv_rows(path, "\t" if suffix == ".tsv" else ","), read)
+    if suffix == ".parquet":
+        return _checked(path, _parquet_rows(path), read, unit="row")
+    known = ", ".join((*_JSONL, ".json", ".csv", ".tsv", ".parquet"))
+    raise ConfigurationError(f"{path}: the format is read from the suffix, which must be one of {known}")
 
 
-def _samples(path: Path, rows: Iterator[tuple[int | None, Row]], read: RowMapper) -> Iterator[Sample[Any, Any]]:
-    for line, row in rows:
+def open_samples(
+    path: Path, input_type: Any, expected_type: Any, row: RowMapper | None
+) -> tuple[FileRows[Sample[Any, Any]], str]:
+    """The samples of a file, left where they are, and their fingerprint."""
+    if path.suffix.lower() not in _JSONL:
+        raise ConfigurationError(f"{path}: lazy=True reads .jsonl files only; convert it, or load it whole")
+    read = row_reader(input_type, expected_type, row)
+    if row is None:
+        index = cached_index(path, read, key=[signature_of(input_type), signature_of(expected_type)])
+    else:  # A row function has no identity that could be part of a cache key.
+        index = build_index(path, read)
+    return FileRows(path, read, index), index.fingerprint
+
+
+def _checked(
+    path: Path, rows: Iterable[tuple[int, Row]], read: RowMapper, *, unit: Literal["line", "row"] = "line"
+) -> tuple[Sample[Any, Any], ...]:
+    samples: list[Sample[Any, Any]] = []
+    first_seen: dict[str, int] = {}
+    for number, row in rows:
         try:
             sample = read(row)
+            if sample.id in first_seen:
+                raise DatasetError(f"duplicate id {sample.id!r}; it was used before on {unit} {first_seen[sample.id]}")
         except DataError as error:
-            raise placed(error, path, line) from error.__cause__
-        yield sample
+            if unit == "line":
+                raise placed(error, path, number) from error.__cause__
+            problem = error.problem if isinstance(error, DatasetError) else str(error)
+            raise DatasetError(f"row {number}: {problem}", path=path) from error.__cause__
+        first_seen[sample.id] = number
+        samples.append(sample)
+    return tuple(samples)
 
 
-def _json_rows(path: Path) -> Iterator[tuple[None, Row]]:
-    with open_data(path) as file:
+def _jsonl_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    for number, _, line in read_lines(path):
         try:
-            rows = parse_json(file.read().removeprefix(b"\xef\xbb\xbf"))
+            row = parse_line(line)
         except CodecError as error:
-            raise placed(error, path, None) from None
-    if isinstance(rows, dict) and isinstance(rows.get("samples"), list):
-        rows = rows["samples"]
-    if not isinstance(rows, list):
-        raise DatasetError("a .json dataset is an array of rows", path=path)
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise DatasetError(f"row {number} must be a JSON object", path=path)
-        yield None, to_json(row)
+            raise placed(error, path, number) from None
+        yield number, row
 
 
-def _csv_rows(
-    path: Path, delimiter: str, input_type: Any, expected_type: Any, *, raw: bool
-) -> Iterator[tuple[int, Row]]:
+def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    with open_data(path) as file:
+        content = file.read().removeprefix(b"\xef\xbb\xbf")
+    try:
+        for line, row in parse_json_array(content):
+            if not isinstance(row, dict):
+                raise DatasetError("a row must be a JSON object", path=path, line=line)
+            yield line, row
+    except CodecError as error:
+        raise placed(error, path, None) from None
+
+
+def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
     open_data(path).close()
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter=delimiter, restkey="")
+    with path.open(encoding="utf-8-sig", newline="") as file, _any_cell_size():
+        # Strict: a quote that is never closed must not swallow the rest of the file.
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
         try:
+            names = _column_names(next(reader, []), path)
             for cells in reader:
-                if "" in cells or None in cells.values():
+                if len(cells) == len(names):
+                    yield reader.line_num, dict(zip(names, cells, strict=True))
+                elif cells:  # A blank line has none.
                     raise DatasetError(
-                        f"expected {len(reader.fieldnames or ())} cells", path=path, line=reader.line_num
+                        f"expected {len(names)} cells, found {len(cells)}", path=path, line=reader.line_num
                     )
-                yield reader.line_num, dict(cells) if raw else flat_row(cells, input_type, expected_type)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DatasetError(f"not CSV: {error}", path=path, line=reader.line_num + 1) from None
+        except csv.Error as error:
+            raise DatasetError(f"not CSV: {error}", path=path, line=reader.line_num) from None
+        except UnicodeDecodeError as error:
+            # Text is decoded far ahead of the row being read, so the line is looked for in the bytes.
+            with open_data(path) as raw:
+                bad = next((number for number, line in enumerate(raw, 1) if not _is_utf8(line)), None)
+            raise DatasetError(f"not UTF-8: {error.reason}", path=path, line=bad) from None
 
 
-def _parquet_rows(path: Path, input_type: Any, expected_type: Any, *, raw: bool) -> Iterator[tuple[None, Row]]:
+def _column_names(names: list[str], path: Path) -> list[str]:
+    for position, name in enumerate(names, 1):
+        if not name:
+            raise DatasetError(f"column {position} has no name; name it or remove it", path=path, line=1)
+        if name in names[: position - 1]:
+            raise DatasetError(f"two columns are both named {name!r}", path=path, line=1)
+    return names
+
+
+@contextmanager
+def _any_cell_size() -> Iterator[None]:
+    # A prompt is easily longer than the 128 kB that the csv module allows a cell.
+    before = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
     try:
         import pyarrow.parquet
     except ImportError:
         raise MissingExtraError("reading Parquet", "parquet") from None
     open_data(path).close()
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            cells = (cells for batch in file.iter_batches() for cells in batch.to_pylist())
+            yield from enumerate(cells, 1)
+    except (pyarrow.ArrowException, OSError) as error:
         raise DatasetError(f"not Parquet: {error}", path=path) from None
-    with file:
-        for batch in file.iter_batches():
-            for cells in batch.to_pylist():
-                yield None, cells if raw else flat_row(cells, input_type, expected_type)
-
-
-__all__ = ["build_index", "load_jsonl", "load_samples"]

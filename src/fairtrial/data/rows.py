@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from fairtrial.codec import from_json, to_json
+from fairtrial.codec import from_json, parse_json, to_json
+from fairtrial.codec.escape import restore
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DatasetError
-from fairtrial.frozen import EMPTY, FrozenDict, freeze
+from fairtrial.frozen import EMPTY, freeze
 
 type Row = dict[str, Any]
 type RowMapper = Callable[[Row], Sample[Any, Any]]
@@ -19,12 +19,36 @@ _KEYS = frozenset({"id", "input", "expected", "ground_truth", "metadata"})
 
 
 def row_reader(input_type: Any, expected_type: Any, row: RowMapper | None) -> RowMapper:
-    """The function that makes a sample of a row: the caller's own, or the one for our keys."""
+    """The function that makes a sample of a row of JSON: the caller's own, or the one for our keys."""
     if row is not None:
         return _checked(row)
-    read_input = _reader(input_type, "input")
-    read_expected = _reader(expected_type, "expected")
+    return _reader_of_keys(_typed(input_type, "input"), _typed(expected_type, "expected"))
 
+
+def table_reader(input_type: Any, expected_type: Any, row: RowMapper | None) -> RowMapper:
+    """The function that makes a sample of a row of a table: columns with other names than ours become metadata."""
+    if row is not None:
+        return _checked(row)
+    read = _reader_of_keys(_typed_cell(input_type, "input"), _typed_cell(expected_type, "expected"))
+
+    def read_cells(cells: Row) -> Sample[Any, Any]:
+        fields: Row = {}
+        metadata: dict[str, Any] = {}
+        for name, cell in cells.items():
+            if name in ("expected", "ground_truth"):
+                fields[name] = None if cell == "" else cell
+            elif name in ("id", "input"):
+                fields[name] = cell
+            elif name == "metadata" and isinstance(cell, Mapping):
+                metadata.update(restore(to_json(cell)))
+            else:
+                metadata[name] = restore(to_json(cell))  # Dates and the like become text: metadata is JSON.
+        return read({**fields, "metadata": metadata})
+
+    return read_cells
+
+
+def _reader_of_keys(read_input: _Read | None, read_expected: _Read | None) -> RowMapper:
     def read(fields: Row) -> Sample[Any, Any]:
         if not _KEYS.issuperset(fields):
             raise DatasetError(_unknown_key(next(key for key in fields if key not in _KEYS)))
@@ -34,8 +58,10 @@ def row_reader(input_type: Any, expected_type: Any, row: RowMapper | None) -> Ro
         if type(sample_id) is int:
             sample_id = str(sample_id)
         expected = fields.get("expected")
-        if expected is None:
-            expected = fields.get("ground_truth")
+        if "ground_truth" in fields:
+            if expected is not None and fields["ground_truth"] != expected:
+                raise DatasetError("a row has either 'expected' or 'ground_truth', and this one has two references")
+            expected = fields["ground_truth"] if expected is None else expected
         metadata = fields.get("metadata")
         if metadata is None:
             metadata = EMPTY
@@ -49,6 +75,9 @@ def row_reader(input_type: Any, expected_type: Any, row: RowMapper | None) -> Ro
         )
 
     return read
+
+
+type _Read = Callable[[Any], Any]
 
 
 def _checked(row: RowMapper) -> RowMapper:
@@ -66,48 +95,43 @@ def _checked(row: RowMapper) -> RowMapper:
     return read
 
 
-def flat_row(cells: Mapping[str, Any], input_type: Any, expected_type: Any) -> Row:
-    """A row of a table: cells for our keys, every other column becomes metadata.
-
-    Text in a cell is the value itself where text is asked for, and JSON where another type is.
-    """
-    row: Row = {}
-    metadata: dict[str, Any] = {}
-    for name, cell in cells.items():
-        if name in ("expected", "ground_truth"):
-            row[name] = None if cell == "" or cell is None else _cell(cell, expected_type)
-        elif name == "input":
-            row[name] = _cell(cell, input_type)
-        elif name == "id":
-            row[name] = cell
-        else:
-            metadata[name] = cell
-    row["metadata"] = FrozenDict(metadata)
-    return row
-
-
-def _cell(cell: Any, kind: Any) -> Any:
-    if not isinstance(cell, str) or kind in (object, Any, str):
-        return to_json(cell)
-    from fairtrial.codec import parse_json
-
-    try:
-        return parse_json(cell)
-    except CodecError:
-        return cell  # Dates, enums and the like are text without quotes in a table.
-
-
-def _reader(kind: Any, field: str) -> Callable[[Any], Any] | None:
+def _typed(kind: Any, field: str) -> _Read | None:
     if kind is object or kind is Any:
         return None
 
     def read(value: Any) -> Any:
         try:
-            return from_json(kind, value)
+            # Through our own wire form: a file that uses our escape character means that character.
+            return from_json(kind, to_json(value))
         except CodecError as error:
             raise error.under(field) from None
 
     return read
+
+
+def _typed_cell(kind: Any, field: str) -> _Read | None:
+    """Text in a cell is taken as it is where text is asked for, and as JSON where another type is."""
+    read = _typed(kind, field)
+    if read is None:
+        return None
+
+    def read_cell(cell: Any) -> Any:
+        if not isinstance(cell, str) or kind is str:
+            return read(cell)
+        try:
+            value = parse_json(cell)
+        except CodecError:
+            return read(cell)  # Dates, enums and the like are text without quotes in a table.
+        first, second = (cell, value) if isinstance(value, str) else (value, cell)
+        try:
+            return read(first)
+        except CodecError as error:
+            try:
+                return read(second)
+            except CodecError:
+                raise error from None
+
+    return read_cell
 
 
 def _unknown_key(key: str) -> str:
@@ -118,15 +142,3 @@ def _unknown_key(key: str) -> str:
         else "put facts about a sample under 'metadata', or map foreign rows with row=..."
     )
     return f"unknown field {key!r}; {hint}"
-
-
-def describe_type(kind: Any) -> Any:
-    """What a type looks like today, for cache keys: a dataset read with a changed type is read again."""
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return [
-            f"{kind.__module__}.{kind.__qualname__}",
-            *([field.name, str(field.type), repr(field.default)] for field in dataclasses.fields(kind)),
-        ]
-    if hasattr(kind, "model_json_schema"):
-        return [f"{kind.__module__}.{kind.__qualname__}", kind.model_json_schema()]
-    return str(kind)

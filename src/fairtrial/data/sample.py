@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any
 
 from fairtrial.errors import DatasetError
 from fairtrial.frozen import EMPTY, FrozenDict, freeze
@@ -36,3 +37,12 @@ class Sample[I, E]:
     def ground_truth(self) -> E | None:
         """The same value as `expected`, under the name reinforcement learning uses."""
         return self.expected
+
+
+def _refuse(sample: object, name: str, _value: Any = None) -> None:
+    raise FrozenInstanceError(f"cannot assign to field {name!r} of a sample")
+
+
+# What dataclass generates for a frozen class with slots breaks `Sample[int, str](...)` in Python 3.12.
+Sample.__setattr__ = _refuse  # type: ignore[method-assign]  # the class is complete only now
+Sample.__delattr__ = _refuse  # type: ignore[method-assign]

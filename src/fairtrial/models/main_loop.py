@@ -101,7 +101,7 @@ class MainLoop(Generic[InputT, OutputT]):
             finally:
                 # What the loop recorded belongs to this attempt, however it ended.
                 attempt = ctx.session.attempt
-                ctx.session.extend(dataclasses.replace(found, attempt=attempt) for found in session.envelopes())
+                ctx.session.extend(found._replace(attempt=attempt) for found in session.envelopes())
 
         main_loop.__annotations__["return"] = self._output_type()
         return task(name=type(self).__name__ if resolved is None else resolved.name)(main_loop)

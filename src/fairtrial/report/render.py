@@ -107,6 +107,9 @@ def _remarks(report: EvalReport) -> Text:
         lines.append(f"{label}errors: {_errors(part)}")
         if part.totals.slowest is not None and part.totals.latency_max:
             lines.append(f"{label}slowest: {plain(part.totals.slowest)}, {duration(part.totals.latency_max)}")
+    if report.status == "unscored":
+        count = report.errors.get("scorer_error", 0)
+        lines.append(f"{count:,} trials could not be scored; the same command again scores them without their task")
     stopped = report.run.notes.get("stopped")
     if stopped:
         lines.append(f"ended early: {plain(str(stopped))}")

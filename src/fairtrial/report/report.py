@@ -12,6 +12,7 @@ from fairtrial.codec import from_json
 from fairtrial.errors import CodecError, FairtrialError
 from fairtrial.report.results import Results
 from fairtrial.report.slices import describe, group_by, summarize
+from fairtrial.store.export import ExportFormat
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.result import EvalResult, Outcome
@@ -277,23 +278,23 @@ class EvalReport:
 
     def save(self, path: Path | str) -> None:
         """Write the run, whole, into one file that `load` reads anywhere."""
-        from fairtrial.store.export import save_run
+        from fairtrial.store.portable import save_run
 
         save_run(self.store, self.run_id, Path(path))
 
     @classmethod
     def load(cls, path: Path | str) -> EvalReport:
         """The report of a run that was saved."""
-        from fairtrial.store.export import load_run
+        from fairtrial.store.portable import load_run
 
         store, run_id = load_run(Path(path))
         return cls(store, store.get_run(run_id))
 
-    def export(self, path: Path | str, format: str | None = None) -> None:
+    def export(self, path: Path | str, format: ExportFormat | None = None) -> None:
         """Write the results as csv, jsonl or parquet; the format is the file's suffix unless given."""
         from fairtrial.store.export import export_results
 
-        export_results(self.store, self.run_id, Path(path), format or Path(path).suffix.lstrip("."))
+        export_results(self.store, self.run_id, Path(path), format)
 
     def __str__(self) -> str:
         from fairtrial.report.render import as_text

@@ -110,22 +110,18 @@ def code_hash(version: str | None, root: Path | None = None) -> str:
     """
     if version is not None:
         return f"version:{version}"
-    root = (root or Path.cwd()).resolve()
+    prefix = os.path.join(os.path.realpath(root or Path.cwd()), "")
     hashes: dict[str, str] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if not file or not file.endswith(".py"):
+        if not file or not file.endswith(".py") or not os.path.abspath(file).startswith(prefix):
             continue
-        path = Path(os.path.abspath(file))
-        if not path.is_relative_to(root) or _installed(path.relative_to(root)):
+        relative = os.path.abspath(file)[len(prefix) :]
+        if any(part in ("site-packages", "dist-packages") or part[0] == "." for part in relative.split(os.sep)):
             continue
         try:
-            hashes[str(path.relative_to(root))] = hashlib.sha256(path.read_bytes()).hexdigest()
+            hashes[relative] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
         except OSError:
             continue  # A module whose file is gone says nothing about the code that is left.
     content = "\n".join(f"{name} {hashes[name]}" for name in sorted(hashes))
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def _installed(relative: Path) -> bool:
-    return any(part in ("site-packages", "dist-packages") or part.startswith(".") for part in relative.parts)

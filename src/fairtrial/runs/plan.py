@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
@@ -14,8 +13,7 @@ from fairtrial.trials.keys import TrialKey
 _NEAR = 64
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTrial:
+class PlannedTrial(NamedTuple):
     """One trial to execute."""
 
     key: TrialKey

@@ -196,7 +196,7 @@ async def execute_run(
     finally:
         threads.close()
     if stop.reason is None:
-        return await _end(request, run, writer, "finished", {})
+        return await _end(request, run, writer, "finished", {"stopped": None})
     status: RunStatus = "interrupted" if stop.resumable else "stopped"
     return await _end(request, run, writer, status, {"stopped": stop.reason})
 
@@ -220,6 +220,8 @@ async def _end(
     """Commit what is on its way, then say how the run ended."""
     if writer is not None:
         await writer.close()
+    if status == "finished" and next(request.store.ordinals(run.run_id, ("scorer_error",)), None) is not None:
+        status = "unscored"  # The answers are paid for: the same command again only scores them.
     finished_at = None if status == "interrupted" else time.time()
     request.store.update_run(run.run_id, status=status, finished_at=finished_at, notes=notes)
     ended = request.store.get_run(run.run_id)

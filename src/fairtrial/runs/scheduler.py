@@ -82,7 +82,7 @@ async def run_trials(
             if on_result is not None:
                 await on_result(result)
 
-    with _unwrapped():
+    with unwrapped():
         async with anyio.create_task_group() as group:
             async with anyio.create_task_group() as crew:
                 group.start_soon(_cancel_after_grace, stop, grace_seconds, crew.cancel_scope)
@@ -98,7 +98,7 @@ async def _cancel_after_grace(stop: Stop, grace_seconds: float, scope: anyio.Can
 
 
 @contextlib.contextmanager
-def _unwrapped() -> Iterator[None]:
+def unwrapped() -> Iterator[None]:
     """Task groups wrap what a worker raises; the caller gets the error itself."""
     try:
         yield

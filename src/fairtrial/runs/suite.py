@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +15,17 @@ from fairtrial.frozen import EMPTY
 from fairtrial.report.report import EvalReport
 from fairtrial.runs.events import Observer
 from fairtrial.runs.rescore import rescore_run
-from fairtrial.runs.runner import Interrupt, Lifespan, RunRequest, execute_run, prepare
+from fairtrial.runs.runner import Lifespan, RunRequest, execute_run, prepare
+from fairtrial.runs.scheduler import unwrapped
 from fairtrial.runs.sync import run_interruptibly
 from fairtrial.scoring.evaluator import Evaluator, Scorer
-from fairtrial.store import default_store, open_store
+from fairtrial.store import open_store
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.result import EvalResult
 
 if TYPE_CHECKING:
-    from fairtrial.store.protocol import RunRecord, RunStore
+    from fairtrial.store.protocol import RunStore
 
 
 class EvalSuite:
@@ -68,7 +69,7 @@ class EvalSuite:
         self.adapter = adapter
         self.lifespan = lifespan
         self.version = version
-        self._request(default_store, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
+        self._request(None, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
 
     def _request(
         self,
@@ -139,21 +140,23 @@ class EvalSuite:
         bus: Observer | Sequence[Observer] = (),
         tags: Mapping[str, str] = EMPTY,
         fresh: bool = False,
-    ) -> AsyncIterator[EvalResult]:
+    ) -> AsyncGenerator[EvalResult]:
         """The run's results as they come. Leaving early (close it: `contextlib.aclosing`) leaves it resumable."""
         request = self._request(_opened(store), tags, _observers(bus), fresh=fresh)
         send, receive = anyio.create_memory_object_stream[EvalResult]()
-        async with anyio.create_task_group() as group:
 
-            async def feed() -> None:
-                async with send:
-                    await execute_run(request, on_result=send.send)
+        async def feed() -> None:
+            async with send:
+                await execute_run(request, on_result=send.send)
 
-            group.start_soon(feed)
-            async with receive:
-                async for result in receive:
-                    yield result
-                group.cancel_scope.cancel()
+        with unwrapped():
+            async with anyio.create_task_group() as group, receive:
+                group.start_soon(feed)
+                try:
+                    async for result in receive:
+                        yield result
+                except GeneratorExit:  # Ending here, not in the task group, which would wrap it.
+                    group.cancel_scope.cancel()
 
     async def rescore(
         self, run_id: str, evaluator: Evaluator | Scorer | None = None, *, store: RunStore | str | None = None
@@ -169,9 +172,7 @@ class EvalSuite:
 
 
 def _opened(store: RunStore | str | None) -> RunStore:
-    if store is None:
-        return default_store()
-    return open_store(store) if isinstance(store, str) else store
+    return open_store(store) if store is None or isinstance(store, str) else store
 
 
 def _observers(bus: Observer | Sequence[Observer]) -> Sequence[Observer]:
@@ -223,8 +224,3 @@ def evaluate_sync(
     """`evaluate`, from ordinary code and notebooks."""
     suite = _evaluation(samples, task, evaluator, config, experiments)
     return suite.run_sync(store="memory:" if store is None else store, tags=tags)
-
-
-__all__ = ["EvalSuite", "Interrupt", "evaluate", "evaluate_sync"]
-if TYPE_CHECKING:
-    __all__ += ["RunRecord"]

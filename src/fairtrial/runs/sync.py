@@ -9,16 +9,20 @@ from __future__ import annotations
 import atexit
 import os
 import shlex
+import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
-from concurrent.futures import CancelledError, Future
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.protocol import RunRecord
+
+_SETTLE_SECONDS = 60.0
 
 _lock = threading.Lock()
 _portal: BlockingPortal | None = None
@@ -73,25 +77,40 @@ def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]]) -> RunR
     Either way the run is left resumable, and the error's text, the last line a script prints, says how to go on.
     """
     interrupt = Interrupt()
-    future = portal().start_task_soon(call, interrupt)
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        interrupt()
-        print("\ninterrupted: finishing the trials in flight (once more to cancel them)", file=sys.stderr)
-    try:
-        future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        _settle(future)
+    ended = threading.Event()
+
+    async def to_its_end() -> RunRecord:
+        try:
+            return await call(interrupt)
+        finally:
+            ended.set()
+
+    with _terminate_as_interrupt():
+        future = portal().start_task_soon(to_its_end)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            interrupt()
+            print("\ninterrupted: finishing the trials in flight (once more to cancel them)", file=sys.stderr)
+        try:
+            future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            ended.wait(_SETTLE_SECONDS)  # The future is done at once; closing and storing take a moment longer.
     raise KeyboardInterrupt(f"the run is stored as far as it got; go on with: {resume_command()}")
 
 
-def _settle(future: Future[RunRecord]) -> None:
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """A polite request to end (SIGTERM) drains the run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        future.result()
-    except (CancelledError, KeyboardInterrupt):
-        pass
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def resume_command() -> str:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from random import getrandbits
 from threading import Lock
 from typing import Any
 from uuid import UUID, uuid4
@@ -13,7 +14,7 @@ from uuid import UUID, uuid4
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import to_json
 from fairtrial.errors import CodecError, SessionError
-from fairtrial.frozen import EMPTY, FrozenDict
+from fairtrial.frozen import EMPTY, FrozenDict, freeze
 from fairtrial.session.events import SpanClosed
 from fairtrial.session.snapshot import snapshot_bytes
 from fairtrial.session.trajectory import Trajectory
@@ -21,7 +22,10 @@ from fairtrial.session.views import Envelope, RecordedView, SliceView, kind_of
 
 _span: ContextVar[tuple[str | None, str | None]] = ContextVar("fairtrial_span", default=(None, None))
 
-JUDGE = "judge"
+
+# The random bits of a version 4 UUID; the object itself is made only for those who ask.
+_VERSION_BITS = ~((0xF << 76) | (0x3 << 62))
+_VERSION_4 = (4 << 76) | (2 << 62)
 
 
 class Session:
@@ -38,7 +42,9 @@ class Session:
         tags: Mapping[str, str] = EMPTY,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.__session_id = session_id
+        if not all(isinstance(part, str) for part in (*tags, *tags.values())):
+            raise SessionError(f"a session's tags are text, names and values, not {dict(tags)!r}")
+        self.__id_bits = (getrandbits(128) & _VERSION_BITS | _VERSION_4) if session_id is None else session_id.int
         self.__tags: Mapping[str, str] = FrozenDict(tags) if tags else EMPTY
         self.__clock = clock
         self.__envelopes: list[Envelope] = []
@@ -49,10 +55,7 @@ class Session:
     @property
     def session_id(self) -> UUID:
         """The session's own name."""
-        with self.__lock:
-            if self.__session_id is None:  # Made when first asked for: many sessions are never named.
-                self.__session_id = uuid4()
-            return self.__session_id
+        return UUID(int=self.__id_bits)
 
     @property
     def tags(self) -> Mapping[str, str]:
@@ -66,13 +69,14 @@ class Session:
 
     def next_attempt(self) -> int:
         """Mark what follows as a new attempt."""
-        self.__attempt += 1
-        return self.__attempt
+        with self.__lock:
+            self.__attempt += 1
+            return self.__attempt
 
     def record(self, event: object, *, actor: str = "task") -> Envelope:
         """Append one event: any frozen dataclass, pydantic model or other value the codec knows."""
         try:
-            data = to_json(event)
+            data = freeze(to_json(event))
         except CodecError as error:
             raise SessionError(f"a {type(event).__name__} cannot be recorded: {error}") from None
         span_id, parent_id = _span.get()
@@ -104,23 +108,14 @@ class Session:
         return len(self.__envelopes)
 
     def view(self, *, attempt: int | None = None) -> RecordedView:
-        """The task's side of the record as it stands now; what is recorded later does not appear in it.
-
-        What judges did is left out: evaluators judge the task.
-        """
+        """The task's side of the record as it stands now; what is recorded later does not appear in it."""
         with self.__lock:
-            envelopes = tuple(self.__envelopes)
-        if envelopes:
-            envelopes = tuple(
-                envelope
-                for envelope in envelopes
-                if envelope.actor != JUDGE and (attempt is None or envelope.attempt == attempt)
-            )
-        return RecordedView(lambda: self.session_id, self.__tags, envelopes)
+            record = tuple(self.__envelopes)
+        return RecordedView(lambda: self.session_id, self.__tags, record, attempt=attempt)
 
     def everything(self) -> RecordedView:
-        """The whole record, judges included."""
-        return RecordedView(lambda: self.session_id, self.__tags, self.envelopes())
+        """The whole record as it stands now, judges included."""
+        return self.view().everything()
 
     def envelopes(self) -> tuple[Envelope, ...]:
         """Every event with its circumstances, oldest first."""
@@ -135,27 +130,21 @@ class Session:
     def __getitem__[T](self, kind: type[T]) -> SliceView[T]:
         return self.view()[kind]
 
-    def extend(self, envelopes: Iterable[Envelope]) -> None:
-        """Take over what was recorded for this trial elsewhere, renumbered behind what is here."""
+    def extend(self, envelopes: Iterable[Envelope], *, keep_attempts: bool = False) -> None:
+        """Take over what was recorded for this trial elsewhere, renumbered behind what is here.
+
+        It belongs to the present attempt, unless the attempts it was made in are to be kept.
+        """
         with self.__lock:
             for found in envelopes:
-                self.__attempt = max(self.__attempt, found.attempt)
-                self.__envelopes.append(
-                    Envelope(
-                        next(self.__seq),
-                        found.time,
-                        found.actor,
-                        found.attempt,
-                        found.span_id,
-                        found.parent_id,
-                        found.kind,
-                        found.data,
-                    )
-                )
+                if keep_attempts:
+                    self.__attempt = max(self.__attempt, found.attempt)
+                attempt = found.attempt if keep_attempts else self.__attempt
+                self.__envelopes.append(found._replace(seq=next(self.__seq), attempt=attempt))
 
     def snapshot(self) -> bytes:
         """The whole record as bytes; `restore_session` reads it anywhere."""
-        return snapshot_bytes(self.everything())
+        return snapshot_bytes(f"{self.__id_bits:032x}", self.__tags, self.envelopes())
 
     def __repr__(self) -> str:
         return f"<Session {self.session_id}: {len(self)} events>"

@@ -5,20 +5,24 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from enum import Enum
-from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from uuid import UUID
 
 from fairtrial.codec import from_json
 from fairtrial.errors import CodecError, SessionError
+from fairtrial.frozen import FrozenDict
 from fairtrial.session.trajectory import ChatMessage, Trajectory
 
+JUDGE = "judge"
+"""The actor under which judges record what they do."""
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """One recorded event: when, by whom, in which attempt and span, and its data as JSON.
+
+class Envelope(NamedTuple):
+    """One recorded event: when, by whom, in which attempt and span, and its data as JSON that refuses to change.
 
     `kind` names the event's type as `module:qualified name`; it is compared, never imported.
     """
@@ -75,52 +79,65 @@ class SessionView(Protocol):
 
 
 class RecordedSlice[T]:
-    """Events decoded from the record each time they are not already known to be immutable."""
+    """The events of one type in a record: decoded once where nothing in them can change, else each time."""
 
-    __slots__ = ("_cached", "_envelopes", "_kind")
+    __slots__ = ("__cached", "__envelopes", "__kind")
 
     def __init__(self, kind: type[T], envelopes: tuple[Envelope, ...]) -> None:
-        self._kind = kind
-        self._envelopes = envelopes
-        self._cached: tuple[T, ...] | None = None
+        self.__kind = kind
+        self.__envelopes = envelopes
+        self.__cached: tuple[T, ...] | None = None
 
     def all(self) -> tuple[T, ...]:
         """All of them."""
-        if self._cached is not None:
-            return self._cached
-        events = tuple(_decode(self._kind, envelope) for envelope in self._envelopes)
-        if is_immutable(self._kind):
-            self._cached = events
+        if self.__cached is not None:
+            return self.__cached
+        events = tuple(_decode(self.__kind, envelope) for envelope in self.__envelopes)
+        if all(is_immutable(event) for event in events):
+            self.__cached = events
         return events
 
     def latest(self) -> T | None:
         """The last one, or None."""
-        if self._cached is not None:
-            return self._cached[-1] if self._cached else None
-        return _decode(self._kind, self._envelopes[-1]) if self._envelopes else None
+        return _decode(self.__kind, self.__envelopes[-1]) if self.__envelopes else None
 
     def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
         """Those for which the predicate is true."""
         return tuple(event for event in self.all() if predicate(event))
 
     def __len__(self) -> int:
-        return len(self._envelopes)
+        return len(self.__envelopes)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} x {self._kind.__name__}>"
+        return f"<{len(self)} x {self.__kind.__name__}>"
 
 
 class RecordedView:
-    """A session as it stood at one moment, from memory or from a snapshot: both read the same record."""
+    """A session as it stood at one moment, from memory or from a snapshot: both read the same record.
 
-    __slots__ = ("__by_kind", "__envelopes", "__session_id", "__slices", "__tags")
+    It shows what the task did. What judges did is in the record too, and `everything()` shows it: evaluators judge the
+    task, and must find the same whether or not it has been judged before.
+    """
+
+    __slots__ = ("__by_kind", "__envelopes", "__record", "__session_id", "__slices", "__tags")
 
     def __init__(
-        self, session_id: UUID | Callable[[], UUID], tags: Mapping[str, str], envelopes: tuple[Envelope, ...]
+        self,
+        session_id: UUID | Callable[[], UUID],
+        tags: Mapping[str, str],
+        record: tuple[Envelope, ...],
+        *,
+        attempt: int | None = None,
+        judges: bool = False,
     ) -> None:
         self.__session_id = session_id
         self.__tags = tags
-        self.__envelopes = envelopes
+        self.__record = record
+        self.__envelopes = tuple(
+            envelope
+            for envelope in record
+            if (judges or envelope.actor != JUDGE) and (attempt is None or envelope.attempt == attempt)
+        )
         self.__by_kind: dict[str, list[Envelope]] | None = None
         self.__slices: dict[type, RecordedSlice[Any]] = {}
 
@@ -137,13 +154,21 @@ class RecordedView:
 
     @property
     def envelopes(self) -> tuple[Envelope, ...]:
-        """Every event with its circumstances, oldest first."""
+        """Every event in view with its circumstances, oldest first."""
         return self.__envelopes
 
     @property
     def trajectory(self) -> Trajectory:
         """The recorded messages."""
         return Trajectory(self[ChatMessage].all())
+
+    def view(self, *, attempt: int | None = None) -> RecordedView:
+        """The task's side of the record, of one attempt if one is named."""
+        return RecordedView(self.__session_id, self.__tags, self.__record, attempt=attempt)
+
+    def everything(self) -> RecordedView:
+        """The whole record, judges included."""
+        return RecordedView(self.__session_id, self.__tags, self.__record, judges=True)
 
     def __getitem__[T](self, kind: type[T]) -> SliceView[T]:
         found = self.__slices.get(kind)
@@ -152,41 +177,70 @@ class RecordedView:
         return cast("SliceView[T]", found)
 
     def __select(self, kind: type) -> tuple[Envelope, ...]:
-        if not self.__envelopes:
-            return ()
         if self.__by_kind is None:
-            self.__by_kind = {}
+            by_kind: dict[str, list[Envelope]] = {}
             for envelope in self.__envelopes:
-                self.__by_kind.setdefault(envelope.kind, []).append(envelope)
-        names = [name for name in self.__by_kind if same_kind(name, kind_of(kind))]
-        chosen = [envelope for name in names for envelope in self.__by_kind[name]]
-        return tuple(chosen if len(names) < 2 else sorted(chosen, key=lambda envelope: envelope.seq))
+                by_kind.setdefault(envelope.kind, []).append(envelope)
+            self.__by_kind = by_kind
+        wanted = kind_of(kind)
+        chosen = [envelope for name, group in self.__by_kind.items() if same_kind(name, wanted) for envelope in group]
+        return tuple(sorted(chosen, key=lambda envelope: envelope.seq))
 
     def __repr__(self) -> str:
         return f"<SessionView {self.session_id}: {len(self.__envelopes)} events>"
 
 
+_KINDS: dict[type, str] = {}
+
+
 def kind_of(kind: type) -> str:
     """The name under which events of a type are recorded."""
+    name = _KINDS.get(kind)
+    if name is None:
+        name = _KINDS[kind] = _name_of(kind)
+    return name
+
+
+def _name_of(kind: type) -> str:
+    """A script is `__main__` here and an ordinary module in a worker, under a package nobody knows here: its types are
+    recorded as `*.script:Type`.
+    """
     module = kind.__module__
-    if module == "__main__":  # A script is `__main__` here and an ordinary module in a worker.
-        module = Path(getattr(sys.modules["__main__"], "__file__", None) or "__main__").stem
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        module = spec.name if spec is not None else f"*.{Path(getattr(main, '__file__', None) or '__main__').stem}"
     return f"{module}:{kind.__qualname__}"
 
 
 def same_kind(one: str, other: str) -> bool:
-    """True if both names mean one type: `evals.support:Step` is `support:Step` of a script run by hand."""
+    """True if both names mean one type: `evals.support:Step` is `*.support:Step` of a script run by hand."""
     if one == other:
         return True
-    (module_a, _, name_a), (module_b, _, name_b) = one.partition(":"), other.partition(":")
-    return name_a == name_b and (module_a.endswith("." + module_b) or module_b.endswith("." + module_a))
+    return any(
+        script.startswith("*.") and (name == script[2:] or name.endswith(script[1:]))
+        for script, name in ((one, other), (other, one))
+    )
 
 
-def is_immutable(kind: type) -> bool:
-    """True if a decoded event of this type can be shared: nothing in it can be assigned."""
-    if dataclasses.is_dataclass(kind):
-        return bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]  # set by @dataclass, not in the stubs
-    return issubclass(kind, str | int | float | bytes | tuple | Enum)
+_IMMUTABLE = (str, int, float, bytes, type(None), date, time, timedelta, Decimal, UUID, PurePath, Enum)
+
+
+def is_immutable(value: object) -> bool:
+    """True if nothing in a value can be changed, so that everyone may be given the same one.
+
+    Frozen lists do not count: they refuse to change, but some functions written in C (those of heapq) do not ask.
+    """
+    if isinstance(value, _IMMUTABLE):
+        return True
+    if isinstance(value, FrozenDict):
+        return all(is_immutable(item) for item in value.values())
+    if isinstance(value, tuple | frozenset):
+        return all(is_immutable(item) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        frozen: bool = value.__dataclass_params__.frozen  # type: ignore[attr-defined]  # set by @dataclass
+        return frozen and all(is_immutable(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return False
 
 
 def _decode[T](kind: type[T], envelope: Envelope) -> T:

@@ -1,15 +1,24 @@
-"""The durable truth about runs."""
+"""The durable truth about runs. Nothing here loads a database driver until a store is opened."""
 
-from __future__ import annotations
+from fairtrial.store.export import export_results
+from fairtrial.store.open import default_store, open_store
+from fairtrial.store.portable import load_run, save_run
+from fairtrial.store.protocol import Committed, Label, RunRecord, RunStatus, RunStore, Totals
+from fairtrial.store.redact import RedactingFilter, Redactor, register_secret
 
-from fairtrial.store.protocol import RunStore
-
-
-def open_store(url: str) -> RunStore:
-    """Open a store by its URL."""
-    raise NotImplementedError(url)
-
-
-def default_store() -> RunStore:
-    """The project's own store."""
-    raise NotImplementedError
+__all__ = [
+    "Committed",
+    "Label",
+    "RedactingFilter",
+    "Redactor",
+    "RunRecord",
+    "RunStatus",
+    "RunStore",
+    "Totals",
+    "default_store",
+    "export_results",
+    "load_run",
+    "open_store",
+    "register_secret",
+    "save_run",
+]

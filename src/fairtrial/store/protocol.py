@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from fairtrial.data.sample import Sample
@@ -17,8 +18,11 @@ from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.types import JSON
 
-type RunStatus = Literal["running", "finished", "interrupted", "stopped"]
-"""`interrupted` can be resumed; `stopped` ended early by its own rules (an error, a budget, enough evidence)."""
+type RunStatus = Literal["running", "finished", "interrupted", "unscored", "stopped"]
+"""`interrupted` and `unscored` can be resumed: trials are missing, or all were executed and the scoring of some failed.
+`stopped` ended early because it had seen enough."""
+
+NO_SAMPLES: Mapping[int, Sample[Any, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class Totals:
     latency_sum: int = 0
     latency_max: int = 0
     slowest: str | None = None  # Sample id of the slowest trial.
-    timed: int = 0  # Trials whose latency counts: everything but warm-up and not_run.
+    timed: int = 0  # Trials whose latency counts: everything but warm-up (`metadata["warmup"]` is True) and not_run.
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -109,7 +113,10 @@ class RunStore(Protocol):
     """Runs, their samples, results, transcripts and labels."""
 
     def create_run(self, run: RunRecord) -> RunRecord:
-        """Keep a new run; gives it its number. A run_id that exists already is an error."""
+        """Keep a new run; gives it the next number of its suite, or the one it brings if that is higher.
+
+        A run_id that exists already is an error.
+        """
         ...
 
     def get_run(self, run_id: str) -> RunRecord:
@@ -130,7 +137,10 @@ class RunStore(Protocol):
         finished_at: float | None = None,
         notes: Mapping[str, JSON] | None = None,
     ) -> None:
-        """Change what may change about a run: its end, and notes (merged into those it has)."""
+        """Change what may change about a run: its end, and notes (merged into those it has).
+
+        A run that is "running" again has no end: its `finished_at` goes back to None.
+        """
         ...
 
     def delete_run(self, run_id: str) -> None:
@@ -138,13 +148,14 @@ class RunStore(Protocol):
         ...
 
     def commit(
-        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = EMPTY
+        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES
     ) -> Committed:
         """Keep results durably, all in one transaction, with the samples (by sample ordinal) they belong to.
 
         A result is taken if its trial has none yet, or if the stored one is not "scored" and this one is, or has a
         higher attempt. Anything else is counted as a duplicate and changes nothing. One bad row never sinks a batch:
-        it is found by halving, reported in `refused`, and the rest is kept.
+        it is found by halving, reported in `refused`, and the rest is kept. Committing the same batch again is always
+        safe, so a caller may repeat a commit that raised `StoreUnavailableError`.
         """
         ...
 
@@ -167,8 +178,13 @@ class RunStore(Protocol):
         after: int = -1,
         limit: int | None = None,
         outputs: bool = True,
+        snapshots: bool = False,
     ) -> Iterator[EvalResult]:
-        """Results in plan order, streamed; `after` is an ordinal, for paging. `outputs` False leaves outputs out."""
+        """Results in plan order, streamed; `after` is an ordinal, for paging.
+
+        `outputs` False leaves outputs out. `snapshots` True brings each session's snapshot along, for those who need
+        them all: scoring a run again, or copying it.
+        """
         ...
 
     def totals(self, run_id: str) -> list[Totals]:
@@ -180,11 +196,18 @@ class RunStore(Protocol):
         ...
 
     def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, Totals]]:
-        """Totals per experiment and per value of a metadata key of the samples (None where a sample has no such key)."""
+        """Totals per experiment and per value of a metadata key of the samples (None where a sample has no such key).
+
+        In the order of the run's experiments, and within each of the values' JSON text; only groups that have results.
+        """
         ...
 
     def sample(self, run_id: str, sample_ordinal: int) -> Sample[Any, Any]:
         """A stored sample, as plain JSON values."""
+        ...
+
+    def samples(self, run_id: str, *, after: int = -1) -> Iterator[tuple[int, Sample[Any, Any]]]:
+        """The stored samples with their ordinals, ascending, streamed."""
         ...
 
     def session(self, run_id: str, ordinal: int) -> SessionView:
@@ -196,7 +219,7 @@ class RunStore(Protocol):
         ...
 
     def put_blob(self, data: bytes) -> str:
-        """Keep bytes under their SHA-256 (hex), once."""
+        """Keep bytes under their SHA-256 (hex), once. Secrets are taken out first; the hash is that of what is kept."""
         ...
 
     def get_blob(self, sha256: str) -> bytes:
@@ -204,7 +227,7 @@ class RunStore(Protocol):
         ...
 
     def label(self, label: Label) -> None:
-        """Add what a person said about a trial."""
+        """Add what a person said about a trial; a label without a time gets the present one."""
         ...
 
     def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:

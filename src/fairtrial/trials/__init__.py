@@ -1,5 +1,24 @@
 """One trial: its key, its context, its environment, its result."""
 
+from fairtrial.trials.config import EvalConfig
+from fairtrial.trials.context import TrialContext, current_trial
 from fairtrial.trials.environment import Environment, EnvironmentRegistry, check_state
+from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.trials.task import Task, task
 
-__all__ = ["Environment", "EnvironmentRegistry", "check_state"]
+__all__ = [
+    "Environment",
+    "EnvironmentRegistry",
+    "EvalConfig",
+    "EvalResult",
+    "Experiment",
+    "Outcome",
+    "Task",
+    "TrialContext",
+    "TrialKey",
+    "check_state",
+    "current_trial",
+    "task",
+]

@@ -17,18 +17,17 @@ from functools import partial
 from typing import Any
 
 import anyio
-import sniffio
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import canonical, dumps, from_json, to_json
 from fairtrial.codec.escape import MARK
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError
-from fairtrial.offload import DaemonThreads, run_isolated
+from fairtrial.offload import DaemonThreads, on_trio, run_isolated
 from fairtrial.scoring.evaluator import Case, Scorer
 from fairtrial.session.events import PromptExecuted, TokenUsage
-from fairtrial.session.session import JUDGE, Session
-from fairtrial.session.views import Envelope, RecordedView, kind_of
+from fairtrial.session.session import Session
+from fairtrial.session.views import JUDGE, Envelope, RecordedView, kind_of
 from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
@@ -98,7 +97,9 @@ async def run_trial(
     rules: TrialRules, key: TrialKey, ordinal: int, sample: Sample[Any, Any], experiment: int, *, attempt: int = 1
 ) -> EvalResult:
     """Execute and score one trial. `attempt` continues the count of an earlier execution."""
-    tags = {"run_id": key.run_id, "sample_id": key.sample_id, "experiment": key.experiment, **dict(rules.tags)}
+    tags = {"run_id": key.run_id, "sample_id": key.sample_id, "experiment": key.experiment}
+    if rules.tags:
+        tags.update(rules.tags)
     session = Session(tags=tags, clock=rules.clock)
     started_at = rules.clock.time()
     first = attempt
@@ -138,7 +139,7 @@ async def score_again(
         session = Session(clock=rules.clock)
     else:
         session = Session(session_id=recorded.session_id, tags=recorded.tags, clock=rules.clock)
-        session.extend(recorded.envelopes)
+        session.extend(recorded.everything().envelopes, keep_attempts=True)
     state = _Attempt(output_json=dumps(stored.output), latency=stored.latency_ms / 1000)
     try:
         state.output = stored.output if output_type is object else from_json(output_type, to_json(stored.output))
@@ -244,24 +245,25 @@ def _check_output(rules: TrialRules, state: _Attempt) -> None:
 
 
 async def _score(rules: TrialRules, key: TrialKey, sample: Sample[Any, Any], session: Session, state: _Attempt) -> None:
-    # The session as it stood when the task ended: what judges record from here on is not the task's.
-    view = session.view(attempt=session.attempt)
-    case = Case(
-        sample,
-        state.output,
-        view,
-        adapter=rules.adapter,
-        run_id=key.run_id,
-        offload=rules.offload,
-        recorder=session,
-    )
-    scope = anyio.CancelScope(deadline=anyio.current_time() + rules.timeout_seconds)
+    scorer = rules.scorer
     try:
-        if rules.scorer.quick:  # Nothing in it waits, so there is nothing a timeout could cut short.
-            state.score = rules.scorer.score_now(case)
+        if scorer.quick and not scorer.needs_session:
+            # Nothing in it waits, so there is nothing a timeout could cut short.
+            state.score = scorer.score_now(Case(sample, state.output, run_id=key.run_id))
             return
-        with scope:
-            state.score = await rules.scorer.score(case)
+        # The session as it stood when the task ended: what judges record from here on is not the task's.
+        view = session.view(attempt=session.attempt)
+        case = Case(
+            sample,
+            state.output,
+            view,
+            adapter=rules.adapter,
+            run_id=key.run_id,
+            offload=rules.offload,
+            recorder=session,
+        )
+        with anyio.CancelScope(deadline=anyio.current_time() + rules.timeout_seconds) as scope:
+            state.score = await scorer.score(case)
     except BaseException as error:
         await _raise_if_cancelled(error)
         state.fail("scorer_error", "score", error)
@@ -288,7 +290,7 @@ async def _raise_if_cancelled(error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         raise error
     if isinstance(error, anyio.get_cancelled_exc_class()):
-        if sniffio.current_async_library() == "asyncio":
+        if not on_trio():
             import asyncio
 
             current = asyncio.current_task()

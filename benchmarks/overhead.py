@@ -1,0 +1,231 @@
+"""What a trial costs beyond the task itself, against a bare loop and against peers.
+
+    python benchmarks/overhead.py [--trials 10000] [--rounds 5] [--peers] [--inspect]
+
+Every contestant runs the same trivial async task over the same samples at the same concurrency. Fairtrial and the
+reference loop store every result and a compressed transcript in SQLite; the peers store what they store by default.
+CPU time, rounds interleaved, medians: the machine may be shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import queue
+import sqlite3
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import zstandard
+
+from fairtrial import ChatMessage, Dataset, EvalConfig, EvalSuite, Sample, exact_match, open_store
+from fairtrial.trials.context import TrialContext
+
+CONCURRENCY = 100
+
+
+def reply(question: str) -> str:
+    return "answer" + question[8:]
+
+
+async def task(question: str, ctx: TrialContext) -> str:
+    ctx.session.record(ChatMessage("user", question))
+    answer = reply(question)
+    ctx.session.record(ChatMessage("assistant", answer))
+    return answer
+
+
+def fairtrial(cases: list[tuple[str, str, str]], folder: Path) -> None:
+    dataset = Dataset([Sample(*case) for case in cases], name="overhead")
+    suite = EvalSuite("overhead", dataset, task, exact_match, config=EvalConfig(max_concurrent=CONCURRENCY))
+    store = open_store(f"sqlite:///{folder}/runs.db")
+    report = asyncio.run(suite.run(store=store))
+    assert (report.successful, report.pass_rate) == (len(cases), 1.0)
+    store.close()
+
+
+async def _reference(cases: list[tuple[str, str, str]], path: Path) -> None:
+    rows: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+
+    def write() -> None:
+        database = sqlite3.connect(path)
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=NORMAL")
+        database.execute("CREATE TABLE samples (ordinal INTEGER PRIMARY KEY, id TEXT, input TEXT, expected TEXT)")
+        database.execute(
+            "CREATE TABLE results (ordinal INTEGER PRIMARY KEY, outcome TEXT, passed INT, value REAL, latency REAL, "
+            "output TEXT, transcript BLOB)"
+        )
+        compressor = zstandard.ZstdCompressor(level=3)
+        ended = False
+        while not ended:
+            batch = []
+            while len(batch) < 500:
+                row = rows.get()
+                if row is None:
+                    ended = True
+                    break
+                batch.append(row)
+            with database:
+                database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?)", [row[:4] for row in batch])
+                database.executemany(
+                    "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    [(row[0], *row[4:9], compressor.compress(row[9])) for row in batch],
+                )
+        database.close()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    shared = iter(enumerate(cases))
+
+    async def work() -> None:
+        for ordinal, (sample_id, question, expected) in shared:
+            started = time.monotonic()
+            messages = [["user", time.time(), question]]
+            with anyio.fail_after(300):
+                await anyio.lowlevel.checkpoint()
+                answer = reply(question)
+            messages.append(["assistant", time.time(), answer])
+            passed = answer == expected
+            transcript = json.dumps(
+                {
+                    "sample": sample_id,
+                    "events": [
+                        {
+                            "seq": seq,
+                            "time": at,
+                            "actor": "task",
+                            "attempt": 1,
+                            "kind": "message",
+                            "role": role,
+                            "content": text,
+                        }
+                        for seq, (role, at, text) in enumerate(messages)
+                    ],
+                }
+            ).encode()
+            rows.put(
+                (
+                    ordinal,
+                    sample_id,
+                    json.dumps(question),
+                    json.dumps(expected),
+                    "scored",
+                    passed,
+                    float(passed),
+                    time.monotonic() - started,
+                    json.dumps(answer),
+                    transcript,
+                )
+            )
+
+    async with anyio.create_task_group() as group:
+        for _ in range(CONCURRENCY):
+            group.start_soon(work)
+    rows.put(None)
+    thread.join()
+
+
+def reference(cases: list[tuple[str, str, str]], folder: Path) -> None:
+    asyncio.run(_reference(cases, folder / "reference.db"))
+    with sqlite3.connect(folder / "reference.db") as database:
+        assert database.execute("SELECT count(*), sum(passed) FROM results").fetchone() == (len(cases), len(cases))
+
+
+def pydantic_evals(cases: list[tuple[str, str, str]], folder: Path) -> None:
+    from pydantic_evals import Case
+    from pydantic_evals import Dataset as PeerDataset
+    from pydantic_evals.evaluators import EqualsExpected
+
+    async def peer_task(question: str) -> str:
+        return reply(question)
+
+    dataset = PeerDataset(
+        name="overhead",
+        cases=[Case(name=name, inputs=question, expected_output=expected) for name, question, expected in cases],
+        evaluators=[EqualsExpected()],
+    )
+    report = asyncio.run(dataset.evaluate(peer_task, max_concurrency=CONCURRENCY, progress=False))
+    assert len(report.cases) == len(cases)
+
+
+def inspect_ai(cases: list[tuple[str, str, str]], folder: Path) -> None:
+    from inspect_ai import Task, eval
+    from inspect_ai.dataset import MemoryDataset
+    from inspect_ai.dataset import Sample as PeerSample
+    from inspect_ai.model import ModelOutput
+    from inspect_ai.scorer import exact
+    from inspect_ai.solver import solver
+
+    @solver
+    def trivial() -> Any:
+        async def solve(state: Any, generate: Any) -> Any:
+            state.output = ModelOutput.from_content("none", reply(state.input_text))
+            return state
+
+        return solve
+
+    samples = MemoryDataset(
+        [PeerSample(id=name, input=question, target=expected) for name, question, expected in cases]
+    )
+    logs = eval(
+        Task(dataset=samples, solver=trivial(), scorer=exact()),
+        model="mockllm/model",
+        max_samples=CONCURRENCY,
+        log_dir=str(folder),
+        display="none",
+    )
+    assert logs[0].status == "success"
+
+
+def measure(contestant: Callable[[list[tuple[str, str, str]], Path], None], cases: list[tuple[str, str, str]]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.process_time()
+        contestant(cases, Path(folder))
+        return (time.process_time() - started) / len(cases) * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", action="store_true", help="also pydantic-evals (the bench dependency group)")
+    parser.add_argument("--inspect", action="store_true", help="also Inspect, on a tenth of the trials (slow)")
+    options = parser.parse_args()
+    contestants = [fairtrial, reference] + ([pydantic_evals] if options.peers else [])
+    cases = [(f"s{i}", f"question {i}", f"answer {i}") for i in range(options.trials)]
+    figures: dict[str, list[float]] = {contestant.__name__: [] for contestant in contestants}
+    for contestant in contestants:  # Imports and first-use costs are not per-trial costs.
+        measure(contestant, cases[:200])
+    for _ in range(options.rounds):
+        for contestant in contestants:
+            figures[contestant.__name__].append(measure(contestant, cases))
+    if options.inspect:
+        figures["inspect_ai"] = [measure(inspect_ai, cases[: max(options.trials // 10, 100)])]
+    print(f"{options.trials} trials, concurrency {CONCURRENCY}, CPU microseconds per trial, median of {options.rounds}")
+    medians = {name: statistics.median(values) for name, values in figures.items()}
+    for name, value in medians.items():
+        print(f"  {name:<16} {value:10.1f}   (min {min(figures[name]):.1f}, max {max(figures[name]):.1f})")
+    ours = medians["fairtrial"]
+    failed = False
+    for name, limit, better in (("reference", 2.0, False), ("pydantic_evals", 1.5, True), ("inspect_ai", 60.0, True)):
+        if name in medians:
+            ratio = medians[name] / ours if better else ours / medians[name]
+            kept = ratio >= limit if better else ratio <= limit
+            word = "cases per CPU second" if better else "CPU time"
+            target = f"{'at least' if better else 'at most'} {limit:g}"
+            print(f"fairtrial / {name}: {ratio:.2f} x the {word} (target: {target})")
+            failed |= not kept
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

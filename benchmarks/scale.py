@@ -1,0 +1,146 @@
+"""Memory, cost per trial, summary and resume at a hundred thousand and at a million trials.
+
+    python benchmarks/scale.py [--small 100000] [--large 1000000]
+
+Each size runs in a process of its own, over a lazy dataset and a SQLite store. Prints ratios; exits with 1 if one
+misses its target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from fairtrial import ChatMessage, Dataset, EvalConfig, EvalReport, EvalSuite, TrialContext, exact_match, open_store
+from fairtrial.runs import RunEvent, TrialStarted
+
+
+async def task(question: str, ctx: TrialContext) -> str:
+    ctx.session.record(ChatMessage("user", question))
+    return "answer" + question[8:]
+
+
+def suite(data: Path) -> EvalSuite:
+    dataset = Dataset.load(data, lazy=True)
+    return EvalSuite("scale", dataset, task, exact_match, config=EvalConfig(max_concurrent=100), version="1")
+
+
+def run(data: Path, database: Path) -> dict[str, Any]:
+    """Run the suite whole; then print its summary and the bare aggregate; then resume with one trial missing."""
+    made = suite(data)
+    store = open_store(f"sqlite:///{database}")
+    cpu = time.process_time()
+    report = asyncio.run(made.run(store=store))
+    cpu = time.process_time() - cpu
+    assert report.successful == len(made.dataset)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    store.close()
+
+    summary, bare = [], []
+    for _ in range(3):
+        fresh = open_store(f"sqlite:///{database}")
+        started = time.perf_counter()
+        str(EvalReport(fresh, fresh.get_run(report.run_id)))
+        summary.append(time.perf_counter() - started)
+        fresh.close()
+        started = time.perf_counter()
+        connection = sqlite3.connect(database)
+        connection.execute(
+            "SELECT experiment, outcome, count(*), sum(passed), sum(value), sum(latency_ms), sum(input_tokens) "
+            "FROM results GROUP BY experiment, outcome"
+        ).fetchall()
+        connection.close()
+        bare.append(time.perf_counter() - started)
+    return {"trials": len(made.dataset), "cpu": cpu, "peak_mb": peak, "summary": min(summary), "bare": min(bare)}
+
+
+def resume(data: Path, database: Path) -> dict[str, Any]:
+    """Go on with a run that lacks one trial; how long until that trial starts?"""
+    started = time.perf_counter()
+    first: list[float] = []
+
+    class Watch:
+        def publish(self, event: RunEvent) -> None:
+            if isinstance(event, TrialStarted):
+                first.append(time.perf_counter() - started)
+
+    report = asyncio.run(suite(data).run(store=f"sqlite:///{database}", bus=Watch()))
+    assert len(first) == 1
+    assert report.not_run == 0
+    return {"resume": first[0]}
+
+
+def forget_one_trial(database: Path) -> None:
+    with sqlite3.connect(database) as connection:
+        connection.execute("DELETE FROM results WHERE ordinal = (SELECT max(ordinal) * 2 / 3 FROM results)")
+        connection.execute("UPDATE runs SET status = 'interrupted'")
+
+
+def child(what: str, data: Path, database: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", what, str(data), str(database)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", type=int, default=100_000)
+    parser.add_argument("--large", type=int, default=1_000_000)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        what, data, database = options.child
+        print(json.dumps({"run": run, "resume": resume}[what](Path(data), Path(database))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FAIRTRIAL_CACHE_DIR"] = str(Path(folder) / "cache")
+        figures = {}
+        for size in (options.small, options.large):
+            data, database = Path(folder) / f"{size}.jsonl", Path(folder) / f"{size}.db"
+            with data.open("w") as file:
+                for i in range(size):
+                    file.write(json.dumps({"id": f"s{i}", "input": f"question {i}", "expected": f"answer {i}"}) + "\n")
+            Dataset.load(data, lazy=True)  # The index is cached from here on, as it is on a second run.
+            figures[size] = child("run", data, database)
+            forget_one_trial(database)
+            figures[size] |= child("resume", data, database)
+    small, large = figures[options.small], figures[options.large]
+    for size, found in figures.items():
+        print(
+            f"{size:>9,} trials: {found['cpu'] / size * 1e6:6.1f} us of CPU per trial, peak {found['peak_mb']:.1f} MB, "
+            f"summary {found['summary']:.3f} s (bare aggregate {found['bare']:.3f} s), "
+            f"resume reaches the missing trial in {found['resume']:.2f} s"
+        )
+    targets = [
+        ("peak memory, large / small", large["peak_mb"] / small["peak_mb"], 1.3),
+        ("cost per trial, large / small", large["cpu"] / options.large / (small["cpu"] / options.small), 1.3),
+        ("summary / bare aggregate", large["summary"] / large["bare"], 3.0),
+        ("seconds until the missing trial starts", large["resume"], 5.0),
+    ]
+    failed = False
+    for name, value, limit in targets:
+        print(f"{name}: {value:.2f} (target: at most {limit:g})")
+        failed |= value > limit
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

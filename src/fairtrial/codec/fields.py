@@ -1,0 +1,87 @@
+"""What the fields of a class are, with every type parameter replaced by what it stands for."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from typing import Any, TypeAliasType, TypeVar
+
+from fairtrial.codec.scalars import name_of
+from fairtrial.errors import CodecError
+
+
+def bound(kind: Any, variables: dict[Any, Any]) -> Any:
+    """A type with its type variables replaced; one that nobody bound may be anything."""
+    if isinstance(kind, TypeVar):
+        return variables.get(kind, Any)
+    parameters = getattr(kind, "__parameters__", ())
+    if not parameters or isinstance(kind, type | TypeAliasType):
+        return kind
+    return kind[tuple(variables.get(parameter, Any) for parameter in parameters)]
+
+
+def alias_value(alias: Any, args: tuple[Any, ...]) -> Any:
+    """What a type alias stands for."""
+    return bound(alias.__value__, dict(zip(alias.__type_params__, args, strict=False)))
+
+
+def field_types(base: type, args: tuple[Any, ...]) -> dict[str, Any]:
+    """The type of every field of a dataclass, TypedDict or NamedTuple, its bases included."""
+    variables = _variables(base, args)
+    if typing.is_typeddict(base):  # Its bases are gone; their annotations were copied into it.
+        merged = {name: kind for known in reversed(variables.values()) for name, kind in known.items()}
+        return {name: bound(kind, merged) for name, kind in _own_types(base, *variables).items()}
+    found: dict[str, Any] = {}
+    for owner in reversed(base.__mro__):
+        if "__annotations__" in owner.__dict__:
+            own = variables.get(owner, {})
+            found.update((name, bound(kind, own)) for name, kind in _own_types(owner).items())
+    return found
+
+
+QUALIFIERS = tuple(
+    getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly", "Final") if hasattr(typing, name)
+)
+
+
+def required_keys(base: Any, fields: dict[str, Any]) -> frozenset[str]:
+    """The keys a TypedDict must have. The class itself does not know where its annotations are kept as text."""
+
+    def is_required(name: str) -> bool:
+        kind = fields[name]
+        while typing.get_origin(kind) in QUALIFIERS:
+            if typing.get_origin(kind) in (typing.Required, typing.NotRequired):
+                return typing.get_origin(kind) is typing.Required
+            (kind,) = typing.get_args(kind)
+        return name in base.__required_keys__
+
+    return frozenset(filter(is_required, fields))
+
+
+def _variables(base: Any, args: tuple[Any, ...]) -> dict[Any, dict[Any, Any]]:
+    """For each class in the family, what its own type parameters stand for."""
+    own = dict(zip(getattr(base, "__parameters__", ()), args, strict=False))
+    found = {base: own}
+    for parent in types.get_original_bases(base) if isinstance(base, type) else ():
+        origin = typing.get_origin(parent)
+        given = tuple(bound(arg, own) for arg in typing.get_args(parent))
+        found.update((owner, known) for owner, known in _variables(origin or parent, given).items())
+    return found
+
+
+def _own_types(owner: Any, *family: Any) -> dict[str, Any]:
+    annotations = inspect.get_annotations(owner)
+    # Python 3.12 does not find type parameters in annotations kept as text.
+    members = (*reversed(family), owner)
+    parameters = {p.__name__: p for member in members for p in getattr(member, "__type_params__", ())}
+    stand_in = type(owner.__name__, (), {"__annotations__": annotations, "__module__": owner.__module__})
+    try:
+        try:
+            return typing.get_type_hints(stand_in, localns=parameters, include_extras=True)
+        except NameError:  # Perhaps a class inside the class.
+            return typing.get_type_hints(stand_in, localns={**vars(owner), **parameters}, include_extras=True)
+    except NameError as error:
+        raise CodecError(
+            f"the annotations of {name_of(owner)} cannot be resolved ({error}); define what it names at module level"
+        ) from None

@@ -1,0 +1,84 @@
+"""A rubric as questions that are answered with yes or no."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fairtrial.errors import ConfigurationError, OutputParseError
+from fairtrial.judging.judge import Judging
+from fairtrial.models.adapter import ProviderAdapter
+from fairtrial.scoring.evaluator import Case
+from fairtrial.scoring.score import Metric, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer: which question, why, and yes or no."""
+
+    question: int
+    reason: str
+    answer: Literal["yes", "no"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChecklistOutput:
+    """Every question answered once."""
+
+    answers: tuple[Answer, ...]
+
+
+class Checklist(Judging):
+    """Asks several yes/no questions about one output."""
+
+    __slots__ = ("_pass_at", "questions")
+
+    def __init__(self, adapter: ProviderAdapter, questions: Sequence[str], *, pass_at: float, **rest: Any) -> None:
+        super().__init__(adapter, "; ".join(questions), **rest)
+        self.questions = tuple(questions)
+        self._pass_at = pass_at
+
+    async def score(self, case: Case) -> Score:
+        """Ask all questions in one call."""
+        guarded = self.guarded(case)
+        if guarded is not None:
+            return guarded
+        listed = "\n".join(f"{number}. {question}" for number, question in enumerate(self.questions, 1))
+        question = (
+            f"Answer each question about the output to assess with yes or no:\n{listed}\n\n"
+            'Answer with a JSON object {"answers": [...]} that holds one object for each question, in order: '
+            '"question", its number, then "reason", one sentence, then "answer", "yes" or "no".'
+        )
+        completion, verdict, asked = await self.ask(case, self.material(case), question, ChecklistOutput)
+        numbers = [answer.question for answer in verdict.answers]
+        if numbers != list(range(1, len(self.questions) + 1)):
+            raise OutputParseError(
+                f"judge {self.name!r} answered questions {numbers}, not 1 to {len(self.questions)}", raw=completion.raw
+            )
+        yes = [answer.answer == "yes" for answer in verdict.answers]
+        value = sum(yes) / len(yes)
+        metrics = [
+            Metric(f"{answer.question}: {question}", float(good), metadata={"reason": answer.reason})
+            for answer, question, good in zip(verdict.answers, self.questions, yes, strict=True)
+        ]
+        metrics.append(Metric("rating", value, metadata=self.provenance(case, completion, asked)))
+        failed = [question for question, good in zip(self.questions, yes, strict=True) if not good]
+        return Score(value, value >= self._pass_at, f"no: {'; '.join(failed)}" if failed else "", metrics)
+
+
+def checklist(
+    adapter: ProviderAdapter,
+    questions: Sequence[str],
+    *,
+    pass_at: float = 1.0,
+    include_input: bool = True,
+    name: str | None = None,
+) -> Checklist:
+    """A judge that answers yes/no questions; the value is the share of yes, and it passes from `pass_at` on.
+
+    Write the questions so that yes is good.
+    """
+    if not questions:
+        raise ConfigurationError("a checklist needs at least one question")
+    return Checklist(adapter, questions, pass_at=pass_at, include_input=include_input, name=name or "checklist")

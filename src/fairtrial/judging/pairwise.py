@@ -1,0 +1,100 @@
+"""Which of two outputs is better? Asked in both orders, always."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import anyio
+
+from fairtrial.errors import ConfigurationError
+from fairtrial.judging.judge import Judging, is_empty
+from fairtrial.models.adapter import ProviderAdapter
+from fairtrial.scoring.evaluator import Case
+from fairtrial.scoring.score import Metric, Score
+
+
+@dataclass(frozen=True, slots=True)
+class PairOutput:
+    """What a pairwise judge answers: first why, then which."""
+
+    reason: str
+    better: Literal["first", "second", "equal"]
+
+
+class PairwiseJudge(Judging):
+    """Compares the output with another. A preference that depends on the order is no preference: a tie."""
+
+    __slots__ = ("_other",)
+
+    def __init__(
+        self, adapter: ProviderAdapter, criterion: str, other: Callable[[Case], Any] | None, **rest: Any
+    ) -> None:
+        super().__init__(adapter, criterion, **rest)
+        self._other = other
+
+    async def score(self, case: Case) -> Score:
+        """Ask twice, with the two outputs in either place."""
+        other = case.sample.expected if self._other is None else self._other(case)
+        if other is None:
+            raise ConfigurationError(
+                f"judge {self.name!r} has nothing to compare with: the sample has no expected output"
+            )
+        if is_empty(case.output):
+            return Score(0.0, False, "the output is empty; the judge was not asked")
+        answers: dict[bool, tuple[float, str, dict[str, Any]]] = {}
+
+        async def ask(ours_first: bool) -> None:
+            answers[ours_first] = await self._ask_once(case, other, ours_first=ours_first)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, True)
+            await ask(False)
+        (first, why_first, kept_first), (second, why_second, kept_second) = answers[True], answers[False]
+        agreed = first == second
+        value = first if agreed else 0.5
+        reason = (
+            why_first if agreed else f"the verdict depends on the order, so it is a tie ({why_first} / {why_second})"
+        )
+        metrics = [
+            Metric("ours_first", first, metadata=kept_first),
+            Metric("ours_second", second, metadata=kept_second),
+            Metric("consistent", float(agreed)),
+        ]
+        return Score(value, value >= 0.5, reason, metrics)
+
+    async def _ask_once(self, case: Case, other: Any, *, ours_first: bool) -> tuple[float, str, dict[str, Any]]:
+        pieces: dict[str, Any] = {}
+        if self.include_input and case.sample.input is not None:
+            pieces["input"] = case.sample.input
+        pieces["first_output"], pieces["second_output"] = (case.output, other) if ours_first else (other, case.output)
+        question = (
+            f"Criterion: {self.criterion}\n\nWhich of the two outputs meets the criterion better? Their order says "
+            'nothing about them.\n\nAnswer with a JSON object: first "reason", one or two sentences, then "better", '
+            'which is "first", "second" or "equal".'
+        )
+        completion, verdict, asked = await self.ask(case, pieces, question, PairOutput)
+        ours = "first" if ours_first else "second"
+        value = 0.5 if verdict.better == "equal" else float(verdict.better == ours)
+        return value, verdict.reason, self.provenance(case, completion, asked)
+
+
+def pairwise_judge(
+    adapter: ProviderAdapter,
+    criterion: str,
+    *,
+    other: Callable[[Case], Any] | None = None,
+    include_input: bool = True,
+    name: str | None = None,
+) -> PairwiseJudge:
+    """A judge that compares the output with another one: a win is 1, a tie 0.5, a loss 0; a win or a tie passes.
+
+    Args:
+        adapter: The judge's model.
+        criterion: What makes one output better.
+        other: Gives the output to compare with; the sample's `expected` unless given.
+        include_input: Show the judge the sample's input too.
+        name: Its name in reports.
+    """
+    return PairwiseJudge(adapter, criterion, other, include_input=include_input, name=name or "pairwise_judge")

@@ -1,0 +1,125 @@
+"""Sums over a run's results, computed by the database."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy
+from sqlalchemy import BigInteger, ColumnElement, Connection, Select, Text, and_, cast, func, literal, select
+
+from fairtrial.codec import canonical, decode
+from fairtrial.codec.escape import escape_text
+from fairtrial.store.protocol import RunRecord, Totals
+from fairtrial.store.rows import MAX_TRIALS, OUTCOME_NAMES, text_of
+from fairtrial.store.schema import results, runs, samples
+from fairtrial.store.totals import Tally
+from fairtrial.types import JSON
+
+_LATENCY = func.sum(results.c.latency_ms)
+# Latency and ordinal in one number: see `totals.pack`.
+_SLOWEST = func.max(results.c.latency_ms * literal(MAX_TRIALS + 1, BigInteger) + (MAX_TRIALS - results.c.ordinal))
+_VALUES: tuple[ColumnElement[Any], ...] = (
+    func.sum(results.c.passed),
+    func.sum(results.c.value),
+    func.min(results.c.value),
+    func.max(results.c.value),
+    func.sum(results.c.value * results.c.value),
+)
+_USAGE: tuple[ColumnElement[Any], ...] = (
+    func.sum(results.c.input_tokens),
+    func.sum(results.c.output_tokens),
+    func.sum(results.c.cached_tokens),
+    func.sum(results.c.cost_usd),
+)
+
+# SQLite groups by sorting; for a few experiments, one plain scan for each takes half the time.
+_FEW_EXPERIMENTS = 6
+_TIMED = results.c.timed == 1
+_COUNTS = tuple(func.count().filter(results.c.outcome == code) for code in OUTCOME_NAMES)
+_SCAN = select(
+    *_COUNTS, func.count().filter(_TIMED), *_VALUES, _LATENCY.filter(_TIMED), _SLOWEST.filter(_TIMED), *_USAGE
+)
+
+# One small number to group by sorts faster than three columns.
+_GROUP = (results.c.experiment * 16 + results.c.outcome * 2 + results.c.timed).label("part")
+_GROUPED = (_GROUP, func.count(), *_VALUES, _LATENCY, _SLOWEST, *_USAGE)
+
+
+def dataset_of(number: int) -> ColumnElement[int]:
+    """A run's dataset, looked up inside each query: a run may get one of its own while it is being read."""
+    return select(runs.c.dataset).where(runs.c.id == number).scalar_subquery()
+
+
+def totals(connection: Connection, number: int, run: RunRecord) -> list[Totals]:
+    """Sums per experiment."""
+    tallies = [Tally() for _ in run.experiments]
+    if connection.dialect.name == "sqlite" and len(tallies) <= _FEW_EXPERIMENTS:
+        for place, tally in enumerate(tallies):
+            query = _SCAN.where(results.c.run == number, results.c.experiment == place)
+            sums: tuple[Any, ...] = tuple(connection.execute(query).one())
+            tally.add_group(sums[: len(_COUNTS)], *sums[len(_COUNTS) :])
+    else:
+        for part in connection.execute(_grouped(number)):
+            _add_part(tallies.__getitem__, *part)
+    name_of = _sample_names(connection, number, run)
+    return [tally.totals(name, name_of) for name, tally in zip(run.experiments, tallies, strict=True)]
+
+
+def group_totals(connection: Connection, number: int, run: RunRecord, key: str) -> list[tuple[JSON, Totals]]:
+    """Sums per experiment and value of a metadata key."""
+    groups: dict[tuple[int, bytes], tuple[JSON, Tally]] = {}
+    extract = _extract(connection.dialect.name, escape_text(key))
+    # Where the database has no path for the key, group by the whole metadata and pick the value here.
+    value_json = (samples.c.metadata if extract is None else extract).label("value_json")
+    joined = results.outerjoin(
+        samples, and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
+    )
+    for *row, found in connection.execute(_grouped(number, value_json).select_from(joined)):
+        value: Any = None if found is None else decode(object, found)
+        if extract is None:
+            value = value.get(key) if isinstance(value, dict) else None
+
+        def tally(place: int, value: JSON = value) -> Tally:
+            return groups.setdefault((place, canonical(value)), (value, Tally()))[1]
+
+        _add_part(tally, *row)
+    name_of = _sample_names(connection, number, run)
+    return [
+        (value, tally.totals(run.experiments[place], name_of))
+        for (place, _text), (value, tally) in sorted(groups.items(), key=lambda item: item[0])
+    ]
+
+
+def _grouped(number: int, *by: ColumnElement[Any]) -> Select[Any]:
+    return select(*_GROUPED, *by).where(results.c.run == number).group_by(_GROUP, *by)
+
+
+def _add_part(tally_of: Callable[[int], Tally], part: int, count: int, *sums: Any) -> None:
+    """Add the sums of one experiment, outcome and kind of timing."""
+    experiment, rest = divmod(part, 16)
+    outcome, timed = divmod(rest, 2)
+    passed, value, low, high, squares, latency, slowest, *usage = sums
+    counts = [count if code == outcome else 0 for code in OUTCOME_NAMES]
+    durations = (latency, slowest) if timed else (None, None)
+    tally_of(experiment).add_group(counts, count if timed else 0, passed, value, low, high, squares, *durations, *usage)
+
+
+def _sample_names(connection: Connection, number: int, run: RunRecord) -> Callable[[int], str]:
+    def name_of(ordinal: int) -> str:
+        place = run.split(ordinal)[0]
+        query = select(samples.c.id).where(samples.c.dataset == dataset_of(number), samples.c.ordinal == place)
+        return text_of(connection.execute(query).scalar_one())
+
+    return name_of
+
+
+def _extract(dialect: str, key: str) -> ColumnElement[Any] | None:
+    """A metadata value as JSON text, in SQL; None if this database has no path for the key."""
+    if dialect == "postgresql":
+        return cast(cast(samples.c.metadata, sqlalchemy.JSON).op("->")(literal(key, Text)), Text)
+    # SQLite compares a path with the JSON text as it is written, where these would be escaped.
+    if not key or not key.isprintable() or '"' in key or "\\" in key or sqlite3.sqlite_version_info < (3, 38):
+        return None
+    return samples.c.metadata.op("->", return_type=Text())(literal(f'$."{key}"', Text))

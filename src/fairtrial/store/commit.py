@@ -1,0 +1,265 @@
+"""A batch of results into the database: exactly once, whoever else writes at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import Connection, Table, select, update
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from fairtrial.data.sample import Sample
+from fairtrial.errors import CodecError, StoreUnavailableError
+from fairtrial.store.protocol import Committed, RunRecord
+from fairtrial.store.redact import Redactor
+from fairtrial.store.rows import (
+    DETAIL_COLUMNS,
+    RESULT_COLUMNS,
+    SAMPLE_COLUMNS,
+    Encoder,
+    Entry,
+    Refused,
+    replaces,
+    sample_row,
+    state,
+    stored_id,
+)
+from fairtrial.store.schema import details, results, samples
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult
+
+_KNOWN = 5_000  # Samples remembered as stored; trials of one sample come close together.
+_RACES = 100
+
+
+class OrderConflict(Exception):
+    """The samples of the dataset are stored in another order than this run's."""
+
+
+class _Overlap(Exception):
+    """Some of the trials already have a result: each must be looked at."""
+
+
+class Batch:
+    """Results made into rows, sorted by ordinal, before any transaction."""
+
+    def __init__(
+        self,
+        run: RunRecord,
+        number: int,
+        given: Sequence[EvalResult],
+        with_samples: Mapping[int, Sample[Any, Any]],
+        redactor: Redactor,
+        compress: Callable[[bytes], bytes],
+    ) -> None:
+        self.run = run
+        self.number = number
+        self.redactor = redactor
+        self.refused: list[tuple[TrialKey, str]] = []
+        self.dataset = 0
+        self.sample_rows: list[tuple[Any, ...]] = []
+        self.unfit: dict[int, str] = {}  # Sample ordinals the database would not take, with the reason.
+        self.samples = {place: sample for place, sample in with_samples.items() if 0 <= place < run.dataset_size}
+        self.ids: dict[int, str] = {}  # Sample ordinal -> id, for every sample a result or the caller names.
+        self.ids.update((place, sample.id) for place, sample in self.samples.items())
+        encode = Encoder(run, number, redactor, compress).entry
+        entries: list[Entry] = []
+        for result in given:
+            try:
+                entry = encode(result)
+            except Refused as problem:
+                self.refused.append((result.key, str(problem)))
+                continue
+            sample_id = entry.key.sample_id
+            if self.ids.setdefault(entry.sample, sample_id) != sample_id:
+                self.refused.append((entry.key, f"sample {entry.sample} is {self.ids[entry.sample]!r}"))
+                continue
+            entries.append(entry)
+        # In one order always: two writers of the same trials must not wait for each other in a circle.
+        entries.sort(key=attrgetter("ordinal"))
+        self.entries = entries
+
+
+class Writer:
+    """Writes batches. One per store; it remembers which samples are stored."""
+
+    def __init__(self, paramstyle: str) -> None:
+        mark = "?" if paramstyle == "qmark" else "%s"
+        self._insert_result = _insert(results, RESULT_COLUMNS, mark, "ON CONFLICT DO NOTHING")
+        marks = ", ".join([mark] * len(SAMPLE_COLUMNS))
+        self._insert_sample = (
+            f"INSERT INTO samples (dataset, {', '.join(SAMPLE_COLUMNS)}) VALUES (:dataset, {marks}) "  # noqa: S608
+            "ON CONFLICT DO NOTHING"
+        )
+        changes = ", ".join(f"{name} = excluded.{name}" for name in DETAIL_COLUMNS[3:])
+        # An execution that is scored again brings its own details anew.
+        self._insert_detail = _insert(
+            details, DETAIL_COLUMNS, mark, f"ON CONFLICT (run, ordinal, execution) DO UPDATE SET {changes}"
+        )
+        self._delete_result = f"DELETE FROM results WHERE run = {mark} AND ordinal = {mark}"  # noqa: S608
+        self._known: dict[int, dict[int, str]] = {}  # Dataset -> sample ordinal -> id.
+        self._lock = threading.Lock()
+
+    def write(self, connection: Connection, batch: Batch, dataset: int, *, own: bool) -> Committed:
+        """Write a batch inside a transaction. Raises `OrderConflict`, unless the dataset is the run's own."""
+        if batch.dataset != dataset:
+            self.encode_samples(batch, dataset)
+        if batch.sample_rows:
+            self._put_samples(connection, batch, own)
+        refused, entries, unfit = list(batch.refused), batch.entries, batch.unfit
+        if unfit:
+            refused.extend((entry.key, unfit[entry.sample]) for entry in entries if entry.sample in unfit)
+            entries = [entry for entry in entries if entry.sample not in unfit]
+        new = duplicate = 0
+        for wave in _waves(entries):
+            taken, lost = _halving(connection, wave, self._put_results)
+            refused.extend((entry.key, why) for entry, why in lost)
+            new += taken
+            duplicate += len(wave) - taken - len(lost)
+        return Committed(new, duplicate, tuple(refused))
+
+    def encode_samples(self, batch: Batch, dataset: int) -> None:
+        """Make rows of the samples that are not known to be stored; called before the transaction."""
+        batch.dataset = dataset
+        batch.sample_rows = rows = []
+        batch.unfit = {}
+        known = self._known.get(dataset, {})
+        for place, sample_id in sorted(batch.ids.items()):
+            if known.get(place) == sample_id:
+                continue
+            sample = batch.samples.get(place)
+            try:
+                rows.append(
+                    (place, stored_id(sample_id, batch.redactor), None, None, None)
+                    if sample is None
+                    else sample_row(place, sample, batch.redactor)
+                )
+            except (CodecError, UnicodeError) as error:
+                batch.unfit[place] = f"its sample cannot be stored: {error}"
+
+    def remember(self, batch: Batch) -> None:
+        """Note which samples are now stored; called when the transaction has ended well."""
+        stored = {place: sample.id for place, sample in batch.samples.items() if place not in batch.unfit}
+        with self._lock:
+            # Replaced as a whole, never changed: other threads may be reading it.
+            known = self._known.get(batch.dataset, {})
+            self._known = {batch.dataset: known | stored if len(known) < _KNOWN else stored}
+
+    def _put_samples(self, connection: Connection, batch: Batch, own: bool) -> None:
+        _count, lost = _halving(
+            connection, batch.sample_rows, lambda on, some: self._put_sample_rows(on, some, batch, own)
+        )
+        batch.unfit.update((row[0], f"its sample cannot be stored: {why}") for row, why in lost)
+
+    def _put_sample_rows(self, connection: Connection, rows: Sequence[tuple[Any, ...]], batch: Batch, own: bool) -> int:
+        # The dataset is a number of ours; in the text it is one value less to bind for each row.
+        statement = self._insert_sample.replace(":dataset", str(batch.dataset))
+        if connection.exec_driver_sql(statement, list(rows)).rowcount == len(rows):
+            return len(rows)
+        query = select(samples.c.ordinal, samples.c.id, samples.c.input.is_(None)).where(
+            samples.c.dataset == batch.dataset, samples.c.ordinal.in_([row[0] for row in rows])
+        )
+        stored = {place: (sample_id, bool(bare)) for place, sample_id, bare in connection.execute(query)}
+        for place, sample_id, content, expected, facts in rows:
+            found, bare = stored[place]
+            if found != sample_id:
+                if not own:
+                    raise OrderConflict
+                batch.unfit[place] = f"the run's sample {place} was {found!r} before; its dataset has changed"
+            elif bare and content is not None:
+                connection.execute(
+                    update(samples)
+                    .where(samples.c.dataset == batch.dataset, samples.c.ordinal == place)
+                    .values(input=content, expected=expected, metadata=facts)
+                )
+        return len(rows)
+
+    def _put_results(self, connection: Connection, entries: Sequence[Entry]) -> int:
+        """Write results of different trials; returns how many changed the store."""
+        try:
+            with connection.begin_nested():
+                self._insert_all(connection, entries)
+            return len(entries)
+        except _Overlap:
+            pass
+        for _race in range(_RACES):
+            stored = self._stored(connection, entries)
+            absent = [entry for entry in entries if entry.ordinal not in stored]
+            better = [
+                entry
+                for entry in entries
+                if entry.ordinal in stored and replaces(*state(entry.row), *stored[entry.ordinal])
+            ]
+            try:
+                with connection.begin_nested():
+                    if better:
+                        gone = [(entry.row[0], entry.ordinal) for entry in better]
+                        connection.exec_driver_sql(self._delete_result, gone)
+                    if absent or better:
+                        self._insert_all(connection, [*absent, *better])
+                return len(absent) + len(better)
+            except _Overlap:
+                continue  # Another writer committed one of them since we looked; now it can be seen.
+        raise StoreUnavailableError("other writers keep changing the same trials")
+
+    def _insert_all(self, connection: Connection, entries: Sequence[Entry]) -> None:
+        inserted = connection.exec_driver_sql(self._insert_result, [entry.row for entry in entries])
+        if inserted.rowcount != len(entries):
+            raise _Overlap
+        rows = [entry.detail for entry in entries if entry.detail is not None]
+        if rows:
+            connection.exec_driver_sql(self._insert_detail, rows)
+
+    def _stored(self, connection: Connection, entries: Sequence[Entry]) -> dict[int, tuple[int, int]]:
+        """The stored (outcome, attempt) of these trials, locked against other writers."""
+        query = (
+            select(results.c.ordinal, results.c.outcome, results.c.attempt)
+            .where(results.c.run == entries[0].row[0], results.c.ordinal.in_([entry.ordinal for entry in entries]))
+            .order_by(results.c.ordinal)
+            .with_for_update()
+        )
+        return {ordinal: (outcome, attempt) for ordinal, outcome, attempt in connection.execute(query)}
+
+
+def _insert(table: Table, columns: Iterable[str], mark: str, on_conflict: str) -> str:
+    # Plain text with plain tuples: building statements and dicts per row would cost more than the insert itself.
+    names = tuple(columns)
+    marks = ", ".join([mark] * len(names))
+    return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks}) {on_conflict}"  # noqa: S608
+
+
+def _waves(entries: list[Entry]) -> Iterable[list[Entry]]:
+    """Parts in which every trial occurs once, so that several results of one trial follow one another."""
+    if len({entry.ordinal for entry in entries}) == len(entries):
+        return [entries] if entries else []
+    waves: list[list[Entry]] = []
+    place = 0
+    for at, entry in enumerate(entries):
+        place = place + 1 if at and entries[at - 1].ordinal == entry.ordinal else 0
+        if place == len(waves):
+            waves.append([])
+        waves[place].append(entry)
+    return waves
+
+
+def _halving[R](
+    connection: Connection, rows: Sequence[R], write: Callable[[Connection, Sequence[R]], int]
+) -> tuple[int, list[tuple[R, str]]]:
+    """Write rows; where the database refuses, halve until the bad ones are alone. Returns their count and the bad."""
+    try:
+        with connection.begin_nested():
+            return write(connection, rows), []
+    except DBAPIError as error:
+        if error.connection_invalidated or isinstance(error, OperationalError):
+            raise  # Nothing is wrong with the rows.
+        problem = str(error.orig).strip().partition("\n")[0]
+    except (OverflowError, UnicodeError, TypeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    if len(rows) == 1:
+        return 0, [(rows[0], f"the database refuses it: {problem}")]
+    middle = len(rows) // 2
+    first, first_bad = _halving(connection, rows[:middle], write)
+    second, second_bad = _halving(connection, rows[middle:], write)
+    return first + second, first_bad + second_bad

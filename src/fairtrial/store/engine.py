@@ -1,0 +1,192 @@
+"""Connections to SQLite and PostgreSQL, and the schema brought up to date when a store is opened."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, select, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.pool import QueuePool
+
+from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError, StoreUnavailableError, StoreVersionError
+from fairtrial.store import schema
+from fairtrial.store.redact import current, register_secret
+
+_BUSY_SECONDS = 30.0
+_MIGRATION_LOCK = 0x66616972  # Any number no one else locks by.
+
+WRITE = "fairtrial_write"
+
+
+def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
+    """An engine over a file; creates the file, for its owner alone, unless it is only to be read."""
+    if read_only:
+        if not path.is_file():
+            raise StoreError(f"there is no store at {path}")
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+    else:
+        _create_private(path)
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        try:
+            if not read_only:
+                _use_wal(connection)
+            # With a write-ahead log, NORMAL survives the death of any process; only losing power can cost the last
+            # commits, and even then never the file.
+            connection.execute("PRAGMA synchronous=NORMAL")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    engine = create_engine(
+        "sqlite://", creator=connect, poolclass=QueuePool, pool_size=4, max_overflow=28, hide_parameters=True
+    )
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A writer takes the lock at once: a reader that turns writer half-way can be refused without waiting.
+        write = connection.get_execution_options().get(WRITE, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _create_private(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Born private, not made so afterwards. SQLite gives the files beside it the same mode.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StoreError(f"cannot open the store {path}: {error.strerror}") from None
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to write-ahead logging. Two processes that open a new file at once get in each other's way here."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            # This one switch does not wait for a lock by itself.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def postgres_engine(url: str) -> Engine:
+    """An engine over a PostgreSQL database."""
+    try:
+        import psycopg  # noqa: F401 - asked for here, so that its absence is explained
+    except ImportError:
+        raise MissingExtraError("a store in PostgreSQL", "postgres") from None
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise ConfigurationError("not a database URL: expected postgresql://user:password@host/database") from None
+    if parsed.password:
+        register_secret(str(parsed.password))
+    return create_engine(
+        parsed.set(drivername="postgresql+psycopg"),
+        pool_pre_ping=True,  # A server that was restarted is noticed before the work is sent.
+        pool_size=4,
+        max_overflow=28,
+        hide_parameters=True,
+        connect_args={"connect_timeout": 10, "application_name": "fairtrial"},
+    )
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn what the database raises into our own errors, without secrets and without the data of rows."""
+    try:
+        yield
+    except DBAPIError as error:
+        message = current().text(str(error.orig).strip())
+        if error.connection_invalidated or _may_pass(error):
+            raise StoreUnavailableError(f"the store cannot be reached just now: {message}") from None
+        raise StoreError(f"the store cannot do this: {message}") from None
+    except PoolTimeoutError:
+        raise StoreUnavailableError("the store has no free connection; too many are in use at once") from None
+    except SQLAlchemyError as error:
+        raise StoreError(f"the store cannot do this: {error}") from None
+
+
+def _may_pass(error: DBAPIError) -> bool:
+    if not isinstance(error, OperationalError):
+        return False
+    if isinstance(error.orig, sqlite3.Error):
+        return "locked" in str(error.orig) or "busy" in str(error.orig)
+    # PostgreSQL files lost connections, restarts, deadlocks and full disks here; all of them can pass.
+    return True
+
+
+def prepare(engine: Engine, place: str) -> None:
+    """Create the schema or bring it up to date; safe when several processes open a store at once."""
+    with translated():
+        if _found_version(engine, place) == schema.VERSION:
+            return
+        with engine.execution_options(**{WRITE: True}).begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+            found = _version(connection, place)
+            for version, step in MIGRATIONS:
+                if version > found:
+                    step(connection)
+            connection.execute(schema.meta.delete().where(schema.meta.c.name == "schema"))
+            connection.execute(schema.meta.insert().values(name="schema", value=str(schema.VERSION)))
+
+
+def check(engine: Engine, place: str) -> None:
+    """Make sure that a store which is only read has the schema we know."""
+    with translated():
+        found = _found_version(engine, place)
+    if found != schema.VERSION:
+        raise StoreVersionError(
+            f"{place} has schema {found or 'of no store'}, this Fairtrial reads {schema.VERSION}; "
+            "open it for writing once to bring it up to date"
+        )
+
+
+def _found_version(engine: Engine, place: str) -> int:
+    with engine.begin() as connection:
+        return _version(connection, place)
+
+
+def _version(connection: Connection, place: str) -> int:
+    tables = set(inspect(connection).get_table_names())
+    if schema.meta.name not in tables:
+        taken = tables & set(schema.metadata.tables)
+        if taken:
+            raise StoreError(f"{place} has tables of other programs that are named {', '.join(sorted(taken))}")
+        return 0
+    found = connection.execute(select(schema.meta.c.value).where(schema.meta.c.name == "schema")).scalar()
+    if found is None or not found.isdecimal():
+        raise StoreError(f"{place} has a table `meta` that is not a Fairtrial store's")
+    if int(found) > schema.VERSION:
+        raise StoreVersionError(
+            f"{place} was written by a newer Fairtrial: it has schema {found}, this version knows up to "
+            f"{schema.VERSION}. Upgrade with pip install --upgrade fairtrial, or open another store."
+        )
+    return int(found)
+
+
+def _create(connection: Connection) -> None:
+    schema.metadata.create_all(connection, checkfirst=False)
+
+
+# Each step leads to its version from the one before. Once released, a step never changes: the day a second one is
+# added, the first must spell out the tables as they were.
+MIGRATIONS: tuple[tuple[int, Callable[[Connection], None]], ...] = ((1, _create),)

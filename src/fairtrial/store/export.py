@@ -1,0 +1,175 @@
+"""Results as CSV, JSONL or Parquet for other tools, one row per trial, streamed in bounded memory."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import batched
+from pathlib import Path
+from typing import IO, Any, Literal, get_args
+
+from fairtrial.codec import dumps
+from fairtrial.data.sample import Sample
+from fairtrial.errors import ConfigurationError, MissingExtraError
+from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.trials.result import EvalResult
+
+type ExportFormat = Literal["csv", "jsonl", "parquet"]
+
+_FORMATS: tuple[str, ...] = get_args(ExportFormat.__value__)
+_LEFT = ("run", "suite", "experiment", "sample_id", "repeat", "outcome", "passed", "value")
+_MIDDLE = ("latency_ms", "tokens", "cost", "error", "stage", "output", "expected", "input")
+_ROW_GROUP = 5_000
+# What a spreadsheet takes for the beginning of a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def export_results(
+    store: RunStore, run_id: str, target: Path | str | IO[Any], format: ExportFormat | None = None
+) -> int:
+    """Write the results of a run, one row per trial; returns how many.
+
+    Columns: run, suite, experiment, sample_id, repeat, outcome, passed, value, `metrics.<name>`..., latency_ms,
+    tokens, cost, error, stage, output, expected, input, and the sample's `metadata.<key>`...
+
+    Args:
+        store: Where the run is.
+        run_id: Which run.
+        target: A path, or an open file: text for csv and jsonl, binary for parquet.
+        format: Taken from the path's ending unless given. In csv and parquet, values that are not text are written
+            as JSON; in csv, text a spreadsheet would run as a formula gets a leading apostrophe.
+    """
+    chosen = format or (Path(target).suffix.lstrip(".").lower() if isinstance(target, str | Path) else None)
+    if chosen not in _FORMATS:
+        raise ConfigurationError(f"an export is csv, jsonl or parquet, not {chosen!r}; name the format")
+    run = store.get_run(run_id)
+    columns = _Columns(store, run)
+    write: Callable[[IO[Any], _Columns, Iterator[dict[str, Any]]], int] = _WRITERS[chosen]
+    with _opened(target, binary=chosen == "parquet") as file:
+        return write(file, columns, columns.rows(store))
+
+
+@contextmanager
+def _opened(target: Path | str | IO[Any], *, binary: bool) -> Iterator[IO[Any]]:
+    if not isinstance(target, str | Path):
+        yield target
+        return
+    path = Path(target)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")  # Renamed when complete: no half-written table is left.
+    try:
+        with open(aside, "wb") if binary else open(aside, "w", encoding="utf-8", newline="") as file:
+            yield file
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+class _Columns:
+    """The columns of a run, known before its first row is written."""
+
+    def __init__(self, store: RunStore, run: RunRecord) -> None:
+        self.run = run
+        self.metrics = list(dict.fromkeys(name for means in store.metric_means(run.run_id).values() for name in means))
+        # A dict for its order: keys appear as the samples first have them.
+        self.metadata = list(dict.fromkeys(key for _, sample in store.samples(run.run_id) for key in sample.metadata))
+
+    @property
+    def names(self) -> list[str]:
+        return [
+            *_LEFT,
+            *(f"metrics.{name}" for name in self.metrics),
+            *_MIDDLE,
+            *(f"metadata.{key}" for key in self.metadata),
+        ]
+
+    def rows(self, store: RunStore) -> Iterator[dict[str, Any]]:
+        """Each result with its sample. Both come in plan order, so one pass over each is enough."""
+        samples = store.samples(self.run.run_id)
+        place, sample = -1, None
+        for result in store.results(self.run.run_id):
+            wanted = self.run.split(result.ordinal)[0]
+            while place < wanted:
+                place, sample = next(samples, (self.run.dataset_size, None))
+            yield self._row(result, sample if place == wanted else None)
+
+    def _row(self, result: EvalResult, sample: Sample[Any, Any] | None) -> dict[str, Any]:
+        score = result.score
+        values: Sequence[Any] = (
+            self.run.run_id, self.run.suite, result.experiment, result.sample_id, result.repeat, result.outcome,
+            None if score is None else score.passed, None if score is None else score.value,
+        )  # fmt: skip
+        row = dict(zip(_LEFT, values, strict=True))
+        found = {} if score is None else {metric.name: metric.value for metric in score.metrics}
+        row.update((f"metrics.{name}", found.get(name)) for name in self.metrics)
+        values = (
+            result.latency_ms, result.usage.total_tokens, result.usage.cost_usd, result.error, result.stage,
+            result.output, None if sample is None else sample.expected, None if sample is None else sample.input,
+        )  # fmt: skip
+        row.update(zip(_MIDDLE, values, strict=True))
+        facts: Mapping[str, Any] = {} if sample is None else sample.metadata
+        row.update((f"metadata.{key}", facts.get(key)) for key in self.metadata)
+        return row
+
+
+def _text(value: Any) -> str | None:
+    """A value as text any file takes: itself, or its JSON; without what UTF-8 and readers of tables refuse."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else dumps(value)
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return "" if value is None else value
+    text = _text(value) or ""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _write_csv(file: IO[str], columns: _Columns, rows: Iterator[dict[str, Any]]) -> int:
+    writer = csv.writer(file)
+    writer.writerow([_cell(name) for name in columns.names])
+    count = 0
+    for count, row in enumerate(rows, 1):  # noqa: B007 - the last number is the count
+        writer.writerow([_cell(value) for value in row.values()])
+    return count
+
+
+def _write_jsonl(file: IO[str], columns: _Columns, rows: Iterator[dict[str, Any]]) -> int:
+    count = 0
+    for count, row in enumerate(rows, 1):  # noqa: B007 - the last number is the count
+        file.write(dumps(row) + "\n")
+    return count
+
+
+def _write_parquet(file: IO[bytes], columns: _Columns, rows: Iterator[dict[str, Any]]) -> int:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise MissingExtraError("exporting to Parquet", "parquet") from None
+    kinds: dict[str, Any] = {
+        "repeat": pa.int64(), "passed": pa.bool_(), "value": pa.float64(), "latency_ms": pa.int64(),
+        "tokens": pa.int64(), "cost": pa.float64(),
+    }  # fmt: skip
+    kinds |= {f"metrics.{name}": pa.float64() for name in columns.metrics}
+    schema = pa.schema([(_text(name) or "", kinds.get(name, pa.string())) for name in columns.names])
+    count = 0
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for group in batched(rows, _ROW_GROUP):
+            arrays = [
+                pa.array(
+                    [row[name] if name in kinds else _text(row[name]) for row in group], type=schema.field(at).type
+                )
+                for at, name in enumerate(columns.names)
+            ]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            count += len(group)
+    return count
+
+
+_WRITERS: dict[str, Callable[..., int]] = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}

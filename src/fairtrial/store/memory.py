@@ -1,0 +1,379 @@
+"""Runs in memory: for a quick look, for tests, and as the plainest statement of what a store does."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+from fairtrial.clock import SYSTEM_CLOCK, Clock
+from fairtrial.codec import canonical, decode
+from fairtrial.data.sample import Sample
+from fairtrial.errors import CodecError, StoreError, UnknownRunError
+from fairtrial.frozen import EMPTY
+from fairtrial.session.snapshot import restore_session
+from fairtrial.session.views import RecordedView, SessionView
+from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunRecord, RunStatus, RunStore, Totals
+from fairtrial.store.records import (
+    check_plan,
+    experiment_index,
+    label_values,
+    mapping_json,
+    read_label,
+    read_run,
+    run_values,
+)
+from fairtrial.store.redact import current
+from fairtrial.store.rows import (
+    NOT_RUN,
+    OUTCOMES,
+    READ_RESULT,
+    RESULT_COLUMNS,
+    SCORED,
+    Encoder,
+    Entry,
+    Refused,
+    StoreSource,
+    read_metrics,
+    read_result,
+    read_sample,
+    replaces,
+    sample_row,
+    state,
+    stored_id,
+    text_of,
+)
+from fairtrial.store.totals import MetricMeans, Tally
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.types import JSON
+
+_COLUMN = {name: place for place, name in enumerate(RESULT_COLUMNS)}
+_READ = tuple(_COLUMN[name] for name in READ_RESULT)
+
+
+@dataclass(slots=True)
+class _Run:
+    values: dict[str, Any]
+    record: RunRecord
+    entries: dict[int, Entry] = field(default_factory=dict)
+    samples: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    labels: list[dict[str, Any]] = field(default_factory=list)
+
+    def ordered(self) -> list[Entry]:
+        return [self.entries[ordinal] for ordinal in sorted(self.entries)]
+
+    def sample_id(self, ordinal: int) -> str:
+        return text_of(self.samples[self.record.split(ordinal)[0]][1])
+
+
+class MemoryStore(RunStore):
+    """A store that lasts as long as the process. It keeps the same rows as a database, redacted alike."""
+
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._runs: dict[str, _Run] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore: {len(self._runs)} runs>"
+
+    def close(self) -> None:
+        """Forget everything; a closed store raises `StoreError` when it is used."""
+        with self._lock:
+            self._closed = True
+            self._runs.clear()
+            self._blobs.clear()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise StoreError("the store in memory is closed")
+
+    def _run(self, run_id: str) -> _Run:
+        self._open()
+        try:
+            return self._runs[run_id]
+        except KeyError:
+            raise UnknownRunError(f"the store in memory has no run {run_id!r}") from None
+
+    def create_run(self, run: RunRecord) -> RunRecord:
+        """Keep a new run; gives it its number. A run_id that exists already is an error."""
+        check_plan(run)
+        with self._lock:
+            self._open()
+            if run.run_id in self._runs:
+                raise StoreError(f"the store in memory already has a run {run.run_id}")
+            taken = (known.record.number for known in self._runs.values() if known.record.suite == run.suite)
+            number = max(max(taken, default=0) + 1, run.number)
+            kept = replace(run, number=number, created_at=run.created_at or self._clock.time())
+            values = run_values(kept, current())
+            self._runs[run.run_id] = _Run(values, read_run(values))
+        return kept
+
+    def get_run(self, run_id: str) -> RunRecord:
+        """One run. Raises `UnknownRunError`."""
+        return self._run(run_id).record
+
+    def runs(
+        self, *, suite: str | None = None, status: RunStatus | None = None, limit: int | None = None
+    ) -> list[RunRecord]:
+        """Runs, newest first."""
+        with self._lock:
+            self._open()
+            records = [run.record for run in reversed(self._runs.values())]
+        found = [
+            record
+            for record in records
+            if (suite is None or record.suite == suite) and (status is None or record.status == status)
+        ]
+        return found[:limit]
+
+    def update_run(
+        self,
+        run_id: str,
+        *,
+        status: RunStatus | None = None,
+        finished_at: float | None = None,
+        notes: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """Change what may change about a run: its end, and notes (merged into those it has)."""
+        with self._lock:
+            run = self._run(run_id)
+            if status is not None:
+                run.values["status"] = status
+                if status == "running":
+                    run.values["finished_at"] = None
+            if finished_at is not None:
+                run.values["finished_at"] = finished_at
+            if notes is not None:
+                run.values["notes"] = mapping_json(dict(run.record.notes) | dict(notes), current())
+            run.record = read_run(run.values)
+
+    def delete_run(self, run_id: str) -> None:
+        """Forget a run with its results, transcripts, labels and samples."""
+        with self._lock:
+            self._run(run_id)
+            del self._runs[run_id]
+
+    def commit(
+        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES
+    ) -> Committed:
+        """Keep results, with the samples they belong to."""
+        redactor = current()
+        refused: list[tuple[TrialKey, str]] = []
+        new = duplicate = 0
+        with self._lock:
+            run = self._run(run_id)
+            encoder = Encoder(run.record, 0, redactor, bytes)
+            for place, sample in samples.items():
+                known = run.samples.get(place)
+                if 0 <= place < run.record.dataset_size and (known is None or known[2] is None):
+                    try:
+                        row = sample_row(place, sample, redactor)
+                    except CodecError as error:
+                        refused.extend(
+                            (result.key, f"its sample cannot be stored: {error}")
+                            for result in results
+                            if run.record.split(result.ordinal)[0] == place
+                        )
+                        continue
+                    if known is None or known[1] == row[1]:
+                        run.samples[place] = row
+            unfit = {key for key, _why in refused}
+            for result in results:
+                if result.key in unfit:
+                    continue
+                try:
+                    entry = encoder.entry(result)
+                    self._check_sample(run, entry, stored_id(entry.key.sample_id, redactor))
+                    stored = run.entries.get(entry.ordinal)
+                    if stored is not None and not replaces(*state(entry.row), *state(stored.row)):
+                        duplicate += 1
+                        continue
+                    run.entries[entry.ordinal] = _storable(entry)
+                    new += 1
+                except Refused as problem:
+                    refused.append((result.key, str(problem)))
+        return Committed(new, duplicate, tuple(refused))
+
+    def _check_sample(self, run: _Run, entry: Entry, sample_id: str) -> None:
+        known = run.samples.setdefault(entry.sample, (entry.sample, sample_id, None, None, None))
+        if known[1] != sample_id:
+            raise Refused(f"the run's sample {entry.sample} was {known[1]!r} before; its dataset has changed")
+
+    def done(self, run_id: str) -> bytearray:
+        """A bitmap of the ordinals that have a stored result other than not_run: bit i of byte i//8."""
+        with self._lock:
+            run = self._run(run_id)
+            bits = bytearray((run.record.planned + 7) // 8)
+            for ordinal, entry in run.entries.items():
+                if entry.row[_COLUMN["outcome"]] != NOT_RUN:
+                    bits[ordinal >> 3] |= 1 << (ordinal & 7)
+        return bits
+
+    def ordinals(self, run_id: str, outcomes: Sequence[Outcome]) -> Iterator[int]:
+        """The ordinals stored with one of these outcomes, ascending."""
+        wanted = {OUTCOMES[outcome] for outcome in outcomes}
+        with self._lock:
+            entries = self._run(run_id).ordered()
+        return (entry.ordinal for entry in entries if entry.row[_COLUMN["outcome"]] in wanted)
+
+    def results(
+        self,
+        run_id: str,
+        *,
+        experiment: str | None = None,
+        outcomes: Sequence[Outcome] | None = None,
+        passed: bool | None = None,
+        sample_ids: Iterable[str] | None = None,
+        after: int = -1,
+        limit: int | None = None,
+        outputs: bool = True,
+        snapshots: bool = False,
+    ) -> Iterator[EvalResult]:
+        """Results in plan order; `after` is an ordinal, for paging."""
+        with self._lock:
+            run = self._run(run_id)
+            entries = run.ordered()
+        column = None if experiment is None else experiment_index(run.record, experiment)
+        codes = None if outcomes is None else {OUTCOMES[outcome] for outcome in outcomes}
+        redactor = current()
+        ids = None if sample_ids is None else {stored_id(sample_id, redactor) for sample_id in sample_ids}
+        source = StoreSource(self, run.record)
+
+        def wanted(entry: Entry) -> bool:
+            row = entry.row
+            return (
+                entry.ordinal > after
+                and (column is None or row[_COLUMN["experiment"]] == column)
+                and (codes is None or row[_COLUMN["outcome"]] in codes)
+                and (passed is None or row[_COLUMN["passed"]] == int(passed))
+                and (ids is None or run.samples[entry.sample][1] in ids)
+            )
+
+        return (
+            read_result(
+                run.record,
+                source,
+                tuple(entry.row[place] for place in _READ),
+                run.samples[entry.sample][1],
+                (None,) * 4 if entry.detail is None else entry.detail[3:7],
+                entry.detail[7] if outputs and entry.detail is not None else None,
+                entry.detail[8] if snapshots and entry.detail is not None else None,
+            )
+            for entry in [entry for entry in entries if wanted(entry)][:limit]
+        )
+
+    def totals(self, run_id: str) -> list[Totals]:
+        """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
+        with self._lock:
+            run = self._run(run_id)
+            entries = run.ordered()
+        tallies = [Tally() for _ in run.record.experiments]
+        for entry in entries:
+            tallies[entry.row[_COLUMN["experiment"]]].add_row(entry.row)
+        return [tally.totals(name, run.sample_id) for name, tally in zip(run.record.experiments, tallies, strict=True)]
+
+    def metric_means(self, run_id: str) -> Mapping[str, Mapping[str, tuple[int, float]]]:
+        """Experiment -> metric -> (count, mean over scored trials)."""
+        with self._lock:
+            run = self._run(run_id)
+            entries = run.ordered()
+        sums = MetricMeans()
+        for entry in entries:
+            metrics = entry.row[_COLUMN["metrics"]]
+            if metrics is not None and entry.row[_COLUMN["outcome"]] == SCORED:
+                sums.add(entry.key.experiment, read_metrics(metrics))
+        return sums.means()
+
+    def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, Totals]]:
+        """Totals per experiment and per value of a metadata key of the samples."""
+        with self._lock:
+            run = self._run(run_id)
+            entries = run.ordered()
+            metadata = {place: row[4] for place, row in run.samples.items()}
+        groups: dict[tuple[int, bytes], tuple[JSON, Tally]] = {}
+        for entry in entries:
+            facts: Any = None if metadata[entry.sample] is None else decode(object, metadata[entry.sample])
+            value = facts.get(key) if isinstance(facts, dict) else None
+            group = (entry.row[_COLUMN["experiment"]], canonical(value))
+            groups.setdefault(group, (value, Tally()))[1].add_row(entry.row)
+        return [
+            (value, tally.totals(run.record.experiments[experiment], run.sample_id))
+            for (experiment, _text), (value, tally) in sorted(groups.items(), key=lambda item: item[0])
+        ]
+
+    def sample(self, run_id: str, sample_ordinal: int) -> Sample[Any, Any]:
+        """A stored sample, as plain JSON values."""
+        row = self._run(run_id).samples.get(sample_ordinal)
+        if row is None:
+            raise StoreError(f"run {run_id} has no stored sample {sample_ordinal}")
+        return read_sample(*row[1:])
+
+    def samples(self, run_id: str, *, after: int = -1) -> Iterator[tuple[int, Sample[Any, Any]]]:
+        """The stored samples with their ordinals, ascending."""
+        with self._lock:
+            rows = dict(self._run(run_id).samples)
+        return (
+            (place, read_sample(*rows[place][1:]))
+            for place in sorted(rows)
+            if place > after and rows[place][2] is not None
+        )
+
+    def session(self, run_id: str, ordinal: int) -> SessionView:
+        """The session of a stored result (an empty one if none was kept)."""
+        data = self.snapshot(run_id, ordinal)
+        return RecordedView(UUID(int=0), EMPTY, ()) if data is None else restore_session(data)
+
+    def snapshot(self, run_id: str, ordinal: int) -> bytes | None:
+        """The session of a stored result as snapshot bytes."""
+        entry = self._run(run_id).entries.get(ordinal)
+        if entry is None:
+            raise StoreError(f"run {run_id} has no stored result {ordinal}")
+        return None if entry.detail is None else entry.detail[8]
+
+    def put_blob(self, data: bytes) -> str:
+        """Keep bytes under their SHA-256 (hex), once. Secrets are taken out first; the hash is that of what is kept."""
+        self._open()
+        data = current().data(data)
+        name = hashlib.sha256(data).hexdigest()
+        self._blobs[name] = data
+        return name
+
+    def get_blob(self, sha256: str) -> bytes:
+        """Bytes by hash. Raises `StoreError` if absent."""
+        self._open()
+        try:
+            return self._blobs[sha256]
+        except KeyError:
+            raise StoreError(f"the store in memory has no blob {sha256}") from None
+
+    def label(self, label: Label) -> None:
+        """Add what a person said about a trial; a label without a time gets the present one."""
+        values = label_values(label, self._clock.time(), current())
+        with self._lock:
+            run = self._run(label.key.run_id)
+            experiment_index(run.record, label.key.experiment)
+            run.labels.append(values)
+
+    def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:
+        """Labels of a run, oldest first."""
+        with self._lock:
+            kept = [read_label(run_id, values) for values in self._run(run_id).labels]
+        return (label for label in kept if name is None or label.name == name)
+
+
+def _storable(entry: Entry) -> Entry:
+    """What a database would refuse is refused here too."""
+    for value in (*entry.row, *(entry.detail or ())):
+        if isinstance(value, str):
+            try:
+                value.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise Refused(f"it cannot be stored: {error}") from None
+    return entry

@@ -1,0 +1,328 @@
+"""Reading a store in SQL. Every long read goes page by page, so no reader holds a transaction open for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import batched
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Select,
+    and_,
+    func,
+    select,
+)
+
+from fairtrial.codec.escape import escape_text
+from fairtrial.data.sample import Sample
+from fairtrial.errors import StoreError, UnknownRunError
+from fairtrial.frozen import EMPTY
+from fairtrial.session.snapshot import restore_session
+from fairtrial.session.views import RecordedView, SessionView
+from fairtrial.store import aggregates
+from fairtrial.store.aggregates import dataset_of
+from fairtrial.store.compress import decompress
+from fairtrial.store.engine import translated
+from fairtrial.store.protocol import Label, RunRecord, RunStatus, RunStore, Totals
+from fairtrial.store.records import experiment_index, read_label, read_run
+from fairtrial.store.redact import current
+from fairtrial.store.rows import (
+    NOT_RUN,
+    OUTCOMES,
+    READ_DETAIL,
+    READ_RESULT,
+    SCORED,
+    StoreSource,
+    read_metrics,
+    read_result,
+    read_sample,
+    stored_id,
+)
+from fairtrial.store.schema import blobs, details, labels, results, runs, samples
+from fairtrial.store.totals import MetricMeans
+from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.types import JSON
+
+_PAGE = 256  # Results with their outputs, which may be large.
+_SLIM_PAGE = 5_000  # Rows of a few numbers.
+_BLOCK = 1 << 16  # Ordinals looked at together when the done ones are collected; a multiple of 8.
+_WIDTH = len(READ_RESULT)
+
+
+class SqlReads(RunStore):
+    """The half of a store that reads."""
+
+    def __init__(self, engine: Engine, place: str) -> None:
+        self._engine = engine
+        self._place = place
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._place}>"
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        if self._closed:
+            raise StoreError(f"the store {self._place} is closed")
+        with translated(), self._engine.begin() as connection:
+            yield connection
+
+    def _find(self, connection: Connection, run_id: str) -> tuple[int, RunRecord]:
+        found = connection.execute(select(runs).where(runs.c.run_id == escape_text(run_id))).mappings().first()
+        if found is None:
+            raise UnknownRunError(f"the store {self._place} has no run {run_id!r}")
+        return found["id"], read_run(dict(found))
+
+    def _run(self, run_id: str) -> tuple[int, RunRecord]:
+        with self._read() as connection:
+            return self._find(connection, run_id)
+
+    def get_run(self, run_id: str) -> RunRecord:
+        """One run. Raises `UnknownRunError`."""
+        return self._run(run_id)[1]
+
+    def runs(
+        self, *, suite: str | None = None, status: RunStatus | None = None, limit: int | None = None
+    ) -> list[RunRecord]:
+        """Runs, newest first."""
+        query = select(runs).order_by(runs.c.id.desc()).limit(limit)
+        if suite is not None:
+            query = query.where(runs.c.suite == escape_text(suite))
+        if status is not None:
+            query = query.where(runs.c.status == status)
+        with self._read() as connection:
+            return [read_run(dict(found)) for found in connection.execute(query).mappings()]
+
+    def done(self, run_id: str) -> bytearray:
+        """A bitmap of the ordinals that have a stored result other than not_run: bit i of byte i//8."""
+        number, run = self._run(run_id)
+        bits = bytearray((run.planned + 7) // 8)
+        with self._read() as connection:
+            for start in range(0, run.planned, _BLOCK):
+                end = min(start + _BLOCK, run.planned)
+                ours = and_(
+                    results.c.run == number,
+                    results.c.ordinal >= start,
+                    results.c.ordinal < end,
+                    results.c.outcome != NOT_RUN,
+                )
+                count = connection.execute(select(func.count()).select_from(results).where(ours)).scalar_one()
+                # A block that is complete, as nearly all are, is settled by counting.
+                if count == end - start and end % 8 == 0:
+                    bits[start // 8 : end // 8] = b"\xff" * ((end - start) // 8)
+                elif count:
+                    for (ordinal,) in connection.execute(select(results.c.ordinal).where(ours)):
+                        bits[ordinal >> 3] |= 1 << (ordinal & 7)
+        return bits
+
+    def ordinals(self, run_id: str, outcomes: Sequence[Outcome]) -> Iterator[int]:
+        """The ordinals stored with one of these outcomes, ascending, streamed."""
+        number, _run = self._run(run_id)
+        query = select(results.c.ordinal).where(
+            results.c.run == number, results.c.outcome.in_([OUTCOMES[outcome] for outcome in outcomes])
+        )
+        return (ordinal for (ordinal,) in self._pages(query, results.c.ordinal, _SLIM_PAGE))
+
+    def _pages(
+        self,
+        query: Select[Any],
+        ordinal: ColumnElement[int],
+        size: int,
+        *,
+        after: int = -1,
+        limit: int | None = None,
+    ) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query in order of an ordinal, which it selects first; each page is a query of its own."""
+        while limit is None or limit > 0:
+            wanted = size if limit is None else min(size, limit)
+            with self._read() as connection:
+                page = connection.execute(query.where(ordinal > after).order_by(ordinal).limit(wanted)).all()
+            yield from page
+            if len(page) < wanted:
+                return
+            after = page[-1][0]
+            limit = None if limit is None else limit - len(page)
+
+    def results(
+        self,
+        run_id: str,
+        *,
+        experiment: str | None = None,
+        outcomes: Sequence[Outcome] | None = None,
+        passed: bool | None = None,
+        sample_ids: Iterable[str] | None = None,
+        after: int = -1,
+        limit: int | None = None,
+        outputs: bool = True,
+        snapshots: bool = False,
+    ) -> Iterator[EvalResult]:
+        """Results in plan order, streamed; `after` is an ordinal, for paging."""
+        number, run = self._run(run_id)
+        query = _result_query(number, outputs=outputs, snapshots=snapshots)
+        chosen = None if experiment is None else experiment_index(run, experiment)
+        if chosen is not None:
+            query = query.where(results.c.experiment == chosen)
+        if outcomes is not None:
+            query = query.where(results.c.outcome.in_([OUTCOMES[outcome] for outcome in outcomes]))
+        if passed is not None:
+            query = query.where(results.c.passed == int(passed))
+        if sample_ids is None:
+            rows = self._pages(query, results.c.ordinal, _PAGE, after=after, limit=limit)
+        else:
+            rows = self._picked(query, run, self._places(number, sample_ids), chosen, after, limit)
+        source = StoreSource(self, run)
+        return (
+            read_result(
+                run,
+                source,
+                row[:_WIDTH],
+                row[_WIDTH],
+                row[_WIDTH + 1 : _WIDTH + 5],
+                row[_WIDTH + 5] if outputs else None,
+                decompress(row[-1]) if snapshots and row[-1] is not None else None,
+            )
+            for row in rows
+        )
+
+    def _places(self, number: int, sample_ids: Iterable[str]) -> list[int]:
+        redactor = current()
+        places: list[int] = []
+        for some in batched(sample_ids, 500):
+            wanted = [stored_id(sample_id, redactor) for sample_id in some]
+            query = select(samples.c.ordinal).where(samples.c.dataset == dataset_of(number), samples.c.id.in_(wanted))
+            with self._read() as connection:
+                places.extend(connection.execute(query).scalars())
+        return sorted(set(places))
+
+    def _picked(
+        self,
+        query: Select[Any],
+        run: RunRecord,
+        places: list[int],
+        experiment: int | None,
+        after: int,
+        limit: int | None,
+    ) -> Iterator[tuple[Any, ...]]:
+        """The rows of a few samples. Their ordinals are known, so nothing else is looked at."""
+        columns = range(len(run.experiments)) if experiment is None else (experiment,)
+        ordinals = (
+            ordinal
+            for place in places
+            for column in columns
+            for repeat in range(run.repeats)
+            if (ordinal := run.ordinal(place, column, repeat)) > after
+        )
+        for some in batched(ordinals, _PAGE):
+            found = list(self._pages(query.where(results.c.ordinal.in_(some)), results.c.ordinal, _PAGE, limit=limit))
+            yield from found
+            if limit is not None:
+                limit -= len(found)
+
+    def totals(self, run_id: str) -> list[Totals]:
+        """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
+        with self._read() as connection:
+            number, run = self._find(connection, run_id)
+            return aggregates.totals(connection, number, run)
+
+    def metric_means(self, run_id: str) -> Mapping[str, Mapping[str, tuple[int, float]]]:
+        """Experiment -> metric -> (count, mean over scored trials)."""
+        number, run = self._run(run_id)
+        query = select(results.c.ordinal, results.c.experiment, results.c.metrics).where(
+            results.c.run == number, results.c.outcome == SCORED, results.c.metrics.is_not(None)
+        )
+        sums = MetricMeans()
+        for _ordinal, experiment, metrics in self._pages(query, results.c.ordinal, _SLIM_PAGE):
+            sums.add(run.experiments[experiment], read_metrics(metrics))
+        return sums.means()
+
+    def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, Totals]]:
+        """Totals per experiment and per value of a metadata key of the samples."""
+        with self._read() as connection:
+            number, run = self._find(connection, run_id)
+            return aggregates.group_totals(connection, number, run, key)
+
+    def sample(self, run_id: str, sample_ordinal: int) -> Sample[Any, Any]:
+        """A stored sample, as plain JSON values."""
+        query = select(samples.c.id, samples.c.input, samples.c.expected, samples.c.metadata)
+        with self._read() as connection:
+            number, _run = self._find(connection, run_id)
+            found = connection.execute(
+                query.where(samples.c.dataset == dataset_of(number), samples.c.ordinal == sample_ordinal)
+            ).first()
+        if found is None:
+            raise StoreError(f"run {run_id} has no stored sample {sample_ordinal}")
+        return read_sample(*found)
+
+    def samples(self, run_id: str, *, after: int = -1) -> Iterator[tuple[int, Sample[Any, Any]]]:
+        """The stored samples with their ordinals, ascending, streamed."""
+        number, _run = self._run(run_id)
+        query = select(samples.c.ordinal, samples.c.id, samples.c.input, samples.c.expected, samples.c.metadata).where(
+            samples.c.dataset == dataset_of(number), samples.c.input.is_not(None)
+        )
+        return ((row[0], read_sample(*row[1:])) for row in self._pages(query, samples.c.ordinal, _PAGE, after=after))
+
+    def session(self, run_id: str, ordinal: int) -> SessionView:
+        """The session of a stored result (an empty one if none was kept)."""
+        data = self.snapshot(run_id, ordinal)
+        return RecordedView(UUID(int=0), EMPTY, ()) if data is None else restore_session(data)
+
+    def snapshot(self, run_id: str, ordinal: int) -> bytes | None:
+        """The session of a stored result as snapshot bytes."""
+        with self._read() as connection:
+            number, _run = self._find(connection, run_id)
+            found = connection.execute(
+                select(details.c.transcript)
+                .select_from(_with_details())
+                .where(results.c.run == number, results.c.ordinal == ordinal)
+            ).first()
+        if found is None:
+            raise StoreError(f"run {run_id} has no stored result {ordinal}")
+        return None if found[0] is None else decompress(found[0])
+
+    def get_blob(self, sha256: str) -> bytes:
+        """Bytes by hash. Raises `StoreError` if absent."""
+        with self._read() as connection:
+            data = connection.execute(select(blobs.c.data).where(blobs.c.sha256 == sha256)).scalar()
+        if data is None:
+            raise StoreError(f"the store {self._place} has no blob {sha256}")
+        return decompress(data)
+
+    def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:
+        """Labels of a run, oldest first."""
+        number, _run = self._run(run_id)
+        query = select(labels.c.id, labels).where(labels.c.run == number)
+        if name is not None:
+            query = query.where(labels.c.name == current().text(escape_text(name)))
+        names = ("id", *labels.c.keys())
+        return (
+            read_label(run_id, dict(zip(names, row, strict=True)))
+            for row in self._pages(query, labels.c.id, _PAGE, after=0)
+        )
+
+
+def _with_details() -> Any:
+    return results.outerjoin(
+        details,
+        and_(
+            details.c.run == results.c.run,
+            details.c.ordinal == results.c.ordinal,
+            details.c.execution == results.c.execution,
+        ),
+    )
+
+
+def _result_query(number: int, *, outputs: bool, snapshots: bool) -> Select[Any]:
+    columns = [*(results.c[name] for name in READ_RESULT), samples.c.id, *(details.c[name] for name in READ_DETAIL)]
+    if outputs:
+        columns.append(details.c.output)
+    if snapshots:
+        columns.append(details.c.transcript)
+    joined = _with_details().outerjoin(
+        samples, and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
+    )
+    return select(*columns).select_from(joined).where(results.c.run == number)

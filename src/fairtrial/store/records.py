@@ -1,0 +1,82 @@
+"""Run records and labels as rows, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairtrial.codec import decode, dumps
+from fairtrial.codec.escape import escape_text
+from fairtrial.errors import StoreError
+from fairtrial.store.protocol import Label, RunRecord
+from fairtrial.store.redact import Redactor
+from fairtrial.store.rows import MAX_TRIALS, text_of
+from fairtrial.trials.keys import TrialKey
+
+_TEXT = ("run_id", "suite", "dataset_name", "dataset_version", "dataset_fingerprint", "evaluator", "code_hash")
+_PLAIN = ("number", "status", "dataset_size", "repeats", "created_at", "finished_at")
+_JSON = ("params", "config", "tags", "notes")
+
+
+def check_plan(run: RunRecord) -> None:
+    """Raise unless a run has a plan that can be stored."""
+    if not run.run_id or not run.experiments or run.repeats < 1 or run.dataset_size < 0:
+        raise StoreError(f"run {run.run_id!r} needs an id, an experiment and at least one repeat")
+    if len(set(run.experiments)) != len(run.experiments):
+        raise StoreError(f"run {run.run_id} has two experiments of one name: {', '.join(run.experiments)}")
+    if run.planned > MAX_TRIALS:
+        raise StoreError(f"run {run.run_id} plans {run.planned:,} trials; a run holds at most {MAX_TRIALS:,}")
+
+
+def experiment_index(run: RunRecord, experiment: str) -> int:
+    """The place of an experiment in its run."""
+    try:
+        return run.experiments.index(experiment)
+    except ValueError:
+        known = ", ".join(run.experiments)
+        raise StoreError(f"run {run.run_id} has no experiment {experiment!r}; it has {known}") from None
+
+
+def run_values(run: RunRecord, redactor: Redactor) -> dict[str, Any]:
+    """The columns of a run."""
+    values: dict[str, Any] = {name: escape_text(getattr(run, name)) for name in _TEXT}
+    values |= {name: getattr(run, name) for name in _PLAIN}
+    values |= {name: mapping_json(getattr(run, name), redactor) for name in _JSON}
+    values["experiments"] = dumps(run.experiments)
+    values["parent_run"] = None if run.parent_run is None else escape_text(run.parent_run)
+    return values
+
+
+def mapping_json(mapping: Mapping[str, Any], redactor: Redactor) -> str:
+    """A mapping as JSON text without secrets, and still a mapping: a value that is all secret is blanked alone."""
+    return "{" + ",".join(f"{redactor.json(dumps(key))}:{redactor.json(dumps(mapping[key]))}" for key in mapping) + "}"
+
+
+def read_run(values: Mapping[str, Any]) -> RunRecord:
+    """A run from its columns."""
+    fields: dict[str, Any] = {name: text_of(values[name]) for name in _TEXT}
+    fields |= {name: values[name] for name in _PLAIN}
+    fields |= {name: decode(dict[str, Any], values[name], frozen=True) for name in _JSON}
+    fields["experiments"] = decode(tuple[str, ...], values["experiments"])
+    fields["parent_run"] = None if values["parent_run"] is None else text_of(values["parent_run"])
+    return RunRecord(**fields)
+
+
+def label_values(label: Label, at: float, redactor: Redactor) -> dict[str, Any]:
+    """The columns of a label, but for its run."""
+    return {
+        "experiment": escape_text(label.key.experiment),
+        "sample_id": redactor.text(escape_text(label.key.sample_id)),
+        "repeat": label.key.repeat,
+        "name": redactor.text(escape_text(label.name)),
+        "value": redactor.json(dumps(label.value)),
+        "annotator": redactor.text(escape_text(label.annotator)),
+        "at": label.at or at,
+    }
+
+
+def read_label(run_id: str, values: Mapping[str, Any]) -> Label:
+    """A label from its columns."""
+    key = TrialKey(run_id, text_of(values["experiment"]), text_of(values["sample_id"]), values["repeat"])
+    value: Any = decode(object, values["value"], frozen=True)
+    return Label(key, text_of(values["name"]), value, text_of(values["annotator"]), values["at"])

@@ -1,0 +1,308 @@
+"""Results and samples as rows, and back. Every store keeps the same rows, so all of them read alike."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+from fairtrial.codec import decode, dumps
+from fairtrial.codec.escape import MARK, escape_text, restore_text
+from fairtrial.data.sample import Sample
+from fairtrial.errors import CodecError, StoreError
+from fairtrial.frozen import EMPTY, FrozenDict
+from fairtrial.scoring.score import Metric, Score
+from fairtrial.session.events import TokenUsage
+from fairtrial.session.views import SessionView
+from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.store.redact import Redactor
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult, Outcome, ResultSource, Stage
+
+OUTCOMES: dict[Outcome, int] = {
+    "scored": 1,
+    "task_error": 2,
+    "scorer_error": 3,
+    "timeout": 4,
+    "dead_letter": 5,
+    "not_run": 6,
+}
+OUTCOME_NAMES: dict[int, Outcome] = {code: name for name, code in OUTCOMES.items()}
+SCORED, NOT_RUN = OUTCOMES["scored"], OUTCOMES["not_run"]
+STAGES: dict[Stage | None, int | None] = {None: None, "setup": 1, "task": 2, "output": 3, "score": 4, "delivery": 5}
+STAGE_NAMES: dict[int | None, Stage | None] = {code: name for name, code in STAGES.items()}
+
+RESULT_COLUMNS = (
+    "run", "ordinal", "experiment", "sample", "repeat", "outcome", "timed", "passed", "value", "latency_ms",
+    "started_at", "input_tokens", "output_tokens", "cached_tokens", "cost_usd", "attempt", "stage", "execution",
+    "metrics",
+)  # fmt: skip
+DETAIL_COLUMNS = ("run", "ordinal", "execution", "error", "reason", "score", "metadata", "output", "transcript")
+SAMPLE_COLUMNS = ("ordinal", "id", "input", "expected", "metadata")
+
+_quoted = json.encoder.encode_basestring
+_plain_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+_OUTCOME, _ATTEMPT = RESULT_COLUMNS.index("outcome"), RESULT_COLUMNS.index("attempt")
+_INT64 = (1 << 63) - 1
+MAX_TRIALS = (1 << 32) - 1  # Sums find the slowest trial by packing its ordinal into 32 bits.
+
+
+class Refused(Exception):
+    """A result that no store takes; the message says why."""
+
+
+class Entry(NamedTuple):
+    """One result on its way into a store."""
+
+    ordinal: int
+    sample: int
+    key: TrialKey
+    row: tuple[Any, ...]
+    detail: tuple[Any, ...] | None
+
+
+def replaces(new_outcome: int, new_attempt: int, outcome: int, attempt: int) -> bool:
+    """Whether a result takes the place of a stored one."""
+    return outcome != SCORED and (new_outcome == SCORED or new_attempt > attempt)
+
+
+def state(row: tuple[Any, ...]) -> tuple[int, int]:
+    """(outcome, attempt) of a result row."""
+    return row[_OUTCOME], row[_ATTEMPT]
+
+
+class Encoder:
+    """Makes rows of the results of one run."""
+
+    def __init__(self, run: RunRecord, number: int, redactor: Redactor, compress: Callable[[bytes], bytes]) -> None:
+        self._run = run
+        self._number = number
+        self._planned = run.planned
+        self._redactor = redactor
+        self._compress = compress
+
+    def entry(self, result: EvalResult) -> Entry:
+        """The rows of one result. Raises `Refused`."""
+        try:
+            return self._entry(result)
+        except (CodecError, UnicodeError) as error:
+            raise Refused(f"it cannot be encoded: {error}") from None
+        except (AttributeError, TypeError, KeyError) as error:
+            raise Refused(f"it is not a proper result: {type(error).__name__}: {error}") from None
+
+    def _entry(self, result: EvalResult) -> Entry:
+        run, ordinal, key = self._run, result.ordinal, result.key
+        if not 0 <= ordinal < self._planned:
+            raise Refused(f"ordinal {ordinal} is not in the run's plan of {self._planned} trials")
+        rest, repeat = divmod(ordinal, run.repeats)
+        sample, experiment = divmod(rest, len(run.experiments))
+        if key[0] != run.run_id or key[1] != run.experiments[experiment] or key[3] != repeat:
+            raise Refused(
+                f"ordinal {ordinal} of run {run.run_id} is repeat {repeat} of experiment "
+                f"{run.experiments[experiment]!r}, not {key}"
+            )
+        outcome, score, usage = OUTCOMES[result.outcome], result.score, result.usage
+        if (outcome == SCORED) is (score is None):
+            raise Refused(f'a result has a score exactly if its outcome is "scored"; this one is {result.outcome!r}')
+        attempt, execution, latency, cost = result.attempt, result.execution, result.latency_ms, usage.cost_usd
+        # All of them at once: a negative number or one of more than 31 bits leaves something over.
+        counts = latency | usage.input_tokens | usage.output_tokens | usage.cached_tokens | attempt
+        if counts >> 31 or not -_INT64 <= execution <= _INT64:
+            raise Refused("a latency, token count, attempt or execution number is out of range")
+        if not math.isfinite(result.started_at) or (cost is not None and not math.isfinite(cost)):
+            raise Refused("a time or a cost is not a finite number")
+        metadata = result.metadata
+        timed = 0 if outcome == NOT_RUN or (metadata and metadata.get("warmup") is True) else 1
+        passed = value = metrics = reason = rest_json = None
+        if score is not None:
+            passed, value = 1 if score.passed else 0, score.value
+            if score.reason:
+                reason = self._redactor.text(escape_text(score.reason))
+            if score.metrics:
+                metrics = self._metrics(score)
+            rest_json = self._score_rest(score)
+        row = (
+            self._number, ordinal, experiment, sample, repeat, outcome, timed, passed, value, latency,
+            result.started_at, usage.input_tokens, usage.output_tokens, usage.cached_tokens, cost, attempt,
+            STAGES[result.stage], execution, metrics,
+        )  # fmt: skip
+        error = None if result.error is None else self._redactor.text(escape_text(result.error))
+        metadata_json = self._redactor.json(dumps(metadata)) if metadata else None
+        output = self._output(result)
+        transcript = None if result.snapshot is None else self._compress(self._redactor.data(result.snapshot))
+        detail = (
+            (self._number, ordinal, execution, error, reason, rest_json, metadata_json, output, transcript)
+            if error or output or transcript or reason or rest_json or metadata_json
+            else None
+        )
+        return Entry(ordinal, sample, key, row, detail)
+
+    def _output(self, result: EvalResult) -> str | None:
+        text = result.output_json
+        if text is None:
+            if result.output is None:
+                return None
+            text = dumps(result.output)
+        if "\0" in text:
+            raise Refused("its output_json holds a NUL; the codec would have escaped it")
+        return self._redactor.json(text)
+
+    def _metrics(self, score: Score) -> str:
+        values: dict[str, float] = {}
+        for metric in score.metrics:
+            name = self._redactor.text(metric.name)
+            while name in values:  # Two names that differed only in their secret.
+                name += "#2"
+            values[name] = metric.value
+        return dumps(values)
+
+    def _score_rest(self, score: Score) -> str | None:
+        """What of a score has no column. Numbers are left as they are: only text can hold a secret here."""
+        redact = self._redactor.json
+        parts: list[str] = []
+        if score.name:
+            parts.append(f'"name":{redact(dumps(score.name))}')
+        if score.metrics:
+            if any(metric.weight for metric in score.metrics):
+                parts.append(f'"weights":{dumps([metric.weight for metric in score.metrics])}')
+            if any(metric.metadata for metric in score.metrics):
+                parts.append(f'"metadata":{redact(dumps([metric.metadata for metric in score.metrics]))}')
+        return "{" + ",".join(parts) + "}" if parts else None
+
+
+def stored_id(sample_id: str, redactor: Redactor) -> str:
+    """A sample's id as it is stored."""
+    return redactor.text(escape_text(sample_id))
+
+
+def sample_row(ordinal: int, sample: Sample[Any, Any], redactor: Redactor) -> tuple[Any, ...]:
+    """A sample as a row, but for its dataset. Raises `CodecError`."""
+    redact = redactor.json
+    return (
+        ordinal,
+        stored_id(sample.id, redactor),
+        redact(_json(sample.input)),
+        None if sample.expected is None else redact(_json(sample.expected)),
+        redact(_json(sample.metadata)) if sample.metadata else None,
+    )
+
+
+def _json(value: Any) -> str:
+    """The same text as `dumps`, without its walk in Python where the value is plain JSON already, as most are."""
+    if type(value) is str:
+        return _quoted(value) if value.isascii() and "\0" not in value else dumps(value)
+    if type(value) is dict or type(value) is FrozenDict:
+        try:
+            text = _plain_text(value)
+        except (TypeError, ValueError, RecursionError):
+            return dumps(value)
+        if text.isascii() and "\\u0000" not in text:
+            return text
+    return dumps(value)
+
+
+def text_of(stored: str) -> str:
+    """Text as it was before it was made storable."""
+    return cast(str, restore_text(stored))
+
+
+def read_sample(sample_id: str, input_: str | None, expected: str | None, metadata: str | None) -> Sample[Any, Any]:
+    """A sample from its row."""
+    name = text_of(sample_id)
+    if input_ is None:
+        raise StoreError(f"sample {name!r} was never stored, only results that name it")
+    return Sample(
+        name,
+        decode(object, input_),
+        None if expected is None else decode(object, expected),
+        _mapping(metadata),
+    )
+
+
+class StoreSource(ResultSource):
+    """Loads the heavy parts of a run's results from its store."""
+
+    __slots__ = ("_run", "_store")
+
+    def __init__(self, store: RunStore, run: RunRecord) -> None:
+        self._store = store
+        self._run = run
+
+    def load_sample(self, result: EvalResult) -> Sample[Any, Any]:
+        """The sample of the trial."""
+        return self._store.sample(self._run.run_id, self._run.split(result.ordinal)[0])
+
+    def load_session(self, result: EvalResult) -> SessionView:
+        """What was recorded in the trial."""
+        return self._store.session(self._run.run_id, result.ordinal)
+
+
+# What `read_result` takes, in this order; the last two only where they are asked for.
+READ_RESULT = (
+    "ordinal", "experiment", "repeat", "outcome", "passed", "value", "latency_ms", "started_at", "input_tokens",
+    "output_tokens", "cached_tokens", "cost_usd", "attempt", "stage", "execution", "metrics",
+)  # fmt: skip
+READ_DETAIL = ("error", "reason", "score", "metadata")
+
+
+def read_result(
+    run: RunRecord,
+    source: StoreSource,
+    row: tuple[Any, ...],
+    sample_id: str | None,
+    detail: tuple[Any, ...],
+    output: str | None,
+    snapshot: bytes | None,
+) -> EvalResult:
+    """A result from its rows."""
+    (
+        ordinal, experiment, repeat, outcome, passed, value, latency, started_at, input_tokens,
+        output_tokens, cached_tokens, cost, attempt, stage, execution, metrics,
+    ) = row  # fmt: skip
+    error, reason, score, metadata = detail
+    if sample_id is None:
+        raise StoreError(f"the store is damaged: the sample of trial {ordinal} of run {run.run_id} is missing")
+    return EvalResult(
+        key=TrialKey(run.run_id, run.experiments[experiment], text_of(sample_id), repeat),
+        ordinal=ordinal,
+        outcome=OUTCOME_NAMES[outcome],
+        score=None if value is None else _score(value, bool(passed), reason, metrics, score),
+        output=None if output is None else decode(object, output),
+        latency_ms=latency,
+        usage=TokenUsage(input_tokens, output_tokens, cached_tokens, cost),
+        error=None if error is None else text_of(error),
+        stage=STAGE_NAMES[stage],
+        attempt=attempt,
+        execution=execution,
+        started_at=started_at,
+        metadata=_mapping(metadata),
+        output_json=output,
+        snapshot=snapshot,
+        source=source,
+    )
+
+
+def read_metrics(text: str) -> Mapping[str, float]:
+    """Metric values by name, in the order of the score."""
+    values: dict[str, float] = json.loads(text)
+    return values if MARK not in text else {text_of(name): value for name, value in values.items()}
+
+
+def _mapping(text: str | None) -> Mapping[str, Any]:
+    tree = EMPTY if text is None else decode(object, text, frozen=True)
+    return tree if isinstance(tree, Mapping) else EMPTY  # All of it was a secret.
+
+
+def _score(value: float, passed: bool, reason: str | None, metrics: str | None, rest_json: str | None) -> Score:
+    rest = _mapping(rest_json)
+    parts: list[Metric] = []
+    if metrics is not None:
+        values = read_metrics(metrics)
+        weights, facts = rest.get("weights"), rest.get("metadata")
+        parts = [
+            Metric(name, number, weights[place] if weights else 0.0, facts[place] if isinstance(facts, list) else EMPTY)
+            for place, (name, number) in enumerate(values.items())
+        ]
+    return Score(value, passed, "" if reason is None else text_of(reason), parts, name=rest.get("name", ""))

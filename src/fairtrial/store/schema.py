@@ -1,0 +1,151 @@
+"""The tables of a store, version 1: one description for SQLite and PostgreSQL.
+
+Results are found by (run, ordinal), two integers that grow as a run goes on: every insert lands at the right edge of
+its index, so a trial costs the same after a hundred million others. Nothing on that path is indexed by a random key.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+VERSION = 1
+
+metadata = MetaData()
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", Text, nullable=False, unique=True),
+    Column("suite", Text, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("dataset", Integer, nullable=False),
+    Column("dataset_name", Text, nullable=False),
+    Column("dataset_version", Text, nullable=False),
+    Column("dataset_fingerprint", Text, nullable=False),
+    Column("dataset_size", BigInteger, nullable=False),
+    Column("experiments", Text, nullable=False),
+    Column("repeats", Integer, nullable=False),
+    Column("params", Text, nullable=False),
+    Column("config", Text, nullable=False),
+    Column("tags", Text, nullable=False),
+    Column("evaluator", Text, nullable=False),
+    Column("code_hash", Text, nullable=False),
+    Column("parent_run", Text),
+    Column("created_at", Double, nullable=False),
+    Column("finished_at", Double),
+    Column("notes", Text, nullable=False),
+    UniqueConstraint("suite", "number"),
+    # A number that was once used never comes back, so what is left of a deleted run cannot belong to a new one.
+    sqlite_autoincrement=True,
+)
+
+# A fingerprint says nothing about order, and samples are stored by their place. Runs share the samples of a
+# fingerprint (owner 0) until one of them turns out to have another order; that run then owns a dataset of its own.
+datasets = Table(
+    "datasets",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("fingerprint", Text, nullable=False),
+    Column("owner", Integer, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    UniqueConstraint("fingerprint", "owner"),
+    sqlite_autoincrement=True,
+)
+
+samples = Table(
+    "samples",
+    metadata,
+    Column("dataset", Integer, primary_key=True, autoincrement=False),
+    Column("ordinal", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", Text, nullable=False),
+    Column("input", Text),  # NULL: only the id is known so far.
+    Column("expected", Text),
+    Column("metadata", Text),
+    sqlite_with_rowid=False,
+)
+
+results = Table(
+    "results",
+    metadata,
+    Column("run", Integer, primary_key=True, autoincrement=False),
+    Column("ordinal", BigInteger, primary_key=True, autoincrement=False),
+    Column("experiment", Integer, nullable=False),
+    Column("sample", BigInteger, nullable=False),
+    Column("repeat", Integer, nullable=False),
+    Column("outcome", SmallInteger, nullable=False),
+    Column("timed", SmallInteger, nullable=False),
+    Column("passed", SmallInteger),
+    Column("value", Double),
+    Column("latency_ms", Integer, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("input_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("cost_usd", Double),
+    Column("attempt", Integer, nullable=False),
+    Column("stage", SmallInteger),
+    Column("execution", BigInteger, nullable=False),
+    Column("metrics", Text),
+    sqlite_with_rowid=False,
+)
+
+# With a rowid on purpose: in a table without one SQLite keeps only a quarter of a page per row in place.
+# The wide columns come last, so reading the others leaves their overflow pages alone.
+details = Table(
+    "details",
+    metadata,
+    Column("run", Integer, primary_key=True, autoincrement=False),
+    Column("ordinal", BigInteger, primary_key=True, autoincrement=False),
+    Column("execution", BigInteger, primary_key=True, autoincrement=False),
+    Column("error", Text),
+    Column("reason", Text),
+    Column("score", Text),
+    Column("metadata", Text),
+    Column("output", Text),
+    Column("transcript", LargeBinary),
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("sha256", Text, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+labels = Table(
+    "labels",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run", Integer, nullable=False, index=True),
+    Column("experiment", Text, nullable=False),
+    Column("sample_id", Text, nullable=False),
+    Column("repeat", Integer, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("value", Text, nullable=False),
+    Column("annotator", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    sqlite_autoincrement=True,
+)

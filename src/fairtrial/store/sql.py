@@ -1,0 +1,234 @@
+"""Runs in SQLite or PostgreSQL: the same tables, the same statements."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, literal, select, text, update
+
+from fairtrial.clock import SYSTEM_CLOCK, Clock
+from fairtrial.codec import decode
+from fairtrial.codec.escape import escape_text
+from fairtrial.data.sample import Sample
+from fairtrial.errors import StoreError, UnknownRunError
+from fairtrial.store.commit import Batch, OrderConflict, Writer
+from fairtrial.store.compress import compress
+from fairtrial.store.engine import WRITE, check, postgres_engine, prepare, sqlite_engine, translated
+from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunRecord, RunStatus
+from fairtrial.store.reads import SqlReads
+from fairtrial.store.records import check_plan, experiment_index, label_values, mapping_json, run_values
+from fairtrial.store.redact import current
+from fairtrial.store.schema import blobs, datasets, details, labels, results, runs, samples
+from fairtrial.trials.result import EvalResult
+from fairtrial.types import JSON
+
+
+class SqlStore(SqlReads):
+    """A store in a database. Make one with `open_store`."""
+
+    def __init__(self, engine: Any, place: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(engine, place)
+        self._writing = engine.execution_options(**{WRITE: True})
+        self._writer = Writer(engine.dialect.paramstyle)
+        self._clock = clock
+        self._plans: dict[str, tuple[int, RunRecord]] = {}
+        self._datasets: dict[str, int] = {}  # Run -> its dataset when last seen; checked in each transaction.
+
+    @classmethod
+    def sqlite(cls, path: Path | str, *, read_only: bool = False) -> SqlStore:
+        """The store in an SQLite file, created unless it is only to be read."""
+        engine = sqlite_engine(Path(path), read_only=read_only)
+        return cls._opened(engine, str(path), read_only)
+
+    @classmethod
+    def postgres(cls, url: str) -> SqlStore:
+        """The store in a PostgreSQL database."""
+        engine = postgres_engine(url)
+        return cls._opened(engine, engine.url.set(drivername="postgresql").render_as_string(hide_password=True), False)
+
+    @classmethod
+    def _opened(cls, engine: Any, place: str, read_only: bool) -> SqlStore:
+        try:
+            (check if read_only else prepare)(engine, place)
+        except BaseException:
+            engine.dispose()
+            raise
+        return cls(engine, place)
+
+    def close(self) -> None:
+        """Let go of files and connections; a closed store raises `StoreError` when it is used."""
+        self._closed = True
+        self._engine.dispose()
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        if self._closed:
+            raise StoreError(f"the store {self._place} is closed")
+        with translated(), self._writing.begin() as connection:
+            yield connection
+
+    def create_run(self, run: RunRecord) -> RunRecord:
+        """Keep a new run; gives it its number. A run_id that exists already is an error."""
+        check_plan(run)
+        run = replace(run, created_at=run.created_at or self._clock.time())
+        values = run_values(run, current())
+        with self._write() as connection:
+            if connection.dialect.name == "postgresql":
+                # Numbers are given one after the other; SQLite's writers wait for each other anyway.
+                connection.execute(text("LOCK TABLE runs IN SHARE ROW EXCLUSIVE MODE"))
+            if connection.execute(select(runs.c.id).where(runs.c.run_id == values["run_id"])).first():
+                raise StoreError(f"the store {self._place} already has a run {run.run_id}")
+            last = connection.execute(select(func.max(runs.c.number)).where(runs.c.suite == values["suite"])).scalar()
+            number = max((last or 0) + 1, run.number)
+            dataset = self._shared_dataset(connection, values)
+            connection.execute(insert(runs).values(**(values | {"number": number, "dataset": dataset})))
+        return replace(run, number=number)
+
+    def _shared_dataset(self, connection: Connection, values: Mapping[str, Any]) -> int:
+        fingerprint = values["dataset_fingerprint"]
+        query = select(datasets.c.id).where(datasets.c.fingerprint == fingerprint, datasets.c.owner == 0)
+        found = connection.execute(query).scalar()
+        return self._new_dataset(connection, values, owner=0) if found is None else int(found)
+
+    def _new_dataset(self, connection: Connection, values: Mapping[str, Any], owner: int) -> int:
+        made = connection.execute(
+            insert(datasets)
+            .values(
+                fingerprint=values["dataset_fingerprint"],
+                owner=owner,
+                name=values["dataset_name"],
+                version=values["dataset_version"],
+                size=values["dataset_size"],
+            )
+            .returning(datasets.c.id)
+        )
+        return int(made.scalar_one())
+
+    def update_run(
+        self,
+        run_id: str,
+        *,
+        status: RunStatus | None = None,
+        finished_at: float | None = None,
+        notes: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """Change what may change about a run: its end, and notes (merged into those it has)."""
+        values: dict[str, Any] = {}
+        if status is not None:
+            values["status"] = status
+            if status == "running":
+                values["finished_at"] = None
+        if finished_at is not None:
+            values["finished_at"] = finished_at
+        with self._write() as connection:
+            found = connection.execute(
+                select(runs.c.id, runs.c.notes).where(runs.c.run_id == escape_text(run_id)).with_for_update()
+            ).first()
+            if found is None:
+                raise UnknownRunError(f"the store {self._place} has no run {run_id!r}")
+            if notes is not None:
+                values["notes"] = mapping_json(decode(dict[str, Any], found.notes) | dict(notes), current())
+            if values:
+                connection.execute(update(runs).where(runs.c.id == found.id).values(**values))
+
+    def delete_run(self, run_id: str) -> None:
+        """Forget a run with its results, transcripts and labels, and samples that no other run uses."""
+        with self._write() as connection:
+            found = connection.execute(
+                select(runs.c.id, runs.c.dataset).where(runs.c.run_id == escape_text(run_id)).with_for_update()
+            ).first()
+            if found is None:
+                raise UnknownRunError(f"the store {self._place} has no run {run_id!r}")
+            for table in (details, results, labels):
+                connection.execute(delete(table).where(table.c.run == found.id))
+            connection.execute(delete(runs).where(runs.c.id == found.id))
+            if not connection.execute(select(runs.c.id).where(runs.c.dataset == found.dataset).limit(1)).first():
+                connection.execute(delete(samples).where(samples.c.dataset == found.dataset))
+                connection.execute(delete(datasets).where(datasets.c.id == found.dataset))
+        self._plans.pop(run_id, None)
+        self._datasets.pop(run_id, None)
+
+    def commit(
+        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES
+    ) -> Committed:
+        """Keep results durably, all in one transaction, with the samples they belong to."""
+        number, run = self._plan(run_id)
+        # Rows are made before the transaction begins: it holds locks others wait for.
+        batch = Batch(run, number, results, samples, current(), compress)
+        self._writer.encode_samples(batch, self._datasets.get(run_id, 0))
+        try:
+            return self._commit(run_id, batch)
+        except OrderConflict:
+            self._own_dataset(number)
+            return self._commit(run_id, batch)
+
+    def _commit(self, run_id: str, batch: Batch) -> Committed:
+        with self._write() as connection:
+            dataset, own = self._locked_dataset(connection, run_id, batch.number)
+            committed = self._writer.write(connection, batch, dataset, own=own)
+        self._writer.remember(batch)
+        self._datasets[run_id] = dataset
+        return committed
+
+    def _plan(self, run_id: str) -> tuple[int, RunRecord]:
+        # What a commit needs of a run never changes, so one look is enough; a deleted run is noticed later.
+        known = self._plans.get(run_id)
+        if known is None:
+            known = self._plans[run_id] = self._run(run_id)
+        return known
+
+    def _locked_dataset(self, connection: Connection, run_id: str, number: int) -> tuple[int, bool]:
+        """(the run's dataset, whether it is the run's own), held against deletion until the transaction ends."""
+        found = connection.execute(
+            select(runs.c.dataset, datasets.c.owner)
+            .join_from(runs, datasets, datasets.c.id == runs.c.dataset)
+            .where(runs.c.id == number)
+            .with_for_update(read=True, key_share=True, of=runs)
+        ).first()
+        if found is None:
+            self._plans.pop(run_id, None)
+            raise UnknownRunError(f"run {run_id!r} was deleted from the store {self._place}")
+        return found.dataset, found.owner == number
+
+    def _own_dataset(self, number: int) -> None:
+        """Give a run whose samples come in another order a dataset of its own, with the samples it has used."""
+        with self._write() as connection:
+            run = connection.execute(select(runs).where(runs.c.id == number).with_for_update()).mappings().one()
+            owner = connection.execute(select(datasets.c.owner).where(datasets.c.id == run["dataset"])).scalar_one()
+            if owner == number:
+                return  # Another process that writes to this run came first.
+            own = self._new_dataset(connection, dict(run), owner=number)
+            used = select(results.c.sample).where(results.c.run == number).distinct()
+            copied = select(literal(own), *(column for column in samples.c if column is not samples.c.dataset)).where(
+                samples.c.dataset == run["dataset"], samples.c.ordinal.in_(used)
+            )
+            connection.execute(insert(samples).from_select(samples.c.keys(), copied))
+            connection.execute(update(runs).where(runs.c.id == number).values(dataset=own))
+
+    def put_blob(self, data: bytes) -> str:
+        """Keep bytes under their SHA-256 (hex), once. Secrets are taken out first; the hash is that of what is kept."""
+        data = current().data(data)
+        name = hashlib.sha256(data).hexdigest()
+        with self._read() as connection:
+            if connection.execute(select(blobs.c.sha256).where(blobs.c.sha256 == name)).first():
+                return name
+        with self._write() as connection:
+            # Someone else may keep the same bytes at this moment, which is as good.
+            connection.execute(
+                text("INSERT INTO blobs (sha256, size, data) VALUES (:name, :size, :data) ON CONFLICT DO NOTHING"),
+                {"name": name, "size": len(data), "data": compress(data)},
+            )
+        return name
+
+    def label(self, label: Label) -> None:
+        """Add what a person said about a trial; a label without a time gets the present one."""
+        with self._write() as connection:
+            number, run = self._find(connection, label.key.run_id)
+            experiment_index(run, label.key.experiment)
+            values = label_values(label, self._clock.time(), current())
+            connection.execute(insert(labels).values(run=number, **values))

@@ -1,0 +1,224 @@
+"""Going on with a run: what is done stays done, what was paid for is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairtrial import (
+    ChatMessage,
+    Dataset,
+    EvalConfig,
+    EvalSuite,
+    Experiment,
+    RunMismatchError,
+    Sample,
+    SessionView,
+    TrialContext,
+    contains,
+    exact_match,
+    open_store,
+)
+from fairtrial.runs.identity import code_hash
+
+pytestmark = pytest.mark.anyio
+
+
+def doubles(count: int, *, factor: int = 2) -> Dataset[int, int]:
+    return Dataset([Sample(f"s{i}", i, factor * i) for i in range(count)], name="doubles")
+
+
+class Counting:
+    """A task that counts its calls and fails where it is told to."""
+
+    def __init__(self, *failing: int) -> None:
+        self.calls: list[int] = []
+        self.failing = set(failing)
+
+    async def __call__(self, given: int) -> int:
+        self.calls.append(given)
+        if given in self.failing:
+            raise ValueError(f"sample {given}")
+        return 2 * given
+
+
+STOPPING = EvalConfig(stop_on_error=True, max_concurrent=1)
+
+
+@pytest.mark.proves("R108")
+async def test_an_unfinished_run_is_resumed_and_executes_only_what_is_missing() -> None:
+    store = open_store("memory:")
+    first = Counting(4)
+    stopped = await EvalSuite("s", doubles(8), first, exact_match, config=STOPPING, version="1").run(store=store)
+    assert stopped.status == "interrupted"
+    second = Counting()
+    finished = await EvalSuite("s", doubles(8), second, exact_match, version="1").run(store=store)
+    assert (finished.run_id, finished.status, finished.total) == (stopped.run_id, "finished", 8)
+    assert first.calls == [0, 1, 2, 3, 4]
+    assert sorted(second.calls) == [5, 6, 7]
+    assert dict(finished.errors) == {"task_error": 1}
+
+
+async def test_a_finished_run_is_followed_by_a_new_one_and_fresh_always_is() -> None:
+    store = open_store("memory:")
+    suite = EvalSuite("s", doubles(3), Counting(), exact_match)
+    runs = [await suite.run(store=store), await suite.run(store=store), await suite.run(store=store, fresh=True)]
+    assert len({report.run_id for report in runs}) == 3
+    assert [report.run.number for report in runs] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dataset": doubles(8, factor=3)}, "its dataset has changed"),
+        ({"experiments": [Experiment("terse")]}, "its experiments were baseline, now terse"),
+        ({"experiments": [Experiment(params={"style": "terse"})]}, "parameters of its experiments have changed"),
+        ({"config": EvalConfig(repeats=2)}, "its repeats were 1, now 2"),
+    ],
+)
+async def test_a_run_whose_makings_changed_is_refused_with_what_changed(change: dict[str, Any], message: str) -> None:
+    store = open_store("memory:")
+    await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING).run(store=store)
+    parts: dict[str, Any] = {"dataset": doubles(8), "config": EvalConfig(), **change}
+    changed = EvalSuite("s", task=Counting(), evaluator=exact_match, **parts)
+    with pytest.raises(RunMismatchError, match=message):
+        await changed.run(store=store)
+    assert (await changed.run(store=store, fresh=True)).status == "finished"
+
+
+async def test_changed_code_is_warned_about_when_a_run_is_resumed() -> None:
+    store = open_store("memory:")
+    await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING, version="1").run(store=store)
+    with pytest.warns(UserWarning, match="results mix both versions"):
+        report = await EvalSuite("s", doubles(8), Counting(), exact_match, version="2").run(store=store)
+    assert "the code changed" in str(report)
+
+
+async def test_a_trial_whose_scoring_failed_is_only_scored_again() -> None:
+    store = open_store("memory:")
+    task = Counting()
+    down = True
+
+    def judge(output: int, expected: int) -> bool:
+        if down and expected > 6:
+            raise ConnectionError("the judge is down")
+        return output == expected
+
+    suite = EvalSuite("s", doubles(8), task, judge, config=EvalConfig(max_concurrent=1), version="1")
+    first = await suite.run(store=store)
+    assert dict(first.errors) == {"scorer_error": 4}
+    down = False
+    second = await suite.run(store=store)
+    assert (second.run_id, second.successful, second.pass_rate) == (first.run_id, 8, 1.0)
+    assert len(task.calls) == 8
+
+
+async def test_a_finished_run_with_scorer_errors_is_gone_on_with_rather_than_paid_for_again() -> None:
+    store = open_store("memory:")
+    task = Counting()
+    down = True
+
+    def judge(output: int, expected: int) -> bool:
+        if down:
+            raise ConnectionError("the judge is down")
+        return output == expected
+
+    suite = EvalSuite("s", doubles(3), task, judge, version="1")
+    first = await suite.run(store=store)
+    assert first.status == "unscored"
+    assert "3 trials could not be scored" in str(first)
+    down = False
+    second = await suite.run(store=store)
+    assert (second.run_id, second.status, second.pass_rate) == (first.run_id, "finished", 1.0)
+    assert len(task.calls) == 3
+
+
+async def test_errors_are_tried_again_only_when_asked_and_count_as_a_further_attempt() -> None:
+    store = open_store("memory:")
+    config = EvalConfig(stop_on_error=True, max_concurrent=1)
+    await EvalSuite("s", doubles(4), Counting(3), exact_match, config=config, version="1").run(store=store)
+    task = Counting()
+    report = await EvalSuite("s", doubles(4), task, exact_match, version="1").run(store=store, retry_errors=True)
+    assert task.calls == [3]
+    assert report.pass_rate_all == 1.0
+    assert report.results[3].attempt == 2
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+
+
+async def test_rescoring_makes_a_new_run_from_stored_outputs_and_sessions_without_the_task() -> None:
+    calls: list[str] = []
+
+    async def reply(given: str, ctx: TrialContext) -> Answer:
+        calls.append(given)
+        ctx.session.record(ChatMessage("user", given))
+        if given == "broken":
+            raise ValueError("broken")
+        return Answer(f"The answer is {given}.")
+
+    dataset = Dataset.of({"four": "four", "five": "FIVE", "broken": "x"}, name="words")
+
+    def strict(output: Answer, expected: str) -> bool:
+        return output.text == expected
+
+    def loose(output: Answer, expected: str, session: SessionView) -> bool:
+        assert isinstance(output, Answer)
+        assert session.trajectory.messages
+        return expected.lower() in output.text.lower()
+
+    store = open_store("memory:")
+    suite = EvalSuite("words", dataset, reply, strict)
+    first = await suite.run(store=store)
+    assert (first.pass_rate, len(calls)) == (0.0, 3)
+    second = await suite.rescore(first.run_id, loose, store=store)
+    assert (second.pass_rate, len(calls)) == (1.0, 3)
+    assert dict(second.errors) == {"task_error": 1}
+    assert (second.run.parent_run, second.run_id != first.run_id) == (first.run_id, True)
+    assert second.run.evaluator == "loose"
+    assert first.refresh().pass_rate == 0.0
+    third = await suite.run(store=store)
+    assert third.run_id not in (first.run_id, second.run_id)
+
+
+async def test_a_rescored_evaluator_that_fails_leaves_scorer_errors() -> None:
+    store = open_store("memory:")
+    suite = EvalSuite("s", doubles(2), Counting(), exact_match)
+    first = await suite.run(store=store)
+    report = await suite.rescore(first.run_id, contains, store=store)
+    assert dict(report.errors) == {"scorer_error": 2}
+
+
+async def test_the_same_results_come_from_a_sqlite_store_opened_again(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/runs.db"
+    suite = EvalSuite("s", doubles(8), Counting(4), exact_match, config=STOPPING, version="1")
+    first = await suite.run(store=url)
+    resumed = EvalSuite("s", doubles(8), Counting(), exact_match, version="1")
+    second = await resumed.run(store=url)
+    assert (second.run_id, second.total, second.pass_rate) == (first.run_id, 8, 1.0)
+    for report in (first, second):
+        report.store.close()
+
+
+def test_the_code_hash_follows_the_projects_own_files_and_a_given_version_replaces_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    module = tmp_path / "my_agent_module.py"
+    module.write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("my_agent_module")
+    first = code_hash(None, tmp_path)
+    assert first == code_hash(None, tmp_path)
+    module.write_text("x = 2\n")
+    assert code_hash(None, tmp_path) != first
+    assert code_hash("7", tmp_path) == "version:7"
+    module.unlink()
+    assert code_hash(None, tmp_path) not in (first, "")
+    del sys.modules["my_agent_module"]

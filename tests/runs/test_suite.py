@@ -1,0 +1,419 @@
+"""Suites: what is run, in what order, and what is said about it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from fairtrial import (
+    ConfigurationError,
+    Dataset,
+    EvalConfig,
+    EvalReport,
+    EvalSuite,
+    Experiment,
+    Metric,
+    PromptExecuted,
+    RunMismatchError,
+    Sample,
+    Score,
+    TokenUsage,
+    Trajectory,
+    TrialContext,
+    evaluate,
+    evaluate_sync,
+    exact_match,
+    open_store,
+)
+from fairtrial.runs import EvalRunCompleted, EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
+
+pytestmark = pytest.mark.anyio
+
+
+def doubles(count: int) -> Dataset[int, int]:
+    return Dataset([Sample(f"s{i}", i, 2 * i, {"parity": i % 2}) for i in range(count)], name="doubles")
+
+
+async def double(given: int) -> int:
+    return 2 * given
+
+
+class Recorder:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[RunEvent] = []
+
+    def publish(self, event: RunEvent) -> None:
+        self.events.append(event)
+
+    def of[T](self, kind: type[T]) -> list[T]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.mark.proves("R40", "R43", "R45", "R63", "R86")
+async def test_a_suite_runs_every_sample_and_reports() -> None:
+    report = await EvalSuite("doubles", doubles(5), double, exact_match).run(store="memory:")
+    assert (report.total, report.planned, report.successful, report.not_run) == (5, 5, 5, 0)
+    assert (report.pass_rate, report.pass_rate_all, report.mean_score) == (1.0, 1.0, 1.0)
+    assert (report.dataset_name, report.status, report.experiments) == ("doubles", "finished", ("baseline",))
+    assert report.config == EvalConfig()
+    assert report.mean_latency_ms is not None
+    assert [result.sample_id for result in report.results] == ["s0", "s1", "s2", "s3", "s4"]
+    assert all(result.success for result in report.results)
+
+
+@pytest.mark.proves("R94", "R95", "R7")
+async def test_evaluate_takes_samples_a_task_an_evaluator_and_a_config_that_can_be_replaced() -> None:
+    config = replace(EvalConfig(), max_samples=3, max_concurrent=2, experiment_name="first")
+    report = await evaluate(list(doubles(10)), double, exact_match, config)
+    assert (report.total, report.experiments) == (3, ("first",))
+    assert report.config["experiment_name"] == "first"
+    with pytest.raises(KeyError):
+        report.config["no_such_setting"]
+
+
+@pytest.mark.proves("R94", "R97")
+async def test_a_trajectory_scorer_from_reinforcement_learning_works_unchanged() -> None:
+    def score_fn(trajectory: Trajectory, sample: Sample[int, int]) -> Score:
+        correct = trajectory.messages[-1].content == str(sample.ground_truth)
+        return Score(metrics=(Metric("correct", float(correct), weight=1.0), Metric("turns", len(trajectory.messages))))
+
+    report = await evaluate(doubles(4), double, score_fn)
+    assert report.summary["mean"] == 1.0
+    assert report.scores_by_criterion == {"correct": 1.0, "turns": 2.0}
+
+
+@pytest.mark.proves("R102")
+async def test_errors_are_counted_and_never_become_scores() -> None:
+    async def half(given: int) -> int:
+        if given % 2:
+            raise ValueError("odd")
+        return 2 * given if given else -1
+
+    report = await evaluate(doubles(10), half, exact_match)
+    assert (report.total, report.successful, dict(report.errors)) == (10, 5, {"task_error": 5})
+    assert (report.pass_rate, report.pass_rate_all) == (0.8, 0.4)
+    assert [result.sample_id for result in report.failed_samples()] == ["s0"]
+    assert len(report.failed_samples()) == 1
+    broken = [result for result in report.results if not result.success]
+    assert all(result.score is None and result.error == "ValueError: odd" for result in broken)
+
+
+async def test_with_no_scored_trial_every_rate_is_undefined() -> None:
+    async def broken(given: int) -> int:
+        raise ValueError
+
+    report = await evaluate(doubles(2), broken, exact_match)
+    assert (report.pass_rate, report.mean_score, report.summary["mean"], report.pass_rate_all) == (
+        None,
+        None,
+        None,
+        0.0,
+    )
+    assert "-" in str(report)
+
+
+@pytest.mark.proves("R106", "R85")
+async def test_as_many_trials_are_in_flight_as_allowed_and_no_more() -> None:
+    now = most = 0
+
+    async def watch(given: int) -> int:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await anyio.sleep(0.01)
+        now -= 1
+        return 2 * given
+
+    await evaluate(doubles(40), watch, exact_match, EvalConfig(max_concurrent=7))
+    assert most == 7
+
+
+async def test_experiments_run_side_by_side_and_have_no_common_rate() -> None:
+    async def tuned(given: int, ctx: TrialContext) -> int:
+        return 2 * given + int(ctx.experiment.params.get("offset", 0))  # type: ignore[arg-type]  # JSON, an int here
+
+    async def other(given: int) -> int:
+        return 0
+
+    experiments = [Experiment(), Experiment("off", params={"offset": 1}), Experiment("other", task=other)]
+    report = await evaluate(doubles(4), tuned, exact_match, experiments=experiments)
+    assert [report[name].pass_rate for name in report.experiments] == [1.0, 0.0, 0.25]
+    assert report.total == 12
+    for figure in ("pass_rate", "pass_rate_all", "mean_score", "mean_latency_ms", "summary", "scores_by_criterion"):
+        with pytest.raises(ValueError, match=rf'3 experiments .* report\["other"\]\.{figure}'):
+            getattr(report, figure)
+    with pytest.raises(KeyError, match="it has baseline, off, other"):
+        report["nope"]
+    assert [result.experiment for result in report["off"].results] == ["off"] * 4
+
+
+async def test_repeats_have_keys_of_their_own_in_sample_major_order() -> None:
+    report = await evaluate(doubles(2), double, exact_match, EvalConfig(repeats=3))
+    assert [(result.sample_id, result.repeat, result.ordinal) for result in report.results] == [
+        ("s0", 0, 0),
+        ("s0", 1, 1),
+        ("s0", 2, 2),
+        ("s1", 0, 3),
+        ("s1", 1, 4),
+        ("s1", 2, 5),
+    ]
+
+
+@pytest.mark.proves("R85")
+async def test_stop_on_error_ends_the_run_and_leaves_it_resumable() -> None:
+    async def breaks(given: int) -> int:
+        if given == 3:
+            raise ValueError("three")
+        return 2 * given
+
+    config = EvalConfig(stop_on_error=True, max_concurrent=1)
+    report = await EvalSuite("s", doubles(10), breaks, exact_match, config=config).run(store="memory:")
+    assert (report.total, report.status) == (4, "interrupted")
+    assert "task_error" in str(report.run.notes["stopped"])
+    assert "ended early" in str(report)
+
+
+async def test_the_cost_cap_stops_the_run_cleanly() -> None:
+    async def costly(given: int, ctx: TrialContext) -> int:
+        ctx.session.record(PromptExecuted(usage=TokenUsage(10, 5, cost_usd=0.4)))
+        return 2 * given
+
+    config = EvalConfig(max_cost_usd=1.0, max_concurrent=1)
+    report = await EvalSuite("s", doubles(10), costly, exact_match, config=config).run(store="memory:")
+    assert (report.total, report.status) == (3, "interrupted")
+    assert report.cost_usd == pytest.approx(1.2)
+    assert report.total_tokens == 45
+
+
+@pytest.mark.proves("R110")
+async def test_warm_up_trials_are_executed_and_thrown_away() -> None:
+    calls: list[int] = []
+
+    async def count(given: int) -> int:
+        calls.append(given)
+        return 2 * given
+
+    report = await evaluate(doubles(4), count, exact_match, EvalConfig(warmup=2))
+    assert sorted(calls) == [0, 0, 1, 1, 2, 3]
+    assert report.total == 4
+
+
+@pytest.mark.proves("R88")
+async def test_observers_hear_of_the_run_and_of_every_trial_and_cannot_break_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken:
+        def publish(self, event: RunEvent) -> None:
+            raise RuntimeError("the bus is down")
+
+    recorder = Recorder()
+    suite = EvalSuite("s", doubles(3), double, exact_match)
+    report = await suite.run(store="memory:", bus=[Broken(), recorder])
+    (started,) = recorder.of(EvalRunStarted)
+    assert (started.run_id, started.sample_count, started.planned, started.done) == (report.run_id, 3, 3, 0)
+    assert len(recorder.of(TrialStarted)) == 3
+    assert {event.result.sample_id for event in recorder.of(SampleEvaluated)} == {"s0", "s1", "s2"}
+    (completed,) = recorder.of(EvalRunCompleted)
+    assert (completed.status, completed.pass_rate, completed.mean_score) == ("finished", 1.0, 1.0)
+    assert "the run goes on" in caplog.text
+
+
+@pytest.mark.proves("R112", "R100")
+async def test_results_stream_out_as_they_come() -> None:
+    suite = EvalSuite("s", doubles(6), double, exact_match)
+    async with aclosing(suite.stream(store="memory:")) as results:
+        seen = [result.sample_id async for result in results]
+    assert sorted(seen) == ["s0", "s1", "s2", "s3", "s4", "s5"]
+
+
+async def test_what_keeps_a_run_from_starting_comes_out_of_its_stream_as_it_is() -> None:
+    store = open_store("memory:")
+    config = EvalConfig(stop_on_error=True)
+    await EvalSuite("s", doubles(2), lambda given: 1 / 0, exact_match, config=config).run(store=store)
+    async with aclosing(EvalSuite("s", doubles(3), double, exact_match).stream(store=store)) as results:
+        with pytest.raises(RunMismatchError):
+            await anext(results)
+
+
+@pytest.mark.proves("R112")
+async def test_a_stream_that_is_left_early_leaves_a_run_that_can_be_resumed() -> None:
+    store = open_store("memory:")
+    suite = EvalSuite("s", doubles(50), double, exact_match, config=EvalConfig(max_concurrent=2))
+    async with aclosing(suite.stream(store=store)) as results:
+        async for _ in results:
+            break
+    (run,) = store.runs(suite="s")
+    assert run.status == "interrupted"
+    report = await suite.run(store=store)
+    assert (report.run_id, report.total, report.status) == (run.run_id, 50, "finished")
+
+
+async def test_the_lifespan_opens_what_trials_share_once_and_closes_it() -> None:
+    log: list[str] = []
+
+    @asynccontextmanager
+    async def clients() -> AsyncIterator[str]:
+        log.append("open")
+        yield "client"
+        log.append("closed")
+
+    @contextmanager
+    def files() -> Iterator[str]:
+        log.append("open")
+        yield "client"
+        log.append("closed")
+
+    async def use(given: int, ctx: TrialContext) -> int:
+        assert ctx.shared == "client"
+        return 2 * given
+
+    for lifespan in (clients, files):
+        report = await EvalSuite("s", doubles(3), use, exact_match, lifespan=lifespan).run(store="memory:")
+        assert report.pass_rate == 1.0
+    assert log == ["open", "closed"] * 2
+
+
+async def test_a_lifespan_that_fails_ends_the_run_with_its_own_error() -> None:
+    def broken() -> Any:
+        raise OSError("no such host")
+
+    store = open_store("memory:")
+    with pytest.raises(OSError, match="no such host"):
+        await EvalSuite("s", doubles(3), double, exact_match, lifespan=broken).run(store=store)
+    assert store.runs(suite="s")[0].status == "interrupted"
+
+
+BAD_SUITES: list[tuple[dict[str, Any], str]] = [
+    ({"evaluator": None}, "has no evaluator"),
+    ({"evaluator": 5}, "must be callable"),
+    ({"evaluator": lambda output: True}, "takes .output."),
+    ({"task": None}, "has no task"),
+    ({"task": 5}, "must be callable"),
+    ({"task": lambda: 1}, "a task takes"),
+    ({"task": lambda a, b, c: 1}, "a task takes"),
+    ({"dataset": [1, 2]}, "needs a Dataset"),
+    ({"name": "a:b"}, "without ':'"),
+    ({"experiments": [Experiment(), Experiment()]}, "share a name"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_SUITES, ids=[message for _, message in BAD_SUITES])
+async def test_bad_configuration_is_refused_before_the_first_call(change: dict[str, Any], message: str) -> None:
+    parts: dict[str, Any] = {"name": "s", "dataset": doubles(1), "task": double, "evaluator": exact_match, **change}
+    with pytest.raises(ConfigurationError, match=message):
+        EvalSuite(**parts)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("max_concurrent", 0),
+        ("max_concurrent", 2.5),
+        ("timeout_seconds", 0),
+        ("timeout_seconds", float("nan")),
+        ("repeats", True),
+        ("max_samples", -1),
+        ("max_cost_usd", "1"),
+    ],
+)
+async def test_settings_out_of_range_are_refused_by_name(setting: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"EvalConfig.{setting}"):
+        EvalConfig(**{setting: value})
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a@1", "a/b"])
+async def test_an_experiment_needs_a_name_people_can_type(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="experiment's name"):
+        Experiment(name)
+
+
+async def test_a_built_in_function_can_be_a_task() -> None:
+    report = await evaluate([Sample("a", [1, 2, 3], 3)], len, exact_match)
+    assert report.pass_rate == 1.0
+
+
+async def test_an_empty_dataset_makes_an_empty_report() -> None:
+    report = await evaluate(Dataset([]), double, exact_match)
+    assert (report.total, report.pass_rate, report.status) == (0, None, "finished")
+    assert "0 of 0 trials" in str(report)
+
+
+def test_evaluate_sync_works_from_ordinary_code_and_twice_on_one_event_loop() -> None:
+    loops: set[int] = set()
+
+    async def which(given: int) -> int:
+        loops.add(threading.get_ident())
+        return 2 * given
+
+    for _ in range(2):
+        report = evaluate_sync(doubles(3), which, exact_match)
+        assert report.pass_rate == 1.0
+    assert len(loops) == 1
+    assert threading.get_ident() not in loops
+
+
+async def test_evaluate_sync_works_inside_a_running_event_loop_as_notebooks_have() -> None:
+    assert evaluate_sync(doubles(3), double, exact_match).pass_rate == 1.0
+
+
+@pytest.mark.proves("R47")
+async def test_reports_are_sliced_by_metadata_by_metric_and_by_any_function() -> None:
+    async def evens_only(given: int) -> int:
+        return 2 * given if given % 2 == 0 else 0
+
+    report = await evaluate(doubles(10), evens_only, exact_match)
+    by_parity = report.group_by("parity")
+    assert {value: (found["n"], found["pass_rate"]) for value, found in by_parity.items()} == {0: (5, 1.0), 1: (5, 0.0)}
+    by_size = report.group_by(lambda result: result.ordinal < 5)
+    assert {value: found["n"] for value, found in by_size.items()} == {True: 5, False: 5}
+    assert set(report.group_by("no_such_key")) == {None}
+
+
+@pytest.mark.proves("R41", "R42")
+async def test_a_result_leads_to_its_sample_its_output_and_its_trajectory() -> None:
+    from fairtrial import ChatMessage
+
+    async def talk(given: int, ctx: TrialContext) -> int:
+        ctx.session.record(ChatMessage("user", str(given)))
+        ctx.session.record(PromptExecuted(usage=TokenUsage(3, 4)))
+        return 2 * given
+
+    report = await evaluate(doubles(2), talk, exact_match)
+    last = report.results[-1]
+    assert (last.output, last.usage.total_tokens) == (2, 7)
+    assert last.sample.input == 1
+    assert last.sample.metadata == {"parity": 1}
+    assert last.trajectory.messages == (ChatMessage("user", "1"),)
+
+
+async def test_a_report_is_a_table_a_person_can_read_in_a_terminal_and_in_a_notebook() -> None:
+    report = await EvalSuite("doubles", doubles(4), double, exact_match).run(store="memory:")
+    text = str(report)
+    assert "100.0%" in text
+    assert "errors: none" in text
+    assert "\x1b" not in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "<pre" in report._repr_html_()
+    assert repr(report).startswith("<EvalReport doubles")
+
+
+async def test_a_running_run_can_be_looked_at_and_refreshed() -> None:
+    store = open_store("memory:")
+    seen: list[int] = []
+
+    class Peek:
+        def publish(self, event: RunEvent) -> None:
+            if isinstance(event, EvalRunCompleted):
+                seen.append(EvalReport(store, store.get_run(event.run_id)).total)
+
+    report = await EvalSuite("s", doubles(5), double, exact_match).run(store=store, bus=Peek())
+    assert seen == [5]
+    assert report.refresh().total == 5

@@ -1,0 +1,127 @@
+"""Real servers for tests, each in a folder of its own on a free port, stopped by process id."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+
+_START_SECONDS = 60
+
+
+def free_port() -> int:
+    """A TCP port on the loopback interface that no one uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class PostgresServer:
+    """A PostgreSQL server on 127.0.0.1; `stop` and `start` again at will, the data stays."""
+
+    def __init__(self, password: str = "store-test-password") -> None:
+        self.password = password
+        self.port = free_port()
+        # Not under pytest's own folders: the server's user must be able to walk there.
+        self._folder = Path(tempfile.mkdtemp(prefix="fairtrial-pg-"))
+        self._user = "postgres" if os.getuid() == 0 else None
+        self._bin = _binaries()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+        self._initialise()
+
+    def _initialise(self) -> None:
+        if self._user is not None:
+            owner = pwd.getpwnam(self._user)
+            os.chown(self._folder, owner.pw_uid, owner.pw_gid)
+        secret = self._folder / "password"
+        secret.write_text(self.password)
+        secret.chmod(0o644)
+        subprocess.run(
+            [
+                self._bin / "initdb",
+                *("--pgdata", self._folder / "data", "--username", "tester", "--auth", "scram-sha-256"),
+                *("--pwfile", secret, "--encoding", "UTF8", "--no-locale", "--no-sync"),
+            ],
+            check=True,
+            capture_output=True,
+            cwd=self._folder,
+            user=self._user,
+            timeout=_START_SECONDS,
+        )
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        # A log file, not a pipe: nobody would empty the pipe.
+        with open(self._folder / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    self._bin / "postgres",
+                    *("-D", self._folder / "data", "-p", str(self.port), "-h", "127.0.0.1"),
+                    *("-k", self._folder, "-c", "fsync=off", "-c", "shared_buffers=32MB", "-c", "max_connections=60"),
+                ],
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                user=self._user,
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                psycopg.connect(self.url("postgres"), connect_timeout=5).close()
+                return
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError((self._folder / "log").read_text(errors="replace")[-2000:]) from None
+                time.sleep(0.05)  # Polling for readiness; how long it takes does not matter.
+
+    def stop(self, *, crash: bool = False) -> None:
+        """Stop the server: its clients are disconnected at once; with `crash`, it does not even say goodbye."""
+        if self._process is not None:
+            # SIGINT is PostgreSQL's fast shutdown, SIGQUIT its immediate one, which recovers at the next start.
+            self._process.send_signal(signal.SIGQUIT if crash else signal.SIGINT)
+            self._process.wait(timeout=_START_SECONDS)
+            self._process = None
+
+    def restart(self, *, crash: bool = False) -> None:
+        """Stop and start."""
+        self.stop(crash=crash)
+        self.start()
+
+    def close(self) -> None:
+        """Stop the server and remove its folder."""
+        self.stop(crash=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def url(self, database: str) -> str:
+        """The address of a database."""
+        return f"postgresql://tester:{quote(self.password)}@127.0.0.1:{self.port}/{database}"
+
+    def new_database(self) -> str:
+        """The address of a fresh, empty database."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(name)))
+        return self.url(name)
+
+
+def _binaries() -> Path:
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3].partition(".")[0])
+    )
+    if found:
+        return found[-1].parent
+    on_path = shutil.which("initdb")
+    if on_path is None:
+        raise RuntimeError("these tests need PostgreSQL: run scripts/setup")
+    return Path(on_path).resolve().parent

@@ -1,0 +1,638 @@
+"""What every store does, whatever it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fairtrial import Metric, Sample, Score, TokenUsage
+from fairtrial.errors import SessionError, StoreError, UnknownRunError
+from fairtrial.store import Label, RunStore
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import Outcome
+from tests.store.build import result, rich_result, run_record, sample, samples
+
+pytestmark = pytest.mark.proves("R100")
+
+
+def full_run(store: RunStore, *, size: int = 6) -> Any:
+    run = store.create_run(run_record(size=size))
+    store.commit(run.run_id, [result(run, ordinal) for ordinal in range(run.planned)], samples(range(size)))
+    return run
+
+
+class TestRuns:
+    def test_a_run_comes_back_as_it_was_created(self, store: RunStore) -> None:
+        run = run_record(
+            params={"terse": {"style": "short", "n": [1, 2.5, None]}},
+            config={"max_concurrent": 10, "odd \0 key": float("inf")},
+            tags={"git": "abc"},
+            evaluator="exact_match",
+            code_hash="c0de",
+            parent_run="r0",
+            finished_at=1001.5,
+            status="stopped",
+            notes={"stopped": "enough evidence"},
+            suite="a \0 suite",
+        )
+        kept = store.create_run(run)
+        assert kept == replace(run, number=1)
+        assert store.get_run("r1") == kept
+
+    def test_runs_of_a_suite_are_numbered_from_one(self, store: RunStore) -> None:
+        assert [store.create_run(run_record(f"r{n}")).number for n in (1, 2, 3)] == [1, 2, 3]
+        assert store.create_run(run_record("other", suite="another")).number == 1
+        assert store.create_run(run_record("copied", number=9)).number == 9
+        assert store.create_run(run_record("next", number=2)).number == 10
+
+    def test_a_run_without_a_time_gets_the_present_one(self, store: RunStore) -> None:
+        assert store.create_run(run_record(created_at=0.0)).created_at > 1_700_000_000
+
+    def test_a_second_run_of_the_same_id_is_refused(self, store: RunStore) -> None:
+        store.create_run(run_record())
+        with pytest.raises(StoreError, match="already has a run r1"):
+            store.create_run(run_record())
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"run_id": ""}, {"experiments": ()}, {"experiments": ("a", "a")}, {"repeats": 0}, {"dataset_size": 2**32}],
+    )
+    def test_a_plan_that_cannot_be_stored_is_refused(self, store: RunStore, changes: dict[str, Any]) -> None:
+        with pytest.raises(StoreError):
+            store.create_run(run_record(**changes))
+        assert store.runs() == []
+
+    def test_runs_are_listed_newest_first_and_filtered(self, store: RunStore) -> None:
+        store.create_run(run_record("r1"))
+        store.create_run(run_record("r2", suite="other"))
+        store.create_run(run_record("r3"))
+        store.update_run("r1", status="finished")
+        assert [run.run_id for run in store.runs()] == ["r3", "r2", "r1"]
+        assert [run.run_id for run in store.runs(suite="support")] == ["r3", "r1"]
+        assert [run.run_id for run in store.runs(status="finished")] == ["r1"]
+        assert [run.run_id for run in store.runs(limit=1)] == ["r3"]
+
+    def test_updating_a_run_merges_notes_and_keeps_the_rest(self, store: RunStore) -> None:
+        store.create_run(run_record(notes={"a": 1, "b": "\0"}))
+        store.update_run("r1", status="interrupted", finished_at=5.0, notes={"b": 2})
+        store.update_run("r1", notes={"c": 3})
+        store.update_run("r1")
+        run = store.get_run("r1")
+        assert (run.status, run.finished_at, run.notes) == ("interrupted", 5.0, {"a": 1, "b": 2, "c": 3})
+
+    def test_a_run_that_goes_on_has_no_end(self, store: RunStore) -> None:
+        store.create_run(run_record())
+        store.update_run("r1", status="interrupted", finished_at=5.0)
+        store.update_run("r1", status="running")
+        assert store.get_run("r1").finished_at is None
+
+    def test_an_unknown_run_is_an_error_everywhere(self, store: RunStore) -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: store.get_run("nope"),
+            lambda: store.update_run("nope", status="finished"),
+            lambda: store.delete_run("nope"),
+            lambda: store.commit("nope", []),
+            lambda: store.done("nope"),
+            lambda: store.ordinals("nope", ["scored"]),
+            lambda: store.results("nope"),
+            lambda: store.totals("nope"),
+            lambda: store.metric_means("nope"),
+            lambda: store.group_totals("nope", "topic"),
+            lambda: store.sample("nope", 0),
+            lambda: store.samples("nope"),
+            lambda: store.session("nope", 0),
+            lambda: store.label(Label(TrialKey("nope", "baseline", "s0"), "good", True)),
+            lambda: store.labels("nope"),
+        ]
+        for call in calls:
+            with pytest.raises(UnknownRunError, match="nope"):
+                call()
+
+    def test_deleting_a_run_leaves_others_and_shared_samples_alone(self, store: RunStore) -> None:
+        first, second = store.create_run(run_record("r1")), store.create_run(run_record("r2"))
+        for run in (first, second):
+            store.commit(run.run_id, [result(run, 0)], samples([0]))
+            store.label(Label(result(run, 0).key, "good", True))
+        store.delete_run("r1")
+        assert [run.run_id for run in store.runs()] == ["r2"]
+        assert [found.ordinal for found in store.results("r2")] == [0]
+        assert store.sample("r2", 0).id == "s0"
+        assert len(list(store.labels("r2"))) == 1
+        with pytest.raises(UnknownRunError):
+            store.commit("r1", [result(first, 0)])
+
+    def test_a_run_made_again_after_deletion_starts_empty(self, store: RunStore) -> None:
+        run = full_run(store)
+        store.delete_run("r1")
+        store.create_run(run_record(size=6))
+        assert list(store.results("r1")) == []
+        assert list(store.samples("r1")) == []
+        assert store.commit("r1", [result(run, 0)], samples([0])) == (1, 0, ())
+        assert store.sample("r1", 0).id == "s0"
+
+    def test_a_closed_store_says_so(self, store: RunStore) -> None:
+        full_run(store)
+        store.close()
+        for call in (store.runs, lambda: store.get_run("r1"), lambda: store.put_blob(b"x"), lambda: store.totals("r1")):
+            with pytest.raises(StoreError, match="closed"):
+                call()
+        with pytest.raises(StoreError, match="closed"):
+            store.create_run(run_record("r9"))
+
+
+class TestResults:
+    def test_a_result_comes_back_with_everything(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        given = rich_result(run, 5)
+        assert store.commit("r1", [given], samples([1])) == (1, 0, ())
+        [found] = store.results("r1")
+        assert found == given
+        assert found.score is not None
+        assert found.score.reward == given.score.reward  # type: ignore[union-attr]  # a rich result has a score
+        assert [metric.weight for metric in found.score.metrics] == [2.0, 0.0, 0.0]
+        assert found.sample == samples([1])[1]
+        assert found.session[TokenUsage].all() == (TokenUsage(3, 2),)
+        assert found.session.tags == {"run": "r1"}
+        assert found.trajectory.messages == ()
+
+    @pytest.mark.parametrize("outcome", ["scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"])
+    def test_every_outcome_comes_back(self, store: RunStore, outcome: Outcome) -> None:
+        run = store.create_run(run_record())
+        given = result(run, 3, outcome)
+        store.commit("r1", [given], samples([0]))
+        assert list(store.results("r1")) == [given]
+
+    def test_a_result_with_nothing_to_tell_comes_back(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        given = result(run, 0, "not_run", error=None, stage=None, usage=TokenUsage())
+        store.commit("r1", [given], samples([0]))
+        [found] = store.results("r1", snapshots=True)
+        assert found == given
+        assert found.snapshot is None
+        assert store.snapshot("r1", 0) is None
+        assert store.session("r1", 0)[TokenUsage].all() == ()
+
+    def test_an_encoded_output_is_what_is_stored(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        store.commit("r1", [result(run, 0, output=object(), output_json='{"n":[1,2]}')], samples([0]))
+        [found] = store.results("r1")
+        assert found.output == {"n": [1, 2]}
+        assert found.output_json == '{"n":[1,2]}'
+
+    def test_results_come_in_plan_order_whatever_order_they_were_committed_in(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        for ordinals in ([30, 2, 17], [39, 0], [1]):
+            store.commit("r1", [result(run, ordinal) for ordinal in ordinals], samples(range(10)))
+        assert [found.ordinal for found in store.results("r1")] == [0, 1, 2, 17, 30, 39]
+
+    def test_results_can_be_filtered_and_paged(self, store: RunStore) -> None:
+        run = store.create_run(run_record(size=6))
+        given = [
+            result(run, ordinal, "timeout" if ordinal % 5 == 0 else "scored", score=None)
+            if ordinal % 5 == 0
+            else result(run, ordinal, score=Score(ordinal / 24))
+            for ordinal in range(24)
+        ]
+        store.commit("r1", given, samples(range(6)))
+
+        def ordinals(**filters: Any) -> list[int]:
+            return [found.ordinal for found in store.results("r1", **filters)]
+
+        assert ordinals(experiment="terse") == [n for n in range(24) if n % 4 in (2, 3)]
+        assert ordinals(outcomes=["timeout"]) == [0, 5, 10, 15, 20]
+        assert ordinals(outcomes=["timeout", "scored"]) == list(range(24))
+        assert ordinals(outcomes=[]) == []
+        assert ordinals(passed=True) == [n for n in range(12, 24) if n % 5]
+        assert ordinals(passed=False) == [n for n in range(12) if n % 5]
+        assert ordinals(sample_ids=["s5", "s1", "unknown"]) == [4, 5, 6, 7, 20, 21, 22, 23]
+        assert ordinals(sample_ids=["s5", "s1"], experiment="baseline", after=4, limit=2) == [5, 20]
+        assert ordinals(sample_ids=[]) == []
+        assert ordinals(after=20) == [21, 22, 23]
+        assert ordinals(after=3, limit=4) == [4, 5, 6, 7]
+        assert ordinals(limit=0) == []
+        assert ordinals(experiment="terse", outcomes=["scored"], passed=True, after=14, limit=1) == [18]
+        with pytest.raises(StoreError, match="no experiment 'nope'; it has baseline, terse"):
+            store.results("r1", experiment="nope")
+
+    def test_many_results_are_streamed_across_pages(self, store: RunStore) -> None:
+        run = store.create_run(run_record(size=200))
+        store.commit("r1", [result(run, ordinal) for ordinal in range(800)], samples(range(200)))
+        assert [found.ordinal for found in store.results("r1")] == list(range(800))
+        assert [found.ordinal for found in store.results("r1", limit=512)] == list(range(512))
+        ids = [f"s{place}" for place in range(0, 200, 2)]
+        assert len(list(store.results("r1", sample_ids=ids))) == 400
+        assert len(list(store.results("r1", sample_ids=ids, limit=300))) == 300
+
+    def test_outputs_and_snapshots_are_brought_only_if_asked_for(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        given = rich_result(run, 0)
+        store.commit("r1", [given], samples([0]))
+        [plain] = store.results("r1")
+        assert (plain.output, plain.snapshot) == (given.output, None)
+        [bare] = store.results("r1", outputs=False)
+        assert (bare.output, bare.output_json, bare.score) == (None, None, given.score)
+        [whole] = store.results("r1", snapshots=True)
+        assert (whole.output, whole.snapshot) == (given.output, given.snapshot)
+        [session_only] = store.results("r1", outputs=False, snapshots=True)
+        assert (session_only.output, session_only.snapshot) == (None, given.snapshot)
+
+    def test_a_result_that_is_not_there_is_an_error(self, store: RunStore) -> None:
+        store.create_run(run_record())
+        with pytest.raises(StoreError, match="no stored result 7"):
+            store.snapshot("r1", 7)
+
+    def test_a_damaged_snapshot_is_an_error_only_when_it_is_read(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        store.commit("r1", [result(run, 0, snapshot=b"\x28\xb5\x2f\xfd not a frame"), result(run, 1)], samples([0]))
+        assert store.snapshot("r1", 0) == b"\x28\xb5\x2f\xfd not a frame"
+        with pytest.raises(SessionError):
+            store.session("r1", 0)
+
+    def test_weird_sample_ids_come_back_and_can_be_asked_for(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        odd = "id \0 \ud800 '\" é"
+        given = replace(result(run, 0), key=TrialKey("r1", "baseline", odd, 0))
+        assert store.commit("r1", [given], {0: Sample(odd, 1)}) == (1, 0, ())
+        [found] = store.results("r1", sample_ids=[odd])
+        assert found.sample_id == odd
+        assert found.sample.id == odd
+        assert store.totals("r1")[0].slowest == odd
+
+
+class TestCommit:
+    @pytest.mark.proves("R108")
+    def test_committing_again_changes_nothing_and_counts_duplicates(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        batch = [result(run, ordinal) for ordinal in range(4)]
+        assert store.commit("r1", batch, samples([0])) == (4, 0, ())
+        other = [replace(found, score=Score(0.0), execution=99, output="other") for found in batch]
+        assert store.commit("r1", other, samples([0])) == (0, 4, ())
+        assert list(store.results("r1")) == batch
+
+    def test_a_batch_of_old_and_new_results_is_counted_exactly(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        store.commit("r1", [result(run, ordinal) for ordinal in (1, 3)], samples([0]))
+        batch = [result(run, ordinal, execution=50 + ordinal) for ordinal in range(6)]
+        assert store.commit("r1", batch, samples([0, 1])) == (4, 2, ())
+        assert [found.execution for found in store.results("r1")] == [50, 2, 52, 4, 54, 55]
+
+    def test_several_results_of_one_trial_in_one_batch_follow_each_other(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        batch = [
+            result(run, 0, "task_error", execution=1, error="first"),
+            result(run, 1, execution=2),
+            result(run, 0, "timeout", execution=3),
+            result(run, 0, execution=4, output="final"),
+            result(run, 0, execution=5, output="late"),
+            result(run, 1, execution=6, output="late"),
+        ]
+        assert store.commit("r1", batch, samples([0])) == (3, 3, ())
+        assert [(found.execution, found.output) for found in store.results("r1")] == [
+            (4, "final"),
+            (2, {"answer": "a0"}),
+        ]
+
+    @pytest.mark.parametrize(
+        ("old", "new", "taken"),
+        [
+            (("scored", 1), ("scored", 2), False),
+            (("scored", 1), ("task_error", 2), False),
+            (("scorer_error", 1), ("scored", 1), True),
+            (("task_error", 2), ("scored", 1), True),
+            (("task_error", 1), ("task_error", 1), False),
+            (("task_error", 1), ("timeout", 2), True),
+            (("timeout", 2), ("task_error", 1), False),
+            (("not_run", 1), ("dead_letter", 1), False),
+            (("not_run", 0), ("dead_letter", 1), True),
+        ],
+    )
+    def test_a_result_replaces_only_what_it_may(
+        self, store: RunStore, old: tuple[Outcome, int], new: tuple[Outcome, int], taken: bool
+    ) -> None:
+        run = store.create_run(run_record())
+        first = result(run, 0, old[0], attempt=old[1], execution=10, metadata={"which": "first"})
+        second = result(run, 0, new[0], attempt=new[1], execution=20, metadata={"which": "second"})
+        store.commit("r1", [first], samples([0]))
+        assert store.commit("r1", [second]) == ((1, 0, ()) if taken else (0, 1, ()))
+        assert list(store.results("r1")) == [second if taken else first]
+
+    def test_an_execution_scored_again_brings_its_new_details(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        failed = result(run, 0, "scorer_error", execution=7, output="answer", error="KeyError: x", stage="score")
+        scored = result(run, 0, execution=7, output="answer", score=Score(1.0, reason="fine now"))
+        store.commit("r1", [failed], samples([0]))
+        assert store.commit("r1", [scored]) == (1, 0, ())
+        assert store.commit("r1", [failed]) == (0, 1, ())
+        assert list(store.results("r1")) == [scored]
+
+    def test_a_sample_need_be_given_only_once(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        store.commit("r1", [result(run, 0)], samples([0]))
+        store.commit("r1", [result(run, 1)])
+        assert [found.sample for found in store.results("r1")] == [sample(0, topic="even")] * 2
+
+    def test_a_sample_may_come_after_its_results(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        assert store.commit("r1", [result(run, 0), result(run, 4)]) == (2, 0, ())
+        assert [found.sample_id for found in store.results("r1")] == ["s0", "s1"]
+        assert list(store.samples("r1")) == []
+        with pytest.raises(StoreError, match="sample 's0' was never stored"):
+            store.sample("r1", 0)
+        assert store.commit("r1", [], samples([0, 1, 2])) == (0, 0, ())
+        assert [place for place, _ in store.samples("r1")] == [0, 1, 2]
+        assert [place for place, _ in store.samples("r1", after=0)] == [1, 2]
+        assert store.sample("r1", 1) == sample(1, topic="odd")
+
+    def test_a_sample_comes_back_as_plain_json(self, store: RunStore) -> None:
+        store.create_run(run_record())
+        given: Sample[Any, Any] = Sample(
+            "s0", ("a", {"b": b"bytes", "é": 1}), 10**30, {"k\0": [1, {"x": None}], "é": "ü"}
+        )
+        store.commit("r1", [], {0: given, 3: Sample("s3", None), 77: Sample("outside", 1)})
+        found = store.sample("r1", 0)
+        assert found == Sample("s0", ["a", {"b": b"bytes", "é": 1}], 10**30, {"k\0": [1, {"x": None}], "é": "ü"})
+        assert store.sample("r1", 3) == Sample("s3", None)
+        with pytest.raises(StoreError, match="no stored sample 77"):
+            store.sample("r1", 77)
+
+    def test_two_runs_over_the_same_samples_in_another_order_keep_their_own(self, store: RunStore) -> None:
+        first, second = store.create_run(run_record("r1")), store.create_run(run_record("r2"))
+
+        def reordered(ordinal: int) -> Any:
+            made = result(second, ordinal)
+            place = 9 - second.split(ordinal)[0]
+            return replace(made, key=made.key._replace(sample_id=f"s{place}"))
+
+        backwards = {place: sample(9 - place, topic="back") for place in range(10)}
+        # The middle is shared ground that agrees with neither; the second run forks when it meets the first's.
+        assert store.commit("r1", [result(first, n) for n in range(8)], samples([0, 1])) == (8, 0, ())
+        assert store.commit("r2", [reordered(n) for n in range(32, 40)], {8: backwards[8], 9: backwards[9]}).new == 8
+        assert store.commit("r2", [reordered(n) for n in range(8)], {0: backwards[0], 1: backwards[1]}).new == 8
+        assert store.commit("r1", [result(first, n) for n in range(32, 40)], samples([8, 9])).new == 8
+        assert store.commit("r2", [reordered(n) for n in range(8, 12)], {2: backwards[2]}).new == 4
+        assert [found.sample_id for found in store.results("r1")] == [f"s{n}" for n in (0, 1, 8, 9) for _ in range(4)]
+        assert [found.sample_id for found in store.results("r2")] == [
+            f"s{n}" for n in (9, 8, 7, 1, 0) for _ in range(4)
+        ]
+        assert all(found.sample.id == found.sample_id for run in ("r1", "r2") for found in store.results(run))
+
+    def test_a_run_whose_own_samples_change_their_order_is_told_so(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        store.commit("r1", [result(run, 0)], samples([0]))
+        odd = replace(result(run, 1), key=TrialKey("r1", "baseline", "s7", 1))
+        committed = store.commit("r1", [odd], {0: sample(7)})
+        assert committed[:2] == (0, 0)
+        [(key, why)] = committed.refused
+        assert key == odd.key
+        assert "was 's0' before" in why
+        assert store.commit("r1", [result(run, 2)]) == (1, 0, ())
+        assert [found.sample_id for found in store.results("r1")] == ["s0", "s0"]
+
+
+class TestRefusal:
+    def bad(self, run: Any, ordinal: int) -> dict[str, Any]:
+        good = result(run, ordinal)
+        return {
+            "NUL": replace(good, output_json='"a\0b"'),
+            "surrogate": replace(good, output_json='"\ud800"'),
+            "snapshot": replace(good, snapshot="text"),
+            "latency": replace(good, latency_ms=2**31),
+            "negative": replace(good, latency_ms=-1),
+            "tokens": replace(good, usage=TokenUsage(2**70)),
+            "execution": replace(good, execution=2**63),
+            "cost": replace(good, usage=TokenUsage(cost_usd=float("nan"))),
+            "time": replace(good, started_at=float("inf")),
+            "output": replace(good, output=object()),
+            "no score": replace(good, score=None),
+            "error with score": replace(good, outcome="timeout"),
+            "outcome": replace(good, outcome="whatever"),
+            "ordinal": replace(good, ordinal=40),
+            "negative ordinal": replace(good, ordinal=-1),
+            "experiment": replace(good, key=good.key._replace(experiment="terse")),
+            "repeat": replace(good, key=good.key._replace(repeat=5)),
+            "run": replace(good, key=good.key._replace(run_id="r2")),
+            "ordinal type": replace(good, ordinal="5"),
+        }
+
+    def test_one_bad_row_never_sinks_its_batch(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        bad = self.bad(run, 5)
+        good = [result(run, ordinal) for ordinal in range(40) if ordinal != 5]
+        for name, found in bad.items():
+            fresh = store.create_run(run_record(f"run-{name}"))
+            batch = [replace(each, key=each.key._replace(run_id=fresh.run_id)) for each in good]
+            spoiled = replace(found, key=found.key._replace(run_id="r2" if name == "run" else fresh.run_id))
+            batch.insert(7, spoiled)
+            committed = store.commit(fresh.run_id, batch, samples(range(10)))
+            assert committed[:2] == (39, 0), name
+            assert [key for key, _why in committed.refused] == [spoiled.key], name
+            assert all(why for _key, why in committed.refused)
+            assert [each.ordinal for each in store.results(fresh.run_id)] == [n for n in range(40) if n != 5], name
+
+    def test_several_bad_rows_among_duplicates_are_all_found(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        store.commit("r1", [result(run, ordinal) for ordinal in range(10)], samples(range(3)))
+        batch = [result(run, ordinal, execution=7) for ordinal in range(5, 25)]
+        for place in (0, 9, 10, 19):
+            batch[place] = replace(batch[place], output_json='"\udc00"')
+        committed = store.commit("r1", batch, samples(range(7)))
+        assert committed.new == 12
+        # The first is a duplicate before it is anything else.
+        assert committed.duplicate == 5
+        assert {key for key, _ in committed.refused} == {batch[place].key for place in (9, 10, 19)}
+
+    def test_text_the_database_would_refuse_is_kept_where_people_read_it(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        given = result(run, 0, "task_error", error="bad \0 and \ud800")
+        assert store.commit("r1", [given], samples([0])) == (1, 0, ())
+        [found] = store.results("r1")
+        assert found.error == "bad \0 and \ud800"
+
+    def test_a_sample_that_cannot_be_stored_takes_only_its_own_results_along(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        given = {**samples([0, 2]), 1: Sample("s1", object())}
+        committed = store.commit("r1", [result(run, ordinal) for ordinal in range(12)], given)
+        assert committed[:2] == (8, 0)
+        assert {key.sample_id for key, _ in committed.refused} == {"s1"}
+        assert all("sample cannot be stored" in why for _, why in committed.refused)
+
+    def test_a_result_that_names_another_sample_than_its_batch_is_refused(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        wrong = replace(result(run, 4), key=TrialKey("r1", "baseline", "s9", 0))
+        committed = store.commit("r1", [wrong, result(run, 5)], samples([1]))
+        assert committed[:2] == (1, 0)
+        assert [key for key, _ in committed.refused] == [wrong.key]
+
+
+class TestProgress:
+    @pytest.mark.proves("R108")
+    def test_done_is_a_bitmap_of_what_need_not_run_again(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        outcomes: dict[int, Outcome] = {0: "scored", 7: "task_error", 8: "not_run", 39: "timeout"}
+        store.commit("r1", [result(run, n, outcome) for n, outcome in outcomes.items()], samples(range(10)))
+        bits = store.done("r1")
+        assert len(bits) == 5
+        assert [n for n in range(40) if bits[n // 8] >> (n % 8) & 1] == [0, 7, 39]
+
+    def test_done_of_a_complete_run_is_full(self, store: RunStore) -> None:
+        full_run(store, size=4)
+        assert store.done("r1") == bytearray(b"\xff\xff")
+
+    def test_done_of_an_empty_plan_is_empty(self, store: RunStore) -> None:
+        store.create_run(run_record(size=0))
+        assert store.done("r1") == bytearray()
+
+    def test_ordinals_by_outcome_ascend(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        given: list[tuple[int, Outcome]] = [(9, "timeout"), (1, "scorer_error"), (4, "scored"), (0, "timeout")]
+        store.commit("r1", [result(run, n, outcome) for n, outcome in given], samples(range(10)))
+        assert list(store.ordinals("r1", ["timeout", "scorer_error"])) == [0, 1, 9]
+        assert list(store.ordinals("r1", [])) == []
+
+
+class TestTotals:
+    def test_totals_are_sums_per_experiment(self, store: RunStore) -> None:
+        run = store.create_run(run_record(size=3))
+        batch = [
+            result(run, 0, score=Score(0.25), latency_ms=10, usage=TokenUsage(1, 2, 1, 0.5)),
+            result(run, 1, score=Score(1.0), latency_ms=90, usage=TokenUsage(1, 2, 0, None)),
+            result(run, 4, "timeout", latency_ms=300, usage=TokenUsage(7, 0, 0, None)),
+            result(run, 5, score=Score(0.5), latency_ms=999, metadata={"warmup": True}),
+            result(run, 8, "not_run", latency_ms=5000, usage=TokenUsage()),
+            result(run, 9, score=Score(0.5), latency_ms=300, usage=TokenUsage()),
+        ]
+        store.commit("r1", batch, samples(range(3)))
+        baseline, terse = store.totals("r1")
+        assert (terse.experiment, terse.outcomes, terse.slowest, terse.cost_usd) == ("terse", {}, None, None)
+        assert (terse.value_min, terse.latency_max, terse.timed) == (None, 0, 0)
+        assert baseline.outcomes == {"scored": 4, "timeout": 1, "not_run": 1}
+        assert (baseline.passed, baseline.value_sum, baseline.value_squares) == (3, 2.25, 1.5625)
+        assert (baseline.value_min, baseline.value_max) == (0.25, 1.0)
+        assert (baseline.timed, baseline.latency_sum, baseline.latency_max) == (4, 700, 300)
+        assert baseline.slowest == "s1"
+        assert (baseline.input_tokens, baseline.output_tokens, baseline.cached_tokens) == (19, 9, 2)
+        assert baseline.cost_usd == 0.75
+
+    def test_totals_of_many_experiments_agree_with_the_results(self, store: RunStore) -> None:
+        names = tuple(f"e{n}" for n in range(9))
+        run = store.create_run(run_record(size=4, experiments=names, repeats=1))
+        batch = [
+            result(run, n, "task_error", latency_ms=n) if n % 4 == 3 else result(run, n, latency_ms=n, attempt=1)
+            for n in range(run.planned)
+        ]
+        store.commit("r1", batch, samples(range(4)))
+        for found in store.totals("r1"):
+            ours = [each for each in batch if each.experiment == found.experiment]
+            assert found.outcomes.get("scored", 0) == sum(each.success for each in ours)
+            assert found.latency_sum == sum(each.latency_ms for each in ours)
+            assert found.slowest == max(ours, key=lambda each: each.latency_ms).sample_id
+
+    def test_the_largest_numbers_add_up(self, store: RunStore) -> None:
+        run = store.create_run(run_record(size=2**29))
+        most = 2**31 - 1
+        last = run.planned - 1
+        batch = [
+            result(run, n, latency_ms=most, usage=TokenUsage(most, most, most), attempt=most) for n in (0, 1, last - 3)
+        ]
+        assert store.commit("r1", batch).new == 3
+        baseline, _terse = store.totals("r1")
+        assert (baseline.latency_sum, baseline.latency_max, baseline.input_tokens) == (3 * most, most, 3 * most)
+        assert baseline.slowest == "s0"
+
+    def test_metric_means_are_over_scored_trials(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        batch = [
+            result(run, 0, score=Score(1.0, metrics=[Metric("f1", 0.5), Metric("odd \0", 2.0)])),
+            result(run, 1, score=Score(1.0, metrics=[Metric("f1", 1.0)])),
+            result(run, 2, score=Score(0.0, metrics=[Metric("f1", 0.0)])),
+            result(run, 3, "timeout"),
+            result(run, 4),
+        ]
+        store.commit("r1", batch, samples(range(2)))
+        assert store.metric_means("r1") == {
+            "baseline": {"f1": (2, 0.75), "odd \0": (1, 2.0)},
+            "terse": {"f1": (1, 0.0)},
+        }
+
+    @pytest.mark.parametrize(
+        "key", ["topic", 'quo"te', "back\\slash", "", "new\nline", "$.topic", "dot.ted[0]", "é", "n\0"]
+    )
+    def test_group_totals_split_by_a_metadata_key(self, store: RunStore, key: str) -> None:
+        values: list[Any] = ["a", 1, True, None, [1, {"x": "é"}], "a", 1.0, float("nan")]
+        run = store.create_run(run_record(size=9, repeats=1))
+        given: dict[int, Sample[Any, Any]] = {
+            place: Sample(f"s{place}", place, None, {"other": 0, key: value}) for place, value in enumerate(values)
+        }
+        given[8] = Sample("s8", 8)
+        store.commit("r1", [result(run, n, "timeout" if n == 1 else "scored") for n in range(18)], given)
+        groups = [(found, totals) for found, totals in store.group_totals("r1", key) if totals.experiment == "baseline"]
+        counted = {repr(found): sum(totals.outcomes.values()) for found, totals in groups}
+        assert counted == {
+            "'a'": 2, "1": 1, "True": 1, "None": 2, "[1, {'x': 'é'}]": 1, "1.0": 1, "nan": 1,
+        }  # fmt: skip
+        slowest = {repr(found): totals.slowest for found, totals in groups}
+        assert (slowest["'a'"], slowest["None"]) == ("s5", "s8")
+        assert [totals.experiment for _, totals in store.group_totals("r1", key)] == ["baseline"] * 7 + ["terse"] * 7
+
+    def test_a_key_no_sample_has_is_one_group(self, store: RunStore) -> None:
+        full_run(store)
+        assert [(found, sum(t.outcomes.values())) for found, t in store.group_totals("r1", "nope")] == [
+            (None, 12),
+            (None, 12),
+        ]
+
+
+class TestBlobsAndLabels:
+    @pytest.mark.parametrize(
+        "data", [b"", b"\0\xff" * 10, b"text " * 1000, b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfd" * 99]
+    )
+    def test_a_blob_is_kept_once_under_its_hash(self, store: RunStore, data: bytes) -> None:
+        import hashlib
+
+        name = store.put_blob(data)
+        assert name == store.put_blob(data) == hashlib.sha256(data).hexdigest()
+        assert store.get_blob(name) == data
+
+    def test_a_missing_blob_is_an_error(self, store: RunStore) -> None:
+        with pytest.raises(StoreError, match="no blob 00"):
+            store.get_blob("00" * 32)
+
+    def test_labels_are_only_ever_added(self, store: RunStore) -> None:
+        run = full_run(store)
+        key = result(run, 0).key
+        given = [
+            Label(key, "good", True, "ann", 5.0),
+            Label(key, "good", False, "bob \0", 4.0),
+            Label(key, "comment \0", {"text": "x\0", "n": [1]}, "ann", 6.0),
+        ]
+        for label in given:
+            store.label(label)
+        assert list(store.labels("r1")) == given
+        assert list(store.labels("r1", name="good")) == given[:2]
+        assert list(store.labels("r1", name="comment \0")) == given[2:]
+
+    def test_a_label_without_a_time_gets_the_present_one(self, store: RunStore) -> None:
+        run = full_run(store)
+        store.label(Label(result(run, 0).key, "good", True))
+        [label] = store.labels("r1")
+        assert label.at > 1_700_000_000
+
+    def test_a_label_for_an_unknown_experiment_is_an_error(self, store: RunStore) -> None:
+        full_run(store)
+        with pytest.raises(StoreError, match="no experiment 'nope'"):
+            store.label(Label(TrialKey("r1", "nope", "s0"), "good", True))
+
+
+def test_results_can_be_read_while_others_are_committed(store: RunStore) -> None:
+    run = store.create_run(run_record(size=300))
+    for start in range(0, 1200, 300):
+        store.commit(
+            "r1", [result(run, n) for n in range(start, start + 300)], samples(range(start // 4, start // 4 + 75))
+        )
+        reading = store.results("r1")
+        first = next(reading)
+        assert first.ordinal == 0
+        assert len(list(reading)) == start + 299

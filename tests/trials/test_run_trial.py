@@ -1,0 +1,598 @@
+"""One trial, whatever user code does in it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import pytest
+
+from fairtrial import (
+    ChatMessage,
+    PromptExecuted,
+    Sample,
+    Score,
+    SessionView,
+    TokenUsage,
+    ToolInvoked,
+    all_of,
+    evaluator,
+    exact_match,
+    restore_session,
+    token_usage_under,
+    tool_call_count,
+)
+from fairtrial.errors import FairtrialError
+from fairtrial.scoring import Evaluator, resolve
+from fairtrial.testing import FakeClock
+from fairtrial.trials.context import TrialContext, current_trial
+from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult
+from fairtrial.trials.run_trial import AttemptFailed, TrialRules, run_trial, score_again
+from fairtrial.trials.task import resolve_task, task
+
+pytestmark = pytest.mark.anyio
+
+KEY = TrialKey("run", "baseline", "s1")
+
+
+def rules(fn: Any, evaluator: Evaluator = exact_match, **changes: Any) -> TrialRules:
+    settings: dict[str, Any] = {"timeout_seconds": 5.0, **changes}
+    experiments = (Experiment(), Experiment("terse", params={"style": "terse"}))
+    return TrialRules(
+        tasks=(resolve_task(fn), resolve_task(fn)), experiments=experiments, scorer=resolve(evaluator), **settings
+    )
+
+
+async def trial(
+    fn: Any, evaluator: Evaluator = exact_match, *, given: Any = "q", expected: Any = "a", **changes: Any
+) -> EvalResult:
+    made = rules(fn, evaluator, **changes)
+    try:
+        return await run_trial(made, KEY, 0, Sample("s1", given, expected), 0)
+    finally:
+        made.threads.close()
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+
+
+async def answer(given: str) -> str:
+    return "a"
+
+
+async def test_a_trial_that_works_is_scored_and_carries_everything_the_store_needs() -> None:
+    async def talk(given: str, ctx: TrialContext) -> str:
+        ctx.session.record(ChatMessage("user", given))
+        return "a"
+
+    result = await trial(talk)
+    assert (result.outcome, result.stage, result.error, result.attempt) == ("scored", None, None, 1)
+    assert result.score == Score(1.0, True)
+    assert (result.output, result.output_json) == ("a", '"a"')
+    assert result.snapshot is not None
+    assert restore_session(result.snapshot).trajectory.messages == (ChatMessage("user", "q"),)
+
+
+@pytest.mark.proves("R87")
+async def test_every_trial_has_a_session_of_its_own_tagged_with_run_and_sample() -> None:
+    seen: list[TrialContext] = []
+
+    async def look(given: str, ctx: TrialContext) -> str:
+        seen.append(ctx)
+        return "a"
+
+    made = rules(look, tags=(("team", "search"),))
+    for ordinal in range(2):
+        await run_trial(made, KEY, ordinal, Sample("s1", "q", "a"), 0)
+    assert seen[0].session is not seen[1].session
+    assert seen[0].session.tags == {
+        "run_id": "run",
+        "sample_id": "s1",
+        "experiment": "baseline",
+        "team": "search",
+    }
+
+
+async def test_the_task_reads_its_experiment_and_a_seed_that_experiments_share() -> None:
+    seen: list[tuple[Any, int]] = []
+
+    async def look(given: str, ctx: TrialContext) -> str:
+        seen.append((ctx.experiment.params.get("style"), ctx.seed))
+        return "a"
+
+    made = rules(look, seed=7)
+    for experiment in (0, 1):
+        await run_trial(made, KEY, experiment, Sample("s1", "q", "a"), experiment)
+    await run_trial(made, TrialKey("run", "baseline", "s1", 1), 2, Sample("s1", "q", "a"), 0)
+    assert [style for style, _ in seen] == [None, "terse", None]
+    assert seen[0][1] == seen[1][1] != seen[2][1]
+
+
+def five(given: str) -> str:
+    raise ValueError("five!")
+
+
+def leave(given: str) -> str:
+    sys.exit(3)
+
+
+def recurse(given: str) -> str:
+    return recurse(given)
+
+
+class Rude(BaseException):
+    """Not even an Exception."""
+
+
+async def rude(given: str) -> str:
+    raise Rude("no")
+
+
+async def cancelled_by_itself(given: str) -> str:
+    raise asyncio.CancelledError
+
+
+async def hang(given: str) -> str:
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+def hang_in_thread(given: str) -> str:
+    threading.Event().wait(30)
+    return "a"
+
+
+@task(isolate=True)
+def hold_the_interpreter(given: str) -> str:
+    while True:
+        pass
+
+
+@task(isolate=True)
+def kill_the_process(given: str) -> str:
+    os._exit(9)
+
+
+async def not_a_number(given: str) -> float:
+    return float("nan")
+
+
+async def nested_infinity(given: str) -> Any:
+    return {"deep": [1.0, float("inf")]}
+
+
+async def giant(given: str) -> str:
+    return "x" * 200_000_000
+
+
+async def giant_list(given: str) -> list[int]:
+    return [10**9] * 2_000_000
+
+
+async def no_json(given: str) -> Any:
+    return {"handle": object()}
+
+
+class Untextable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text either")
+
+
+def untextable(given: str) -> str:
+    raise Untextable
+
+
+HOSTILE_TASKS: list[tuple[Callable[..., Any], str, str, str]] = [
+    (five, "task_error", "task", "ValueError: five!"),
+    (leave, "task_error", "task", "SystemExit: 3"),
+    (recurse, "task_error", "task", "RecursionError"),
+    (rude, "task_error", "task", "Rude: no"),
+    (cancelled_by_itself, "task_error", "task", "CancelledError"),
+    (hang, "timeout", "task", "did not finish within 0.2 s"),
+    (hang_in_thread, "timeout", "task", "did not finish within 0.2 s"),
+    (hold_the_interpreter, "timeout", "task", "did not finish within 0.2 s"),
+    (kill_the_process, "task_error", "task", "exit code 9"),
+    (not_a_number, "task_error", "output", "NaN"),
+    (nested_infinity, "task_error", "output", "infinity"),
+    (giant, "task_error", "output", "larger than 16,777,216 bytes"),
+    (giant_list, "task_error", "output", "larger than 16,777,216 bytes"),
+    (no_json, "task_error", "output", "at $.handle: a builtins.object cannot travel"),
+    (untextable, "task_error", "task", "Untextable"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fn", "outcome", "stage", "message"), HOSTILE_TASKS, ids=lambda value: getattr(value, "__name__", None)
+)
+async def test_a_hostile_task_costs_only_its_own_trial(
+    fn: Callable[..., Any], outcome: str, stage: str, message: str
+) -> None:
+    started = time.monotonic()
+    result = await trial(fn, timeout_seconds=0.2 if outcome == "timeout" else 20.0)
+    assert (result.outcome, result.stage) == (outcome, stage)
+    assert result.error is not None
+    assert message in result.error
+    assert result.score is None
+    assert result.output is None
+    assert time.monotonic() - started < 20
+    gc.collect()
+
+
+def evaluator_raises(output: str, expected: str) -> Score:
+    raise KeyError("expected")
+
+
+def evaluator_leaves(output: str, expected: str) -> Score:
+    raise SystemExit(1)
+
+
+async def evaluator_hangs(output: str, expected: str) -> Score:
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+def evaluator_hangs_in_thread(output: str, expected: str) -> Score:
+    threading.Event().wait(30)
+    return Score(1.0)
+
+
+@evaluator(isolate=True)
+def evaluator_holds_the_interpreter(output: str, expected: str) -> Score:
+    while True:
+        pass
+
+
+def evaluator_returns_nan(output: str, expected: str) -> float:
+    return float("nan")
+
+
+def evaluator_returns_nothing(output: str, expected: str) -> None:
+    return None
+
+
+HOSTILE_EVALUATORS: list[tuple[Evaluator, str]] = [
+    (evaluator_raises, "KeyError: 'expected'"),
+    (evaluator_leaves, "SystemExit: 1"),
+    (evaluator_hangs, "scoring did not finish within 0.2 s"),
+    (evaluator_hangs_in_thread, "scoring did not finish within 0.2 s"),
+    (evaluator_holds_the_interpreter, "scoring did not finish within 0.2 s"),
+    (evaluator_returns_nan, "finite"),
+    (evaluator_returns_nothing, "returned NoneType"),
+    (all_of(exact_match, evaluator_raises), "KeyError"),
+]
+
+
+@pytest.mark.parametrize(("judge", "message"), HOSTILE_EVALUATORS, ids=lambda value: getattr(value, "__name__", None))
+async def test_a_hostile_evaluator_leaves_a_scorer_error_and_keeps_the_paid_answer(
+    judge: Evaluator, message: str
+) -> None:
+    result = await trial(answer, judge, timeout_seconds=0.2 if "finish" in message else 20.0)
+    assert (result.outcome, result.stage, result.score) == ("scorer_error", "score", None)
+    assert result.output == "a"
+    assert result.output_json == '"a"'
+    assert message in (result.error or "")
+
+
+async def test_an_isolated_evaluator_brings_its_score_home() -> None:
+    @evaluator(isolate=True)
+    def judge(output: str, expected: str) -> dict[str, Any]:
+        return {"right": output == expected, "short": len(output) < 5}
+
+    result = await trial(answer, judge)
+    assert result.score is not None
+    assert {metric.name: metric.value for metric in result.score.metrics} == {"right": 1.0, "short": 1.0}
+
+
+async def test_an_isolated_task_brings_home_its_output_and_what_it_recorded() -> None:
+    @task(isolate=True)
+    def work(given: str, ctx: TrialContext) -> Answer:
+        ctx.session.record(ToolInvoked("search"))
+        return Answer("a")
+
+    def judge(output: Answer, expected: str, session: SessionView) -> bool:
+        return output.text == expected and len(session[ToolInvoked].all()) == 1
+
+    result = await trial(work, judge)
+    assert result.error is None
+    assert result.passed
+
+
+async def test_an_isolated_task_whose_output_cannot_leave_its_process_says_so() -> None:
+    @task(isolate=True)
+    def work(given: str) -> Any:
+        return object()
+
+    result = await trial(work)
+    assert "cannot leave its process" in (result.error or "")
+
+
+async def test_a_task_that_changes_its_input_is_told_so_and_the_sample_stays_as_it_was() -> None:
+    async def careless(given: dict[str, Any]) -> str:
+        given["turns"].append("mine")
+        return "a"
+
+    sample = Sample("s1", {"turns": ["yours"]}, "a")
+    result = await run_trial(rules(careless), KEY, 0, sample, 0)
+    assert (result.outcome, result.stage) == ("task_error", "task")
+    assert "changed its input" in (result.error or "")
+    assert sample.input == {"turns": ["yours"]}
+
+
+async def test_an_input_that_never_equals_itself_is_not_taken_for_a_changed_one() -> None:
+    async def echo(given: dict[str, Any]) -> str:
+        return "a"
+
+    result = await trial(echo, given={"x": float("nan")})
+    assert result.outcome == "scored"
+
+
+async def test_blocking_tasks_and_evaluators_run_in_threads_and_inline_ones_on_the_loop() -> None:
+    threads: dict[str, int] = {}
+
+    def blocking(given: str) -> str:
+        threads["task"] = threading.get_ident()
+        assert current_trial().key == KEY
+        return "a"
+
+    @evaluator(inline=True)
+    def quick(output: str, expected: str) -> bool:
+        threads["inline"] = threading.get_ident()
+        return True
+
+    def slow(output: str, expected: str) -> bool:
+        threads["evaluator"] = threading.get_ident()
+        return True
+
+    result = await trial(blocking, all_of(quick, slow))
+    assert result.passed
+    assert threads["inline"] == threading.get_ident()
+    assert threading.get_ident() not in (threads["task"], threads["evaluator"])
+
+
+async def test_a_blocking_function_that_returns_an_awaitable_is_awaited() -> None:
+    def hand_over(given: str) -> Any:
+        return answer(given)
+
+    assert (await trial(hand_over)).output == "a"
+    assert (await trial(task(inline=True)(hand_over))).output == "a"
+
+
+async def test_current_trial_outside_a_trial_says_where_it_works() -> None:
+    with pytest.raises(FairtrialError, match="no trial is running here"):
+        current_trial()
+
+
+class Resource:
+    """Counts how many of its kind are open."""
+
+    open = 0
+
+    def __init__(self, log: list[str], name: str = "env", *, fail: bool = False, slow: bool = False) -> None:
+        self.log, self.name, self.fail, self.slow = log, name, fail, slow
+
+    async def __aenter__(self) -> Resource:
+        Resource.open += 1
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await anyio.lowlevel.checkpoint()
+        Resource.open -= 1
+        self.log.append(f"closed {self.name}")
+        if self.slow:
+            await anyio.sleep_forever()
+        if self.fail:
+            raise OSError("will not close")
+
+
+@pytest.mark.proves("R99")
+@pytest.mark.parametrize("ending", ["success", "failure", "timeout", "scorer"])
+async def test_what_a_trial_opened_is_closed_after_scoring_whatever_happens(ending: str) -> None:
+    log: list[str] = []
+
+    async def work(given: str, ctx: TrialContext) -> str:
+        await ctx.enter(Resource(log, "first"))
+        await ctx.enter(Resource(log, "second"))
+        if ending == "failure":
+            raise ValueError
+        if ending == "timeout":
+            await anyio.sleep_forever()
+        return "a"
+
+    async def judge(output: str, expected: str) -> bool:
+        log.append("scored")
+        if ending == "scorer":
+            raise ValueError
+        return True
+
+    await trial(work, judge, timeout_seconds=0.2)
+    assert log[-2:] == ["closed second", "closed first"]
+    assert log[:-2] == (["scored"] if ending in ("success", "scorer") else [])
+    assert Resource.open == 0
+
+
+@pytest.mark.proves("R99")
+async def test_a_cancelled_trial_closes_what_it_opened_and_passes_the_cancellation_on() -> None:
+    log: list[str] = []
+    finished = False
+
+    async def work(given: str, ctx: TrialContext) -> str:
+        await ctx.enter(Resource(log))
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def outer() -> None:
+        nonlocal finished
+        await trial(work)
+        finished = True
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(outer)
+        await anyio.wait_all_tasks_blocked()
+        assert Resource.open == 1
+        group.cancel_scope.cancel()
+    assert (log, finished, Resource.open) == (["closed env"], False, 0)
+
+
+@pytest.mark.proves("R99")
+@pytest.mark.parametrize(
+    ("how", "message"), [("fail", "will not close"), ("slow", "closing did not finish within 0.1 s")]
+)
+async def test_a_failing_close_is_recorded_and_never_masks_the_result(how: str, message: str) -> None:
+    async def work(given: str, ctx: TrialContext) -> str:
+        await ctx.enter(Resource([], fail=how == "fail", slow=how == "slow"))
+        return "a"
+
+    result = await trial(work, close_seconds=0.1)
+    assert result.passed
+    assert message in str(result.metadata["close_error"])
+
+
+async def test_retries_record_every_attempt_and_evaluators_see_the_last_one() -> None:
+    opened: list[str] = []
+
+    async def flaky(given: str, ctx: TrialContext) -> str:
+        await ctx.enter(Resource(opened, f"attempt {ctx.attempt}"))
+        ctx.session.record(ToolInvoked("search"))
+        ctx.session.record(PromptExecuted(usage=TokenUsage(100, 10, cost_usd=0.5)))
+        if ctx.attempt < 3:
+            error = ConnectionError("busy")
+            error.retry_after = 0.0  # type: ignore[attr-defined]  # what providers' errors carry
+            raise error
+        return "a"
+
+    judge = all_of(exact_match, tool_call_count("search", max_count=1), token_usage_under(110))
+    result = await trial(flaky, judge, max_retries=5)
+    assert (result.outcome, result.attempt, result.passed) == ("scored", 3, True)
+    assert result.usage == TokenUsage(300, 30, 0, 1.5)
+    assert opened == ["closed attempt 1", "closed attempt 2", "closed attempt 3"]
+    assert result.snapshot is not None
+    session = restore_session(result.snapshot)
+    failures = session[AttemptFailed].all()
+    assert [(found.attempt, found.outcome) for found in failures] == [(1, "task_error"), (2, "task_error")]
+    assert "busy" in failures[0].error
+    assert [envelope.attempt for envelope in session.envelopes if envelope.actor == "task"] == [1, 1, 2, 2, 3, 3]
+
+
+async def test_retries_end_with_the_error_of_the_last_attempt() -> None:
+    calls = 0
+
+    async def broken(given: str) -> str:
+        nonlocal calls
+        calls += 1
+        error = ConnectionError(f"call {calls}")
+        error.retry_after = 0  # type: ignore[attr-defined]
+        raise error
+
+    result = await trial(broken, max_retries=2)
+    assert (calls, result.attempt, result.outcome) == (3, 3, "task_error")
+    assert "call 3" in (result.error or "")
+    assert "in broken" in str(result.metadata["traceback"])
+
+
+@pytest.mark.proves("R58")
+async def test_latency_is_the_tasks_own_time_on_a_clock_that_never_runs_backwards() -> None:
+    clock = FakeClock()
+
+    async def work(given: str) -> str:
+        clock.advance(1.25)
+        return "a"
+
+    async def judge(output: str, expected: str) -> bool:
+        clock.advance(60)
+        return True
+
+    assert (await trial(work, judge, clock=clock)).latency_ms == 1250
+
+
+async def test_what_judges_record_is_outside_the_evaluators_view_and_the_tasks_cost() -> None:
+    async def work(given: str, ctx: TrialContext) -> str:
+        ctx.session.record(PromptExecuted(usage=TokenUsage(10, 1)))
+        return "a"
+
+    async def judge(output: str, expected: str, session: SessionView) -> bool:
+        current_trial().session.record(PromptExecuted(usage=TokenUsage(1000, 1)), actor="judge")
+        return len(session[PromptExecuted].all()) == 1
+
+    result = await trial(work, all_of(judge, token_usage_under(11)))
+    assert result.passed
+    assert result.usage.total_tokens == 11
+
+
+async def test_a_stored_output_is_scored_again_without_its_task_and_keeps_its_costs() -> None:
+    async def work(given: str, ctx: TrialContext) -> Answer:
+        ctx.session.record(ToolInvoked("search"))
+        return Answer("a")
+
+    def broken(output: Answer, expected: str) -> bool:
+        raise RuntimeError("judge is down")
+
+    first = await trial(work, broken)
+    assert first.outcome == "scorer_error"
+    assert first.snapshot is not None
+
+    async def never(given: str) -> Answer:
+        raise AssertionError("the task must not be called")
+
+    def judge(output: Answer, expected: str, session: SessionView) -> bool:
+        return output.text == expected and len(session[ToolInvoked].all()) == 1
+
+    stored = EvalResult(KEY, 0, "scorer_error", output={"text": "a"}, latency_ms=70, started_at=5.0)
+    recorded = restore_session(first.snapshot)
+    sample = Sample("s1", "q", "a")
+    again = await score_again(rules(never, judge), KEY, 0, sample, stored, recorded, output_type=Answer, attempt=2)
+    assert (again.outcome, again.attempt, again.latency_ms, again.started_at) == ("scored", 2, 70, 5.0)
+    assert again.passed
+    without = await score_again(rules(never), KEY, 0, Sample("s1", "q", {"text": "a"}), stored, None)
+    assert without.passed
+    odd = await score_again(rules(never), KEY, 0, sample, stored, None, output_type=int)
+    assert (odd.outcome, odd.stage) == ("scorer_error", "score")
+    assert "no longer what the task returns" in (odd.error or "")
+
+
+async def test_many_hung_threads_end_in_a_sentence_not_in_a_full_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairtrial.offload._MAX_HUNG", 2)
+    release = threading.Event()
+
+    def hang(given: str) -> str:
+        release.wait(30)
+        return "a"
+
+    made = rules(hang, timeout_seconds=0.05)
+    results = [await run_trial(made, KEY, ordinal, Sample("s1", "q", "a"), 0) for ordinal in range(3)]
+    assert [result.outcome for result in results] == ["timeout", "timeout", "task_error"]
+    assert "isolate=True" in (results[2].error or "")
+    release.set()
+    deadline = time.monotonic() + 10
+    while made.threads.hung and time.monotonic() < deadline:  # noqa: ASYNC110 - a thread ends without an event
+        await anyio.sleep(0.01)
+    assert made.threads.hung == 0
+
+
+@asynccontextmanager
+async def opened(log: list[str]) -> AsyncIterator[str]:
+    log.append("open")
+    yield "thing"
+    log.append("closed")
+
+
+async def test_enter_hands_back_what_the_resource_gives() -> None:
+    log: list[str] = []
+
+    async def work(given: str, ctx: TrialContext) -> str:
+        return await ctx.enter(opened(log))
+
+    assert (await trial(work, expected="thing")).passed
+    assert log == ["open", "closed"]
