@@ -5,8 +5,7 @@ python examples/function.py
 
 from __future__ import annotations
 
-from fairtrial import Sample, exact_match
-from fairtrial.models import MainLoop
+from fairtrial import Dataset, EvalReport, evaluate_sync, exact_match
 
 CAPITALS = {"France": "Paris", "Japan": "Tokyo"}
 
@@ -16,13 +15,10 @@ def capital_of(country: str) -> str:
     return CAPITALS.get(country, "I don't know")
 
 
-def main() -> None:
-    loop = MainLoop(capital_of)
-    for sample in (Sample("fr", "France", "Paris"), Sample("jp", "Japan", "Tokyo"), Sample("it", "Italy", "Rome")):
-        response, _ = loop.execute_sync(sample.input)
-        verdict = "passed" if exact_match(response.output, sample.expected).passed else "failed"
-        print(f"{sample.input}: {response.output} {verdict}")
+def main() -> EvalReport:
+    capitals = Dataset.of({"France": "Paris", "Japan": "Tokyo", "Italy": "Rome"}, name="capitals")
+    return evaluate_sync(capitals, capital_of, exact_match)
 
 
 if __name__ == "__main__":
-    main()
+    print(main())

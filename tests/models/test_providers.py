@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import anyio
+import anyio.from_thread
 import pytest
 from pydantic import BaseModel, Field
 
@@ -429,8 +430,27 @@ def test_an_event_loop_that_ends_closes_the_connections_nobody_closed(
         return str((await adapter.complete(ask("x"))).output)
 
     assert [asyncio.run(call()), anyio.run(call)] == ["x", "x"]
+    assert all(client.closed for client in adapter._clients.values())
     gc.collect()  # An open client would warn here, and warnings are errors.
-    assert len(adapter._clients) == 0
+
+
+def test_an_adapter_that_is_forgotten_closes_its_connections(
+    echo: ModelServer, provider: str, make_adapter: MakeAdapter
+) -> None:
+    async def call() -> None:
+        await make_adapter(provider, echo.base_url).complete(ask("x"))
+
+    async def call_and_forget() -> None:
+        await call()
+        gc.collect()
+        await _until(lambda: echo.stats().connections == 0)
+
+    asyncio.run(call_and_forget())
+    with anyio.from_thread.start_blocking_portal() as portal:  # And where the event loop is another thread's.
+        portal.call(call)
+        gc.collect()
+        portal.call(_until, lambda: echo.stats().connections == 0)
+    assert echo.stats().requests == 2
 
 
 def test_one_adapter_works_in_several_event_loops_at_once(

@@ -204,7 +204,7 @@ class BaseAdapter:
                         self._spending.add(_run_id(trial), reply.usage)
                     return reply
             pause = self._retry.pause(failed, failures, refusals)
-            if pause is None or (trial is not None and time.monotonic() + pause >= trial.deadline):
+            if pause is None or (_deadline(trial, call) <= time.monotonic() + pause):
                 # With no time left to try again, the cause is worth more than a timeout.
                 raise failed
             if recorder is not None:
@@ -282,6 +282,11 @@ class BaseAdapter:
 def running_trial() -> TrialContext | None:
     """The trial that is running here, if any."""
     return _current.get()
+
+
+def _deadline(trial: TrialContext | None, call: ModelCall) -> float:
+    # The deadline is the task's; scoring has its own time.
+    return float("inf") if trial is None or call.actor == JUDGE else trial.deadline
 
 
 def _run_id(trial: TrialContext | None) -> str:

@@ -22,7 +22,9 @@ from typing import Any, TypeAliasType, TypeVar
 from uuid import UUID
 
 from fairtrial.codec import to_json
-from fairtrial.codec.fields import required_keys
+from fairtrial.codec.fields import QUALIFIERS, alias_value, field_types, required_keys
+from fairtrial.codec.models import is_pydantic
+from fairtrial.codec.scalars import name_of
 from fairtrial.errors import CodecError, ConfigurationError
 
 type Schema = dict[str, Any]
@@ -42,9 +44,6 @@ _SCALARS: dict[Any, Schema] = {
     UUID: {"type": "string", "format": "uuid"},
     Decimal: {"type": "string"},
 }
-_QUALIFIERS = tuple(
-    getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly", "Final") if hasattr(typing, name)
-)
 # What of pydantic's own schema of an annotated type is worth telling a model.
 _CONSTRAINTS = (
     "description", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
@@ -73,7 +72,10 @@ def json_schema(kind: Any, *, all_required: bool = False) -> Schema:
             it thought of, and providers' strict modes want it.
     """
     builder = _Builder(all_required)
-    schema = builder.build(kind, {})
+    try:
+        schema = builder.build(kind)
+    except CodecError as error:
+        raise ConfigurationError(f"{name_of(kind)} has no JSON Schema: {error}") from None
     if "$ref" in schema:  # The type contains itself; the top must still be an object to look at.
         schema = dict(builder.definitions[schema["$ref"].rpartition("/")[2]])
     return {**schema, "$defs": builder.definitions} if builder.definitions else schema
@@ -105,15 +107,9 @@ def output_schema(kind: Any) -> OutputSchema | None:
         return _cached_output_schema.__wrapped__(kind)
 
 
-def name_of(kind: Any) -> str:
-    """How a type is called."""
-    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
-
-
 def hints_of(thing: Any) -> dict[str, Any]:
-    """The resolved annotations of a class or function."""
-    bases = getattr(thing, "__mro__", (thing,))
-    parameters = {param.__name__: param for base in bases for param in getattr(base, "__type_params__", ())}
+    """The resolved annotations of a function."""
+    parameters = {param.__name__: param for param in getattr(thing, "__type_params__", ())}
     try:
         return typing.get_type_hints(thing, localns=parameters, include_extras=True)
     except NameError as error:
@@ -129,74 +125,68 @@ class _Builder:
         self._under_way: list[Any] = []
         self._recursive: dict[Any, str] = {}
 
-    def build(self, kind: Any, variables: Mapping[Any, Any]) -> Schema:
-        if isinstance(kind, TypeVar):
-            return self.build(variables[kind], {}) if kind in variables else {}
-        if kind in (Any, object, inspect.Parameter.empty):
+    def build(self, kind: Any) -> Schema:
+        if isinstance(kind, TypeVar) or kind in (Any, object, inspect.Parameter.empty):
             return {}
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if origin is typing.Annotated:  # Before anything hashes it: its notes need not be hashable.
-            return {**self.build(args[0], variables), **_constraints(kind, args[1:])}
+            return {**self.build(args[0]), **_constraints(kind, args[1:])}
         if kind in _SCALARS:
             return dict(_SCALARS[kind])
-        if isinstance(kind, TypeAliasType):
-            return self._named(kind, lambda: self.build(kind.__value__, variables))
-        if isinstance(origin, TypeAliasType):
-            return self.build(origin.__value__, _bound(origin.__type_params__, args, variables))
-        if origin in _QUALIFIERS:
-            return self.build(args[0], variables)
+        if isinstance(kind, TypeAliasType) or isinstance(origin, TypeAliasType):
+            return self._named(kind, lambda: self.build(alias_value(origin or kind, args)))
+        if origin in QUALIFIERS:
+            return self.build(args[0])
         if origin in (typing.Union, types.UnionType):
-            return self._union(args, variables)
+            return self._union(args)
         if origin is typing.Literal:
             return _choices([to_json(arg) for arg in args])
         if isinstance(kind, typing.NewType):
-            return self.build(kind.__supertype__, variables)
+            return self.build(kind.__supertype__)
         base = origin or kind
         if isinstance(base, type):
-            return self._class(base, kind, args, variables)
+            return self._class(base, kind, args)
         raise ConfigurationError(f"{name_of(kind)} has no JSON Schema")
 
-    def _class(self, base: type, kind: Any, args: tuple[Any, ...], variables: Mapping[Any, Any]) -> Schema:
+    def _class(self, base: type, kind: Any, args: tuple[Any, ...]) -> Schema:
         if issubclass(base, enum.Enum):
             return _choices([to_json(member) for member in base])
-        if hasattr(base, "__pydantic_core_schema__") or hasattr(base, "__get_pydantic_core_schema__"):
+        if is_pydantic(base):
             return self._by_pydantic(kind)
         if dataclasses.is_dataclass(base):
-            bound = _bound(getattr(base, "__parameters__", ()), args, variables)
-            return self._named(kind, lambda: self._dataclass(base, bound))
+            return self._named(kind, lambda: self._dataclass(base, args))
         if typing.is_typeddict(base):
-            bound = _bound(getattr(base, "__parameters__", ()), args, variables)
-            return self._named(kind, lambda: self._typed_dict(base, bound))
+            return self._named(kind, lambda: self._typed_dict(base, args))
         if issubclass(base, tuple):
-            return self._tuple(base, args, variables)
+            return self._tuple(base, args)
         if issubclass(base, list) or base in (collections.abc.Sequence, collections.abc.Iterable):
-            return {"type": "array", "items": self._item(args, variables)}
+            return {"type": "array", "items": self._item(args)}
         if issubclass(base, set | frozenset) or base in (collections.abc.Set, collections.abc.MutableSet):
-            return {"type": "array", "items": self._item(args, variables), "uniqueItems": True}
+            return {"type": "array", "items": self._item(args), "uniqueItems": True}
         if issubclass(base, dict) or base in (collections.abc.Mapping, collections.abc.MutableMapping):
-            value = self.build(args[1], variables) if len(args) == 2 else {}
+            value = self.build(args[1]) if len(args) == 2 else {}
             return {"type": "object", "additionalProperties": value or True}
         if issubclass(base, PurePath):
             return {"type": "string"}
         return self._by_pydantic(kind)
 
-    def _item(self, args: tuple[Any, ...], variables: Mapping[Any, Any]) -> Schema:
-        return self.build(args[0], variables) if args else {}
+    def _item(self, args: tuple[Any, ...]) -> Schema:
+        return self.build(args[0]) if args else {}
 
-    def _union(self, args: tuple[Any, ...], variables: Mapping[Any, Any]) -> Schema:
-        members = [self.build(arg, variables) for arg in args]
+    def _union(self, args: tuple[Any, ...]) -> Schema:
+        members = [self.build(arg) for arg in args]
         if {} in members:
             return {}
         return {"anyOf": members}
 
-    def _tuple(self, base: type, args: tuple[Any, ...], variables: Mapping[Any, Any]) -> Schema:
+    def _tuple(self, base: type, args: tuple[Any, ...]) -> Schema:
         names = getattr(base, "_fields", None)
         if names is not None:
-            hints = hints_of(base)
+            hints = field_types(base, args)
             args = tuple(hints.get(name, Any) for name in names)
         elif not args or (len(args) == 2 and args[1] is Ellipsis):
-            return {"type": "array", "items": self._item(args, variables)}
-        members = [self.build(arg, variables) for arg in args if arg != ()]
+            return {"type": "array", "items": self._item(args)}
+        members = [self.build(arg) for arg in args if arg != ()]
         return {"type": "array", "prefixItems": members, "minItems": len(members), "maxItems": len(members)}
 
     def _named(self, kind: Any, build: collections.abc.Callable[[], Schema]) -> Schema:
@@ -218,24 +208,24 @@ class _Builder:
         taken = {*self.definitions, *self._recursive.values()}
         return next(free for free in (name, *(f"{name}{n}" for n in range(2, 10_000))) if free not in taken)
 
-    def _dataclass(self, base: type, variables: Mapping[Any, Any]) -> Schema:
-        hints = hints_of(base)
+    def _dataclass(self, base: type, args: tuple[Any, ...]) -> Schema:
+        hints = field_types(base, args)
         parameters = inspect.signature(base).parameters
         properties: dict[str, Schema] = {}
         required: list[str] = []
         for field in dataclasses.fields(base):
             if not field.init:
                 continue
-            properties[field.name] = self.build(hints[field.name], variables)
+            properties[field.name] = self.build(hints[field.name])
             if isinstance(said := field.metadata.get("description"), str):
                 properties[field.name] = {**properties[field.name], "description": said}
             if self.all_required or parameters[field.name].default is inspect.Parameter.empty:
                 required.append(field.name)
         return _object(properties, required)
 
-    def _typed_dict(self, base: Any, variables: Mapping[Any, Any]) -> Schema:
-        hints = hints_of(base)
-        properties = {name: self.build(hint, variables) for name, hint in hints.items()}
+    def _typed_dict(self, base: Any, args: tuple[Any, ...]) -> Schema:
+        hints = field_types(base, args)
+        properties = {name: self.build(hint) for name, hint in hints.items()}
         required = required_keys(base, hints)
         return _object(properties, [name for name in properties if self.all_required or name in required])
 
@@ -279,11 +269,6 @@ class _Builder:
 
 def _object(properties: dict[str, Schema], required: list[str]) -> Schema:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-
-
-def _bound(parameters: Any, args: tuple[Any, ...], outer: Mapping[Any, Any]) -> dict[Any, Any]:
-    given = (outer.get(arg, arg) if isinstance(arg, TypeVar) else arg for arg in args)
-    return dict(zip(parameters, given, strict=False))
 
 
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}

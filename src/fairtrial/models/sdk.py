@@ -16,6 +16,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, Literal, Protocol, Self, TypedDict
@@ -46,9 +47,9 @@ from fairtrial.models.limiter import Limiter, shared_limiter
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import RetryPolicy
 from fairtrial.models.schema import OutputSchema
-from fairtrial.models.secrets import keep_secret
 from fairtrial.models.tools import UNPARSED
 from fairtrial.session.trajectory import ToolCall
+from fairtrial.store.redact import register_secret
 
 type StructuredOutput = Literal["native", "prompt"]
 """How a form is asked for: through the provider's own option, or in words, for servers that lack it."""
@@ -67,6 +68,46 @@ class Client(Protocol):
     async def close(self) -> None:
         """Close its connections."""
         ...
+
+
+class _OpenClient:
+    """A client of one event loop, closed when it is told to, when its adapter is gone, or when its loop ends."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: Client) -> None:
+        self.client = client
+        self.closed = False
+        self._loop = loop
+        self._keeper = self._keep()
+
+    async def _keep(self) -> AsyncGenerator[None]:
+        _open_clients.add(self)  # Held here, so that it is closed before it is collected.
+        try:
+            yield
+        finally:
+            self.closed = True
+            _open_clients.discard(self)
+            await self.client.close()
+
+    async def start(self) -> None:
+        # An event loop that ends closes the generators that were started in it: nobody has to remember to.
+        await anext(self._keeper)
+
+    async def aclose(self) -> None:
+        await self._keeper.aclose()
+
+    def close_later(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.aclose()))
+        except RuntimeError:
+            pass  # The loop has ended, and closed the client with it.
+
+
+_open_clients: set[_OpenClient] = set()
+
+
+def _close_all(clients: dict[asyncio.AbstractEventLoop, _OpenClient]) -> None:
+    for client in clients.values():
+        client.close_later()
 
 
 class SdkOptions(TypedDict, total=False):
@@ -149,7 +190,7 @@ class SdkAdapter(BaseAdapter):
                 f"{name} has no key: set {self.key_variables[0]} or pass api_key=... "
                 '(a server that wants none takes any, such as api_key="none")'
             )
-        keep_secret(self._key)
+        register_secret(self._key)
         self._timeout = timeout_seconds
         self._stream = stream
         self._structured = structured_output
@@ -158,7 +199,9 @@ class SdkAdapter(BaseAdapter):
         # Another address has another price list, if any.
         self._prices_of = prices_of or (self.provider if url == self.default_url else None)
         self._lock = threading.Lock()
-        self._clients: dict[asyncio.AbstractEventLoop, tuple[Client, AsyncGenerator[None]]] = {}
+        self._clients: dict[asyncio.AbstractEventLoop, _OpenClient] = {}
+        # Without a reference to the adapter: it must be able to go.
+        weakref.finalize(self, _close_all, self._clients).atexit = False
 
     # What a provider's adapter says.
 
@@ -192,27 +235,19 @@ class SdkAdapter(BaseAdapter):
         loop = asyncio.get_running_loop()
         with self._lock:
             known = self._clients.get(loop)
-            if known is not None:
-                return known[0]
-            client = self._make_client()
-            keeper = self._keep(loop, client)
-            self._clients[loop] = (client, keeper)
-        # An event loop that ends closes the generators that were started in it: nobody has to remember to.
-        await anext(keeper)
-        return client
-
-    async def _keep(self, loop: asyncio.AbstractEventLoop, client: Client) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            self._clients.pop(loop, None)
-            await client.close()
+            if known is not None and not known.closed:
+                return known.client
+            for gone in [other for other in self._clients if other.is_closed()]:
+                del self._clients[gone]
+            known = self._clients[loop] = _OpenClient(loop, self._make_client())
+        await known.start()
+        return known.client
 
     async def aclose(self) -> None:
         """Close this event loop's connections; they open again when they are needed."""
-        known = self._clients.get(asyncio.get_running_loop())
+        known = self._clients.pop(asyncio.get_running_loop(), None)
         if known is not None:
-            await known[1].aclose()
+            await known.aclose()
 
     async def _send(self, call: ModelCall) -> ModelReply:
         client = await self._client()

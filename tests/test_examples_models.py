@@ -1,0 +1,47 @@
+"""The examples of prompts, models and agents run as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_function_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("function", monkeypatch).main()
+    assert report.pass_rate == pytest.approx(2 / 3)
+
+
+@pytest.mark.proves("R66")
+def test_a_prompt_is_evaluated_in_two_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("prompt", monkeypatch).main()
+    assert report["brief"].pass_rate == report["thorough"].pass_rate == 1.0
+
+
+def test_an_agent_with_tools_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("tool_agent", monkeypatch).main()
+    assert report.pass_rate == 1.0
+    assert report.total_tokens > 0
+
+
+def test_agents_that_exist_already_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    function, endpoint = load("existing_agent", monkeypatch).main()
+    assert function.pass_rate == 1.0
+    assert endpoint.pass_rate == 0.5
+    assert function.total_tokens > 0
+    assert endpoint.total_tokens == 30
