@@ -27,6 +27,7 @@ _SETTLE_SECONDS = 60.0
 _lock = threading.Lock()
 _portal: BlockingPortal | None = None
 _owner = 0
+_ending = False
 
 
 def portal() -> BlockingPortal:
@@ -46,7 +47,16 @@ def _start() -> BlockingPortal:
             ready.set_result(opened)
             await opened.sleep_until_stopped()
 
-    thread = threading.Thread(target=anyio.run, args=(serve,), name="fairtrial event loop", daemon=True)
+    def run() -> None:
+        try:
+            anyio.run(serve)
+        except RuntimeError:
+            # The last thing a closing loop does is to wait, in a new thread, for the threads it looked up addresses
+            # in; an interpreter that is ending starts no thread. All else has been closed by then.
+            if not _ending:
+                raise
+
+    thread = threading.Thread(target=run, name="fairtrial event loop", daemon=True)
     thread.start()
     opened = ready.result()
     atexit.register(_stop, opened, thread)
@@ -55,6 +65,8 @@ def _start() -> BlockingPortal:
 
 def _stop(opened: BlockingPortal, thread: threading.Thread) -> None:
     """Let the loop close its connections; for a moment only, the interpreter is ending."""
+    global _ending
+    _ending = True
     if not thread.is_alive():
         return
     opened.start_task_soon(opened.stop, True)
