@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,3 +47,15 @@ def test_agents_that_exist_already_are_evaluated(monkeypatch: pytest.MonkeyPatch
     assert endpoint.pass_rate == 0.5
     assert function.total_tokens > 0
     assert endpoint.total_tokens == 30
+
+
+@pytest.mark.parametrize("name", ["function", "prompt", "tool_agent", "existing_agent"])
+def test_an_example_run_from_the_shell_ends_quietly(name: str) -> None:
+    """With warnings on, so that nothing left open goes unnoticed."""
+    command = [sys.executable, "-W", "always", str(EXAMPLES / f"{name}.py")]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    )
+    assert ended.returncode == 0
+    assert "pass rate" in ended.stdout
+    assert ended.stderr == ""

@@ -6,7 +6,6 @@ keeps the interpreter from ending; no loop inside a loop, so that it works in no
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -37,19 +36,9 @@ def _start() -> BlockingPortal:
             ready.set_result(opened)
             await opened.sleep_until_stopped()
 
-    thread = threading.Thread(target=anyio.run, args=(serve,), name="fairtrial event loop", daemon=True)
-    thread.start()
-    opened = ready.result()
-    atexit.register(_stop, opened, thread)
-    return opened
-
-
-def _stop(opened: BlockingPortal, thread: threading.Thread) -> None:
-    """Let the loop close its connections; for a moment only, the interpreter is ending."""
-    if not thread.is_alive():
-        return
-    opened.start_task_soon(opened.stop, True)
-    thread.join(1.0)
+    # Nothing stops it: at the interpreter's end no thread can be started any more, which an orderly stop may need.
+    threading.Thread(target=anyio.run, args=(serve,), name="fairtrial event loop", daemon=True).start()
+    return ready.result()
 
 
 def call_sync[T](call: Callable[[], Awaitable[T]]) -> T:

@@ -120,8 +120,10 @@ async def test_every_fault_has_its_place_in_the_tree(
 ) -> None:
     session = Session()
     with ModelServer("ok", faults=fault) as server:
-        adapter = adapter_for(server, retry=NO_RETRY, stream=stream, timeout_seconds=0.3 if fault.kind == "hang" else 5)
-        with anyio.fail_after(10):
+        adapter = adapter_for(
+            server, retry=NO_RETRY, stream=stream, timeout_seconds=0.3 if fault.kind == "hang" else 30
+        )
+        with anyio.fail_after(60):
             if expected is None:
                 assert (await adapter.complete(ask("x"), session=session)).output == "ok"
                 return
@@ -144,7 +146,7 @@ async def test_every_fault_has_its_place_in_the_tree(
 
 
 async def run_trials(
-    adapter: SdkAdapter, count: int, *, concurrency: int = 12, timeout_seconds: float = 20.0
+    adapter: SdkAdapter, count: int, *, concurrency: int = 12, timeout_seconds: float = 60.0
 ) -> list[EvalResult]:
     async def answer(question: str) -> str:
         return (await adapter.complete(ask(question))).output or ""
@@ -172,9 +174,9 @@ async def test_a_run_with_any_fault_ends_with_the_right_outcomes(
     faults = FaultRule(fault, attempts=(1,), when=r"[147]$")
     with ModelServer(faults=faults) as server:
         adapter = adapter_for(
-            server, retry=QUICK, limiter=AdaptiveLimiter(), timeout_seconds=0.5 if fault.kind == "hang" else 10
+            server, retry=QUICK, limiter=AdaptiveLimiter(), timeout_seconds=0.5 if fault.kind == "hang" else 30
         )
-        with anyio.fail_after(60 + TRIALS):
+        with anyio.fail_after(120 + TRIALS):
             results = await run_trials(adapter, TRIALS)
         stats = server.stats()
     met = sum(ordinal % 10 in (1, 4, 7) for ordinal in range(TRIALS))
@@ -201,7 +203,7 @@ async def test_a_run_whose_fault_never_ends_fails_and_does_not_hang(
             server,
             retry=RetryPolicy(attempts=2, rate_limited_attempts=2, base_seconds=0.01),
             limiter=AdaptiveLimiter(),
-            timeout_seconds=0.2 if fault.kind == "hang" else 10,
+            timeout_seconds=0.2 if fault.kind == "hang" else 30,
         )
         with anyio.fail_after(60):
             results = await run_trials(adapter, 6)
@@ -213,8 +215,8 @@ async def test_a_hanging_model_ends_with_the_trials_time(adapter_for: MakeAdapte
     with ModelServer(faults=Hang()) as server:
         started = time.monotonic()
         results = await run_trials(adapter_for(server), 12, timeout_seconds=0.3)
-        assert time.monotonic() - started < 5
-        with anyio.fail_after(5):
+        assert time.monotonic() - started < 20
+        with anyio.fail_after(20):
             while server.stats().in_flight:  # noqa: ASYNC110 - the server has no event for it
                 await anyio.sleep(0.01)
     assert {result.outcome for result in results} == {"timeout"}

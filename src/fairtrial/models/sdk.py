@@ -44,6 +44,7 @@ from fairtrial.models.base import BaseAdapter
 from fairtrial.models.budget import Budget
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.limiter import Limiter, shared_limiter
+from fairtrial.models.pricing import is_known
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import RetryPolicy
 from fairtrial.models.schema import OutputSchema
@@ -198,6 +199,9 @@ class SdkAdapter(BaseAdapter):
         self._headers = dict(headers)
         # Another address has another price list, if any.
         self._prices_of = prices_of or (self.provider if url == self.default_url else None)
+        # Seconds of imports that would stop the event loop, and count against the first trials, are spent here.
+        importlib.import_module(self.package)
+        is_known(model, self._prices_of, url)
         self._lock = threading.Lock()
         self._clients: dict[asyncio.AbstractEventLoop, _OpenClient] = {}
         # Without a reference to the adapter: it must be able to go.
