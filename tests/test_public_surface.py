@@ -46,6 +46,18 @@ def test_importing_loads_nothing_heavy(child: Any) -> None:
     assert "fairtrial" in roots
 
 
+def test_what_only_runs_need_is_loaded_when_it_is_asked_for(child: Any) -> None:
+    said = child(
+        "import sys, fairtrial\n"
+        "before = 'fairtrial.runs' in sys.modules or 'fairtrial.store' in sys.modules\n"
+        "from fairtrial import EvalSuite\n"
+        "print(before, EvalSuite is fairtrial.EvalSuite, set(fairtrial.__all__) <= set(dir(fairtrial)))"
+    )
+    assert said == "False True True"
+    with pytest.raises(AttributeError, match="module 'fairtrial' has no attribute 'EvalSuit'"):
+        fairtrial.EvalSuit  # type: ignore[attr-defined]
+
+
 def test_everything_works_with_no_model_of_pydantics_in_sight(child: Any) -> None:
     said = child(
         "import sys\nfrom fairtrial import *\n"
