@@ -6,6 +6,10 @@ python examples/pydantic_ai_agent.py            # against a model server started
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from openai import AsyncOpenAI
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -14,6 +18,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from fairtrial import (
     Dataset,
     EvalReport,
+    EvalSuite,
     PromptExecuted,
     Session,
     TokenUsage,
@@ -21,7 +26,6 @@ from fairtrial import (
     TrialContext,
     all_of,
     contains,
-    evaluate_sync,
     token_usage_under,
     tool_called,
 )
@@ -30,9 +34,9 @@ from fairtrial.testing.model_server import ModelServer, Reply, Script, ToolCall
 QUESTIONS = Dataset.of({"What is the weather in Oslo?": "snow"}, name="weather")
 
 
-def make_agent(base_url: str) -> Agent[None, str]:
+def make_agent(client: AsyncOpenAI) -> Agent[None, str]:
     """The agent somebody else wrote."""
-    agent = Agent(OpenAIChatModel("test-model", provider=OpenAIProvider(base_url=base_url, api_key="none")))
+    agent = Agent(OpenAIChatModel("test-model", provider=OpenAIProvider(openai_client=client)))
 
     @agent.tool_plain
     def weather(city: str) -> str:
@@ -57,17 +61,26 @@ def record(session: Session, messages: list[ModelRequest | ModelResponse]) -> No
             session.record(PromptExecuted(adapter="pydantic-ai", model=message.model_name or "", usage=usage))
 
 
+async def ask(question: str, ctx: TrialContext) -> str:
+    """The agent as a task; it was opened once for the whole run."""
+    agent: Agent[None, str] = ctx.shared
+    result = await agent.run(question)
+    record(ctx.session, result.all_messages())
+    return result.output
+
+
 def main() -> EvalReport:
     turns = Script((Reply(tool_calls=(ToolCall("weather", {"city": "Oslo"}),)), "Expect snow in Oslo."), per="turn")
     with ModelServer(turns) as server:
-        agent = make_agent(f"{server.base_url}/v1")
 
-        async def ask(question: str, ctx: TrialContext) -> str:
-            result = await agent.run(question)
-            record(ctx.session, result.all_messages())
-            return result.output
+        @asynccontextmanager
+        async def opened() -> AsyncIterator[Agent[None, str]]:
+            async with AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="none") as client:
+                yield make_agent(client)
 
-        return evaluate_sync(QUESTIONS, ask, all_of(contains, tool_called("weather"), token_usage_under(1_000)))
+        evaluator = all_of(contains, tool_called("weather"), token_usage_under(1_000))
+        suite = EvalSuite("weather", QUESTIONS, ask, evaluator, lifespan=opened)
+        return suite.run_sync(store="memory:")
 
 
 if __name__ == "__main__":

@@ -61,11 +61,23 @@ class TestRedisMailbox(MailboxConformance):
         await age(mailbox, seconds)
 
 
+REAL_TIME = {
+    "test_a_lease_that_runs_out_brings_the_message_back_once",
+    "test_a_late_acknowledgement_never_ends_someone_elses_delivery",
+    "test_counts_grow_with_every_delivery",
+    "test_nack_with_delay_hides_the_message_until_then",
+}
+
+
 class TestRedisMailboxInRealTime(TestRedisMailbox):
-    """The same on leases that really run out."""
+    """What depends on time, on leases that really run out."""
 
     lease = 1.0
-    margin = 0.2
+    margin = 0.3
+
+    for _name in dir(MailboxConformance):
+        if _name.startswith("test_") and _name not in REAL_TIME:
+            locals()[_name] = None
 
     async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
         await MailboxConformance.pass_time(self, mailbox, seconds)

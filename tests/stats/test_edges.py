@@ -149,6 +149,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "no width": lambda: stats.rate_decision([1], width=0.0),
     "no step": lambda: stats.pairs_decision([1, 0], every=0),
     "power": lambda: stats.mde(10, omega2=0.1, power=1.0),
+    "power of a comparison": lambda: stats.paired_difference([1], [0], power=1.5),
     "negative variance": lambda: stats.mde(10, omega2=-0.1),
     "no repeats": lambda: stats.mde(10, omega2=0.1, repeats_a=0),
     "infinite difference": lambda: stats.sample_size(inf, omega2=0.1),
@@ -305,6 +306,9 @@ def test_large_data_use_t_and_say_so() -> None:
     found = stats.paired_difference(a, b)
     assert interval_of(found.interval).method == "t with 5999 df"
     assert found.test == "t test with 5999 df"
+    grouped = stats.paired_difference(a, b, clusters=np.arange(6_000) // 4)
+    assert interval_of(grouped.interval).method == "t with 1499 df"
+    assert grouped.test == "t test with 1499 df, clustered error"
     rare = np.where(np.arange(6_000) < 20, a, b)  # only 20 differ: their signs can still be flipped
     assert "sign-flip" in (stats.paired_difference(rare, b, draws=999).test or "")
 
@@ -436,3 +440,9 @@ def test_random_sign_patterns_agree_with_the_normal_approximation() -> None:
 def test_no_p_values_need_no_adjustment() -> None:
     assert stats.holm([]).size == 0
     assert stats.benjamini_hochberg([]).size == 0
+
+
+def test_a_level_beyond_the_number_of_draws_falls_back_on_t() -> None:
+    rng = np.random.default_rng(9)
+    found = stats.paired_difference(rng.random(40), rng.random(40), level=0.9999, draws=199)
+    assert interval_of(found.interval).method == "t with 39 df"

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import anyio
+import anyio.to_thread
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
-from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxConnectionError
+from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxError
 from fairtrial.mailbox.protocol import Message, Renewer, checked_lease
 from fairtrial.offload import loop_caller
 
@@ -54,22 +55,19 @@ class _Pulse:
         self.call = call
         self.thread = threading.current_thread()
         self.last = now
-        self.asked = False
         self.gone = False
         self.holds = 0
 
     def ask(self, clock: Clock) -> None:
-        """Ask for a beat. One question at a time: a blocked event loop must not find a heap of them."""
-        if not self.thread.is_alive():
-            self.gone = True
-        elif not self.asked:
-            self.asked = True
+        """Ask for a beat, and find out whether there is still an event loop to ask."""
 
-            def beat() -> None:
-                self.last = clock.monotonic()
-                self.asked = False
+        def beat() -> None:
+            self.last = clock.monotonic()
 
+        if self.thread.is_alive():
             self.post(beat)
+        else:
+            self.gone = True
 
     def post(self, call: Callable[[], Any]) -> None:
         try:
@@ -117,7 +115,8 @@ class LeaseExtender:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self.close()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.close)  # It may have to wait for a server that does not answer.
 
     @property
     def held(self) -> int:
@@ -199,7 +198,7 @@ class LeaseExtender:
         for renewer, leases in self._due():
             try:
                 kept = renewer.renew([lease.message.receipt for lease in leases], self.lease_seconds)
-            except MailboxConnectionError as error:
+            except MailboxError as error:
                 _log.warning("leases of %d messages could not be renewed: %s", len(leases), error)
                 reached = False
                 continue

@@ -131,6 +131,12 @@ def check_level(level: float) -> None:
         raise ValueError(f"A confidence level lies strictly between 0 and 1, for example 0.95; got {level}.")
 
 
+def check_power(power: float) -> None:
+    """Refuse a power outside (0, 1)."""
+    if not 0 < power < 1:
+        raise ValueError(f"Power lies strictly between 0 and 1, for example 0.8; got {power}.")
+
+
 def check_counts(successes: int, n: int) -> None:
     """Refuse counts that cannot be `successes` out of `n`."""
     if n < 0 or not 0 <= successes <= n:

@@ -10,6 +10,7 @@ from fairtrial.stats._arrays import FloatArray, IntArray, t_quantile, two_sided
 from fairtrial.stats.intervals import FEW_IMPERFECT, clustered_se, sem
 from fairtrial.stats.mcnemar import binary_mde, bonett_price, mcnemar_exact, mcnemar_midp
 from fairtrial.stats.resampling import (
+    RESAMPLE_CLUSTERS_UP_TO,
     RESAMPLE_UP_TO,
     Units,
     bca_interval_units,
@@ -95,9 +96,11 @@ def resampled_answer(differences: FloatArray, labels: IntArray | None, plan: Pla
 def _test(units: Units, se: float | None, plan: Plan, *, clustered: bool) -> tuple[float, str]:
     whole = " of whole clusters" if clustered else ""
     moving = units.totals[units.totals != 0]
-    if moving.size > RESAMPLE_UP_TO and np.ptp(np.abs(moving)) > 0 and se:
+    if moving.size > (RESAMPLE_CLUSTERS_UP_TO if clustered else RESAMPLE_UP_TO) and np.ptp(np.abs(moving)) > 0 and se:
         df = units.count - 1
-        return float(2 * stats.t.sf(abs(units.difference) / se, df)), f"t test with {df} df"
+        return float(2 * stats.t.sf(abs(units.difference) / se, df)), f"t test with {df} df" + (
+            ", clustered error" if clustered else ""
+        )
     found = signflip_units(units, draws=plan.draws, seed=plan.seed)
     how = "exact" if found.exact else f"{found.draws} draws"
     return found.p_value, f"sign-flip test{whole}, {how}"
@@ -119,9 +122,10 @@ def _spans(
     spans: list[_Span] = []
     centre = units.difference
     spread = units.spread and se is not None and se > 0
+    too_few = 2 ** (1 - units.count) > 1 - plan.level
     if spread and se is not None:
         flip: Interval | Undefined
-        if units.count > RESAMPLE_UP_TO:
+        if units.count > (RESAMPLE_UP_TO if labels is None else RESAMPLE_CLUSTERS_UP_TO):
             spans.append(_t_span(centre, se, units.count - 1, plan.level))
         elif isinstance(
             flip := signflip_interval_units(units, level=plan.level, draws=plan.draws, seed=plan.seed), Interval
@@ -130,9 +134,9 @@ def _spans(
             if isinstance(boot, Interval):
                 spans.append(_Span(boot.low, boot.high, boot.method + whole))
             spans.append(_Span(flip.low, flip.high, flip.method + whole))
-        elif labels is not None or plan.largest is None:
+        elif labels is not None or plan.largest is None or not too_few:
+            # Also where the draws are too few for so high a level.
             spans.append(_t_span(centre, se, units.count - 1, plan.level))
-    too_few = 2 ** (1 - units.count) > 1 - plan.level
     if labels is not None and too_few:
         # Two or three clusters may agree by luck; what is known of the samples is a floor for the width.
         alone = resampled_answer(differences * (facing or 1), None, plan).interval

@@ -5,7 +5,7 @@ from math import sqrt
 from scipy import stats
 from scipy.optimize import brentq
 
-from fairtrial.stats._arrays import check_level, normal_quantile, two_sided
+from fairtrial.stats._arrays import check_level, check_power, normal_quantile, two_sided
 from fairtrial.stats.results import Interval, Undefined
 
 
@@ -59,7 +59,7 @@ def binary_mde(wins: int, losses: int, n: int, *, level: float = 0.95, power: fl
     """
     _check(wins, losses)
     check_level(level)
-    check_level(power)
+    check_power(power)
     if n < 1:
         return Undefined("There are no pairs.")
     disagreement = (wins + losses) / n

@@ -16,6 +16,7 @@ from fairtrial.stats._arrays import (
     as_values,
     check_bounds,
     check_level,
+    check_power,
 )
 from fairtrial.stats.differences import Plan, binary_answer, resampled_answer
 from fairtrial.stats.intervals import FEW_CLUSTERS, clustered_se, sem
@@ -99,7 +100,7 @@ def paired_difference(
       so false alarms stay at or below 1 - level.
     - While fewer than 10 samples differ, the interval also takes in Bonett and Price's: two pseudo-units
       with the largest possible difference, one each way, are added, t quantile. So equal data give no point.
-    - Above 5,000 samples (or clusters): t and the (clustered) error, for the interval and p.
+    - Above 5,000 samples, or 1,000 clusters: t and the (clustered) error, for the interval and p.
     - Fewer clusters than the sign-flip test can use (6 at 95%): t with C-1 df, and never narrower than the same
       samples would be without clusters. Fewer than 5 are named in `notes`; one cluster has no interval and no p.
 
@@ -107,7 +108,7 @@ def paired_difference(
     Differences below a rounding error count as ties. `seed` makes the answer repeatable; swapping a and b negates it.
     """
     check_level(level)
-    check_level(power)
+    check_power(power)
     left, right = as_samples(a, "a"), as_samples(b, "b")
     if left.counts.size != right.counts.size:
         raise ValueError(f"a has {left.counts.size} samples and b has {right.counts.size}: pair them first.")

@@ -2,7 +2,7 @@
 
 from math import ceil, sqrt
 
-from fairtrial.stats._arrays import check_level, normal_quantile, two_sided
+from fairtrial.stats._arrays import check_level, check_power, normal_quantile, two_sided
 from fairtrial.stats.results import Undefined
 
 
@@ -66,8 +66,7 @@ def samples_to_detect(n: int, se: float, delta: float, *, level: float = 0.95, p
 
 def _reach(level: float, power: float) -> float:
     check_level(level)
-    if not 0 < power < 1:
-        raise ValueError(f"Power lies strictly between 0 and 1, for example 0.8; got {power}.")
+    check_power(power)
     return normal_quantile(two_sided(level)) + normal_quantile(power)
 
 

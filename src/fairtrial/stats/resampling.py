@@ -30,8 +30,8 @@ DRAWS, DRAWS_OF_MANY = 9_999, 4_999
 ENUMERATE_UP_TO = 14
 """Up to this many units every one of the 2^units sign patterns is tried."""
 
-RESAMPLE_UP_TO = 5_000
-"""Above this many units Student's t replaces resampling: the answer is the same and the cost is not."""
+RESAMPLE_UP_TO, RESAMPLE_CLUSTERS_UP_TO = 5_000, 1_000
+"""Above this many samples, or clusters, Student's t replaces resampling: the answer is the same, the cost is not."""
 
 _CELLS = 2_000_000  # of one chunk of random draws: 16 MB of floats
 _WORTH_GROUPING = 20  # a binomial draw costs about as much as this many random signs

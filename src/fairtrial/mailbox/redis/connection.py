@@ -246,6 +246,7 @@ class ThreadConnection:
         self._url = url
         self._options = options
         self._lock = threading.Lock()
+        self._closed = False
         self._client: Any = None  # redis-py's own annotations do not cover what we call.
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
@@ -255,6 +256,8 @@ class ThreadConnection:
             MailboxError: they could not be run.
         """
         with self._lock:
+            if self._closed:
+                raise MailboxClosedError("the connection to Redis is closed")
             try:
                 if self._client is None:
                     self._client = redis.Redis.from_url(
@@ -278,6 +281,7 @@ class ThreadConnection:
     def close(self) -> None:
         """Let go of the connection."""
         with self._lock:
+            self._closed = True
             if self._client is not None:
                 self._client.close()
                 self._client = None

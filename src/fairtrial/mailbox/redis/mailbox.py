@@ -137,11 +137,9 @@ class RedisMailbox[T]:
         try:
             await self.connection.check_server()
             await self.connection.command("XGROUP CREATE", self.keys.stream, GROUP, "0", "MKSTREAM")
-        except RedisError as error:
+        except (RedisError, OSError) as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise translated(error, f"opening {self.name}") from None
-        except OSError as error:
-            raise translated(error, f"opening {self.name}") from None
         self._opened = True
         if self._ttl is not None:
             await self._refresh(self._ttl)
@@ -208,7 +206,7 @@ class RedisMailbox[T]:
         if self._opened:
             try:
                 await self._retire()
-            except MailboxError:
+            except (MailboxError, RedisError, OSError):
                 pass  # The server is away. The office expires, and the group forgets idle readers by itself.
         self._closed = True
         if self._owns_connection:

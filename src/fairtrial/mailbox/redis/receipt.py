@@ -36,7 +36,7 @@ class Consumers:
 
     def names(self) -> list[str]:
         """Every name used so far."""
-        return [f"{self.token}/{lease}" for lease in self._leases]
+        return [f"{self.token}/{lease}" for lease in list(self._leases)]  # A copy: a thread may add to it.
 
     def reading(self, seconds: float) -> str:
         """The name to read under for leases of this length."""
@@ -113,11 +113,9 @@ class RedisReceipt:
         mailbox.check_open()
         try:
             ours = await mailbox.connection.submit(script, keys, (mailbox.consumers.token, *head), args)
-        except RedisError as error:
+        except (RedisError, OSError) as error:
             if is_gone(error):
                 raise self.lost() from None
-            raise translated(error, f"{doing} message {self.message_id} of {mailbox.name}") from None
-        except OSError as error:
             raise translated(error, f"{doing} message {self.message_id} of {mailbox.name}") from None
         if ours != OURS:
             raise self.lost()

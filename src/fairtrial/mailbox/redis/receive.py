@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
 from fairtrial.codec import decode
-from fairtrial.errors import BodyError, CodecError, MailboxError
+from fairtrial.errors import BodyError, CodecError, MailboxClosedError, MailboxError
 from fairtrial.mailbox.protocol import Message, checked_receive
-from fairtrial.mailbox.redis.connection import BLOCK_SECONDS
+from fairtrial.mailbox.redis.connection import BLOCK_SECONDS, Reader
 from fairtrial.mailbox.redis.errors import is_gone, translated
 from fairtrial.mailbox.redis.receipt import RedisReceipt
 from fairtrial.mailbox.redis.scripts import GROUP
@@ -31,7 +31,9 @@ class Receiver[T]:
 
     def __init__(self, mailbox: RedisMailbox[T]) -> None:
         self._mailbox = mailbox
+        self._reading: dict[asyncio.Task[Any], Reader] = {}
         self._returning: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     async def receive(self, max_messages: int, visibility: float, wait: float) -> Sequence[Message[T]]:
         """See `Mailbox.receive`."""
@@ -42,45 +44,63 @@ class Receiver[T]:
         while True:
             self._mailbox.check_open()
             entries = await self._read(max_messages, consumer, end - loop.time())
-            messages = [message for entry in entries if (message := await self._message(consumer, *entry)) is not None]
+            messages = []
+            try:
+                for entry, fields in entries:
+                    if (message := await self._message(consumer, entry, fields)) is not None:
+                        messages.append(message)
+            except asyncio.CancelledError:
+                self._later(self._hand_back(entries, consumer))
+                raise
             if messages or loop.time() >= end:
                 return messages
 
     async def close(self) -> None:
-        """Wait until everything that cancelled reads were given has been given back."""
-        while self._returning:
-            await asyncio.wait(set(self._returning))
+        """End every read, and give back what they and cancelled reads were given."""
+        self._closing = True
+        await asyncio.gather(*(reader.interrupt(reading) for reading, reader in self._reading.items()))
+        while self._reading or self._returning:
+            await asyncio.wait({*self._reading, *self._returning})
+            await asyncio.sleep(0)  # Whoever waited for a read finds out, and hands back what it was given.
 
     async def _read(self, count: int, consumer: str, wait: float) -> Sequence[Entry]:
-        reader = self._mailbox.connection.reader()
+        connection = self._mailbox.connection
+        reader = connection.reader()
         block = min(wait, BLOCK_SECONDS)
         command: tuple[Any, ...] = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count)
         if block > 0:
             command += ("BLOCK", max(1, round(block * 1000)))  # Never 0, which would mean for ever.
         reading = asyncio.ensure_future(reader.read(*command, "STREAMS", self._mailbox.keys.stream, ">"))
+        self._reading[reading] = reader
+        reading.add_done_callback(lambda done: self._reading.pop(done, None))
         try:
             # Shielded: a read that is torn down while the server answers strands what it was given until the
             # lease ends.
             answer = await asyncio.shield(reading)
         except asyncio.CancelledError:
-            if reading.cancelled():
-                raise
-            task = asyncio.ensure_future(self._return(reader, reading, consumer))
-            self._returning.add(task)
-            task.add_done_callback(self._returning.discard)
+            self._later(self._return(reader, reading, consumer))
             raise
         except (RedisError, OSError) as error:
-            await self._mailbox.connection.discard(reader)
+            await connection.discard(reader)
             if is_gone(error):
                 await self._mailbox.open(again=True)
-                return []
+                return ()
             if reader.used:
                 return await self._read(count, consumer, wait)
             raise translated(error, f"receiving from {self._mailbox.name}") from None
-        await self._mailbox.connection.give_back(reader)
-        return _entries(answer)
+        await connection.give_back(reader)
+        entries = _entries(answer)
+        if self._closing:
+            self._later(self._hand_back(entries, consumer))
+            raise MailboxClosedError(f"mailbox {self._mailbox.name} is closed")
+        return entries
 
-    async def _return(self, reader: Any, reading: asyncio.Task[Any], consumer: str) -> None:
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+    async def _return(self, reader: Reader, reading: asyncio.Task[Any], consumer: str) -> None:
         await reader.interrupt(reading)
         try:
             entries = _entries(reading.result())
@@ -88,9 +108,12 @@ class Receiver[T]:
             await self._mailbox.connection.discard(reader)
             return
         await self._mailbox.connection.give_back(reader)
-        backs = [
-            RedisReceipt(self._mailbox, entry.decode(), consumer, "").nack(0, counted=False) for entry, _ in entries
-        ]
+        await self._hand_back(entries, consumer)
+
+    async def _hand_back(self, entries: Sequence[Entry], consumer: str) -> None:
+        """Undo a delivery nobody saw."""
+        receipts = [RedisReceipt(self._mailbox, entry.decode(), consumer, entry.decode()) for entry, _ in entries]
+        backs = (receipt.nack(0, counted=False) for receipt in receipts)
         for outcome in await asyncio.gather(*backs, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 _log.warning("a message of %s comes back when its lease ends: %s", self._mailbox.name, outcome)

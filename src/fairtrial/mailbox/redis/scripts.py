@@ -271,6 +271,8 @@ for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], 'fairtrial')
     redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'fairtrial', consumer[2])
   end
 end
+-- Many leases make for long pauses between sweeps; the office must last through them.
+redis.call('PEXPIRE', KEYS[3], math.max(tonumber(ARGV[2]), math.ceil(held / 10)))
 return {#due, wait, held, names}
 """
 )
