@@ -291,7 +291,7 @@ class TestToolCalls:
             score = tool_calls_match()(None, expected, agent())
             assert (score.value, score.passed, score.reason) == (1.0, True, "no calls expected and none made")
             assert [metric.value for metric in score.metrics] == [1.0, 1.0, 1.0]
-        made = tool_calls_match([], allow_extra=False)(None, None, agent(("a", {})))
+        made = tool_calls_match([])(None, None, agent(("a", {})))
         assert (made.value, made.passed) == (0.0, False)
         missed = tool_calls_match(["a"])(None, None, agent())
         assert (missed.value, missed.passed, missed.metric("recall")) == (0.0, False, 0.0)

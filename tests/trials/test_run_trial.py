@@ -178,8 +178,8 @@ async def giant(given: str) -> str:
     return "x" * 200_000_000
 
 
-async def giant_list(given: str) -> list[int]:
-    return [10**9] * 2_000_000
+async def giant_list(given: str) -> list[str]:
+    return ["x" * 1000] * 20_000
 
 
 async def no_json(given: str) -> Any:

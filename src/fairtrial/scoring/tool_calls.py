@@ -38,7 +38,7 @@ def tool_calls_match(
         allow_extra: Whether calls beyond the expected ones may pass. With order "exact" they never do.
 
     No calls expected and none made is a pass by rule, with precision, recall and F1 of 1.
-    No calls expected and some made has precision 0 and F1 0, and fails unless extra calls are allowed.
+    No calls expected and some made has precision 0 and F1 0, and fails: where nothing is expected, any call is wrong.
     """
     if order not in ("exact", "in_order", "any_order") or arguments not in ("exact", "subset", "ignore"):
         raise ConfigurationError(f"tool_calls_match knows no order {order!r} with arguments {arguments!r}")
@@ -58,8 +58,8 @@ def tool_calls_match(
         precision = right / len(made) if made else 0.0
         recall = right / len(wanted) if wanted else 0.0
         f1 = 2 * right / (len(wanted) + len(made))
-        extra_accepted = allow_extra and order != "exact"
-        passed = right == len(wanted) and (extra_accepted or len(made) == len(wanted))
+        extra_accepted = allow_extra and order != "exact" and wanted
+        passed = right == len(wanted) and bool(extra_accepted or len(made) == len(wanted))
         reason = f"{right} of {len(wanted)} expected calls matched, {len(made)} made"
         return _score(precision, recall, f1, passed=passed, reason=reason)
 
