@@ -42,6 +42,12 @@ class RedisServer:
     def client(self) -> redis.Redis:
         return redis.Redis(port=self.port, protocol=2)
 
+    def __enter__(self) -> RedisServer:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
     def start(self) -> RedisServer:
         binary = shutil.which("redis-server")
         assert binary is not None, "the tests of mailboxes need redis-server: run scripts/setup"

@@ -45,9 +45,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis").start()
-    yield server
-    server.stop()
+    with RedisServer(tmp_path / "redis") as server:
+        yield server
 
 
 @pytest.mark.proves("R61")
@@ -176,23 +175,13 @@ class TestAccess:
 
     @pytest.fixture
     def acl(self, tmp_path: Path) -> Iterator[RedisServer]:
-        server = RedisServer(tmp_path / "acl").start()
-        with server.client() as client:
+        with RedisServer(tmp_path / "acl") as server:
             # What deploy guides should grant: our keys, streams and scripts; neither INFO nor CLIENT UNBLOCK.
-            rules = [
-                "on",
-                ">s3cret",
-                "resetkeys",
-                "~{fairtrial:*",
-                "nocommands",
-                "+@stream",
-                "+@scripting",
-                "+@sortedset",
-            ]
-            rules += ["+pexpire", "+pttl", "+exists", "+del", "+get", "+set", "+time", "+client|id"]
-            client.execute_command("ACL", "SETUSER", "worker", *rules)
-        yield server
-        server.stop()
+            rules = ["on", ">s3cret", "resetkeys", "~{fairtrial:*", "nocommands", "+@stream", "+@scripting"]
+            rules += ["+@sortedset", "+pexpire", "+pttl", "+exists", "+del", "+get", "+set", "+time", "+client|id"]
+            with server.client() as client:
+                client.execute_command("ACL", "SETUSER", "worker", *rules)
+            yield server
 
     async def test_a_restricted_user_can_do_all_a_mailbox_needs(self, acl: RedisServer) -> None:
         url = f"redis://worker:s3cret@127.0.0.1:{acl.port}/0"
@@ -260,10 +249,8 @@ class TestAccess:
             str(certificate),
         ]
         await anyio.run_process(command)
-        server = RedisServer(tmp_path / "redis", tls=(certificate, key))
-        await anyio.to_thread.run_sync(server.start)
-        url = f"rediss://127.0.0.1:{server.port}/0"
-        try:
+        with RedisServer(tmp_path / "redis", tls=(certificate, key)) as server:
+            url = f"rediss://127.0.0.1:{server.port}/0"
             async with (
                 RedisConnection(url, ssl_ca_certs=str(certificate)) as connection,
                 RedisMailbox("tls", int, connection) as mailbox,
@@ -275,8 +262,6 @@ class TestAccess:
             async with RedisConnection(url, timeout_seconds=5) as stranger:
                 with pytest.raises(MailboxConnectionError):
                     await RedisMailbox("tls", int, stranger).send(1)
-        finally:
-            server.stop()
 
 
 class TestConnections:
@@ -315,13 +300,10 @@ class TestConnections:
 
     async def test_a_unix_socket_works(self, tmp_path: Path) -> None:
         path = tmp_path / "s"
-        server = RedisServer(tmp_path / "redis", "--unixsocket", str(path)).start()
-        try:
+        with RedisServer(tmp_path / "redis", "--unixsocket", str(path)):
             async with RedisMailbox("unix", int, f"unix://{path}") as mailbox:
                 await mailbox.send(1)
                 assert (await mailbox.receive(1, 60, 1))[0].body == 1
-        finally:
-            server.stop()
 
 
 class TestCoalescing:

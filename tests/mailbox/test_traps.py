@@ -263,17 +263,12 @@ class TestTrap7WhatCannotBeReadIsSetAside:
 
 class TestTrap9NoMessageIsEvicted:
     async def test_a_server_that_may_evict_messages_is_refused(self, tmp_path: Path) -> None:
-        server = RedisServer(tmp_path, "--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru").start()
-        try:
-            with pytest.raises(ConfigurationError, match="noeviction"):
-                async with opened(server.url):
-                    pass
-        finally:
-            server.stop()
+        options = ("--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru")
+        with RedisServer(tmp_path, *options) as server, pytest.raises(ConfigurationError, match="noeviction"):
+            await RedisMailbox("evicted", int, server.url).__aenter__()
 
     async def test_a_server_without_room_says_so_and_loses_nothing(self, tmp_path: Path) -> None:
-        server = RedisServer(tmp_path, "--maxmemory", "12mb", "--maxmemory-policy", "noeviction").start()
-        try:
+        with RedisServer(tmp_path, "--maxmemory", "12mb", "--maxmemory-policy", "noeviction") as server:
             async with opened(server.url, body_type=str) as mailbox:
                 outcomes = await asyncio.gather(
                     *(mailbox.send("x" * 100_000) for _ in range(200)), return_exceptions=True
@@ -286,8 +281,6 @@ class TestTrap9NoMessageIsEvicted:
                 while messages := await mailbox.receive(10, 60, 0):
                     await acknowledge_all(messages)
                 await mailbox.send("there is room again")
-        finally:
-            server.stop()
 
 
 class TestTrap10AReplyMailboxVanishesWithItsOwner:
