@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import queue
+import random
 import sqlite3
 import statistics
 import sys
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import anyio
 import zstandard
@@ -53,18 +55,28 @@ def fairtrial(cases: list[tuple[str, str, str]], folder: Path) -> None:
 
 
 async def _reference(cases: list[tuple[str, str, str]], path: Path) -> None:
+    """What an engineer would write by hand to keep the same facts: no library of ours, no checks, no resume."""
     rows: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
 
     def write() -> None:
         database = sqlite3.connect(path)
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=NORMAL")
-        database.execute("CREATE TABLE samples (ordinal INTEGER PRIMARY KEY, id TEXT, input TEXT, expected TEXT)")
         database.execute(
-            "CREATE TABLE results (ordinal INTEGER PRIMARY KEY, outcome TEXT, passed INT, value REAL, latency REAL, "
-            "output TEXT, transcript BLOB)"
+            "CREATE TABLE samples (dataset INT, ordinal INT, id TEXT, input TEXT, expected TEXT, metadata TEXT, "
+            "PRIMARY KEY (dataset, ordinal)) WITHOUT ROWID"
         )
-        compressor = zstandard.ZstdCompressor(level=3)
+        database.execute(
+            "CREATE TABLE results (run INT, ordinal INT, experiment INT, sample INT, repeat INT, outcome INT, "
+            "passed INT, value REAL, latency_ms INT, started_at REAL, input_tokens INT, output_tokens INT, "
+            "cost_usd REAL, attempt INT, stage INT, execution INT, metrics TEXT, "
+            "PRIMARY KEY (run, ordinal)) WITHOUT ROWID"
+        )
+        database.execute(
+            "CREATE TABLE details (run INT, ordinal INT, execution INT, error TEXT, reason TEXT, metadata TEXT, "
+            "output TEXT, transcript BLOB, PRIMARY KEY (run, ordinal, execution)) WITHOUT ROWID"
+        )
+        compressor = zstandard.ZstdCompressor(level=1)
         ended = False
         while not ended:
             batch = []
@@ -75,10 +87,11 @@ async def _reference(cases: list[tuple[str, str, str]], path: Path) -> None:
                     break
                 batch.append(row)
             with database:
-                database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?)", [row[:4] for row in batch])
+                database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?)", [row[0] for row in batch])
+                database.executemany(f"INSERT INTO results VALUES ({', '.join('?' * 17)})", [row[1] for row in batch])
                 database.executemany(
-                    "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    [(row[0], *row[4:9], compressor.compress(row[9])) for row in batch],
+                    "INSERT INTO details VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    [(*row[2], compressor.compress(row[3])) for row in batch],
                 )
         database.close()
 
@@ -88,42 +101,43 @@ async def _reference(cases: list[tuple[str, str, str]], path: Path) -> None:
 
     async def work() -> None:
         for ordinal, (sample_id, question, expected) in shared:
-            started = time.monotonic()
-            messages = [["user", time.time(), question]]
+            started_at, started = time.time(), time.monotonic()
             with anyio.fail_after(300):
                 await anyio.lowlevel.checkpoint()
+                messages = [("user", time.time(), question)]
                 answer = reply(question)
-            messages.append(["assistant", time.time(), answer])
+                messages.append(("assistant", time.time(), answer))
+            latency = round((time.monotonic() - started) * 1000)
             passed = answer == expected
-            transcript = json.dumps(
-                {
-                    "sample": sample_id,
-                    "events": [
-                        {
-                            "seq": seq,
-                            "time": at,
-                            "actor": "task",
-                            "attempt": 1,
-                            "kind": "message",
-                            "role": role,
-                            "content": text,
-                        }
-                        for seq, (role, at, text) in enumerate(messages)
-                    ],
-                }
-            ).encode()
+            execution = random.getrandbits(62)
+            kind = "fairtrial.session.trajectory:ChatMessage"
+            transcript = {
+                "version": 1,
+                "session_id": uuid4().hex,
+                "tags": {"run_id": "reference", "sample_id": sample_id, "experiment": "baseline"},
+                "events": [
+                    [
+                        seq,
+                        at,
+                        "task",
+                        1,
+                        None,
+                        None,
+                        kind,
+                        {"role": role, "content": text, "tool_calls": [], "name": ""},
+                    ]
+                    for seq, (role, at, text) in enumerate(messages)
+                ],
+            }
             rows.put(
                 (
-                    ordinal,
-                    sample_id,
-                    json.dumps(question),
-                    json.dumps(expected),
-                    "scored",
-                    passed,
-                    float(passed),
-                    time.monotonic() - started,
-                    json.dumps(answer),
-                    transcript,
+                    (1, ordinal, sample_id, json.dumps(question), json.dumps(expected), None),
+                    (
+                        *(1, ordinal, 0, ordinal, 0, 0, passed, float(passed), latency, started_at),
+                        *(0, 0, None, 1, None, execution, None),
+                    ),
+                    (1, ordinal, execution, None, "", None, json.dumps(answer)),
+                    json.dumps(transcript, separators=(",", ":"), ensure_ascii=False).encode(),
                 )
             )
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Shared machines stall for seconds at a time: a slow example is no finding.
-settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("here", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("here")
 
 
@@ -39,14 +39,14 @@ type Child = Callable[..., str]
 def child(tmp_path: Path) -> Child:
     """Runs Python code in a fresh interpreter, away from the sources, and returns what it printed."""
 
-    def run(code: str, *args: str, cwd: Path = tmp_path) -> str:
+    def run(code: str, *args: str, cwd: Path = tmp_path, **variables: str) -> str:
         path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
         done = subprocess.run(
             [sys.executable, "-c", code, *args],
             capture_output=True,
             text=True,
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, **variables},
             timeout=250,
             check=False,
         )

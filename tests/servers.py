@@ -114,6 +114,12 @@ class PostgresServer:
             connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(name)))
         return self.url(name)
 
+    def drop_database(self, url: str) -> None:
+        """Remove a database made by `new_database`, whoever is still connected to it."""
+        name = psycopg.sql.Identifier(url.rpartition("/")[2])
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(psycopg.sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+
 
 def _binaries() -> Path:
     found = sorted(

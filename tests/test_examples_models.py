@@ -59,3 +59,16 @@ def test_an_example_run_from_the_shell_ends_quietly(name: str) -> None:
     assert ended.returncode == 0
     assert "pass rate" in ended.stdout
     assert ended.stderr == ""
+
+
+@pytest.mark.proves("R39")
+def test_a_judge_is_checked_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, report = load("judge", monkeypatch).main()
+    assert checked.ok
+    assert report.pass_rate == 0.5
+
+
+def test_an_agent_of_another_framework_is_evaluated_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("pydantic_ai_agent", monkeypatch).main()
+    assert report.pass_rate == 1.0
+    assert report.total_tokens > 0

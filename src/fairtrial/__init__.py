@@ -1,5 +1,8 @@
 """Fairtrial: evaluate prompts, agents and models; get numbers you can defend."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from fairtrial._version import __version__
 from fairtrial.data import Attachment, BlobFolder, Dataset, Sample, load_jsonl
 from fairtrial.errors import (
@@ -13,16 +16,6 @@ from fairtrial.errors import (
     RunMismatchError,
     SessionError,
     StoreError,
-)
-from fairtrial.report import EvalReport, ExperimentReport, group_by, summarize
-from fairtrial.runs import (
-    EvalRunCompleted,
-    EvalRunStarted,
-    EvalSuite,
-    Observer,
-    SampleEvaluated,
-    evaluate,
-    evaluate_sync,
 )
 from fairtrial.scoring import (
     EvalContext,
@@ -65,7 +58,6 @@ from fairtrial.session import (
     Trajectory,
     restore_session,
 )
-from fairtrial.store import RunStore, open_store
 from fairtrial.trials import (
     Environment,
     EnvironmentRegistry,
@@ -79,6 +71,49 @@ from fairtrial.trials import (
     current_trial,
     task,
 )
+
+if TYPE_CHECKING:
+    from fairtrial.report import EvalReport, ExperimentReport, group_by, summarize
+    from fairtrial.runs import (
+        EvalRunCompleted,
+        EvalRunStarted,
+        EvalSuite,
+        Observer,
+        SampleEvaluated,
+        evaluate,
+        evaluate_sync,
+    )
+    from fairtrial.store import RunStore, open_store
+
+# What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
+_LATER = {
+    "fairtrial.report": ("EvalReport", "ExperimentReport", "group_by", "summarize"),
+    "fairtrial.runs": (
+        "EvalRunCompleted",
+        "EvalRunStarted",
+        "EvalSuite",
+        "Observer",
+        "SampleEvaluated",
+        "evaluate",
+        "evaluate_sync",
+    ),
+    "fairtrial.store": ("RunStore", "open_store"),
+}
+_HOME = {name: module for module, names in _LATER.items() for name in names}
+
+
+if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module 'fairtrial' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOME[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Attachment",

@@ -21,6 +21,15 @@
     │   ├── ModelAuthError        no key, or a wrong one
     │   ├── OutputParseError      the answer does not have the form that was asked for, even after a repair
     │   └── BudgetExceededError   a budget of tokens, requests or money is used up
+    ├── MailboxError              a mailbox cannot do what was asked
+    │   ├── MailboxConnectionError  its server cannot be reached just now; trying again may help
+    │   ├── MailboxAccessError    its server refuses us: wrong password, or the user may not do this
+    │   ├── MailboxFullError      its server has no memory for another message; trying later may help
+    │   ├── MailboxClosedError    it was used after `close()`
+    │   ├── LeaseLostError        the message is not ours any more: settled before, or the lease ran out
+    │   ├── ReplyNotAvailableError  there is nobody to reply to
+    │   └── BodyError             a body that cannot be sent or read (also a DataError)
+    │       └── MessageTooLargeError  a body over the mailbox's limit
     └── RunMismatchError          a run cannot be resumed because what it was made of has changed
 
 User code raises plain exceptions; they become data (the outcome of one trial), never one of these.
@@ -112,6 +121,45 @@ class StoreUnavailableError(StoreError):
 
 class RunMismatchError(ConfigurationError):
     """A run cannot be resumed because what it was made of has changed."""
+
+
+class MailboxError(FairtrialError):
+    """A mailbox cannot do what was asked."""
+
+
+class MailboxConnectionError(MailboxError):
+    """The server behind the mailbox cannot be reached just now; trying again may help.
+
+    What was being asked may or may not have happened: a send may arrive although it raised this.
+    """
+
+
+class MailboxAccessError(MailboxError):
+    """The server behind the mailbox refuses us: a wrong password, or a user who may not do this."""
+
+
+class MailboxFullError(MailboxError):
+    """The server behind the mailbox has no memory for another message; trying later may help."""
+
+
+class MailboxClosedError(MailboxError):
+    """The mailbox was used after it was closed."""
+
+
+class LeaseLostError(MailboxError):
+    """The message is not ours any more: it was settled before, or its lease ran out and it went back."""
+
+
+class ReplyNotAvailableError(MailboxError):
+    """There is nobody to reply to: no address, one that nobody knows, or a mailbox that is gone."""
+
+
+class BodyError(MailboxError, DataError):
+    """A body that cannot be sent or read."""
+
+
+class MessageTooLargeError(BodyError):
+    """A body over the mailbox's limit."""
 
 
 class ModelError(FairtrialError):

@@ -212,8 +212,18 @@ class TestUnions:
         assert problem(Loose | Tight, {"c": 1}).startswith("as Loose: Loose has no field 'c'")
         assert problem(Add | Times, {"op": ["+"]}).startswith("at $.op: as Add: expected one of")
 
+    def test_a_strict_model_reads_dates_as_text_and_nothing_else_from_text(self) -> None:
+        assert read(Strict, {"when": "2024-05-06", "n": 1}).when == date(2024, 5, 6)
+        assert "at $.n: Input should be a valid integer" in problem(Strict, {"when": "2024-05-06", "n": "1"})
+
+    def test_typed_dicts_in_a_union_are_told_apart_by_their_keys(self) -> None:
+        assert read(ByName | ByNumber, {"number": 1}) == {"number": 1}
+        assert read(ByName | Loose, {"kind": "a", "name": "x"}) == {"kind": "a", "name": "x"}
+        assert "as ByName" in problem(ByName | ByNumber, {"kind": [1], "name": "x"})
+
     def test_the_order_of_a_union_decides_where_nothing_else_can(self) -> None:
         assert read(list[int] | tuple[int, ...], [1]) == [1]
+        assert read(Literal["a"] | Small, {"a": 1}) == Small(1)
         assert read(tuple[int, ...] | list[int], [1]) == (1,)
 
     def test_a_literal_in_a_union_of_records_may_be_an_enum_member(self) -> None:
@@ -249,6 +259,22 @@ class ModelA(BaseModel):
 
 class ModelB(BaseModel):
     y: int
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    when: date
+    n: int
+
+
+class ByName(TypedDict):
+    kind: NotRequired[Literal["a"]]
+    name: str
+
+
+class ByNumber(TypedDict):
+    number: int
 
 
 class Wide(BaseModel):

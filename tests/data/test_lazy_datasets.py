@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import pytest
 from pydantic import BaseModel
@@ -192,7 +192,7 @@ class TestTypeSignatures:
             Tag,
             Model,
             Tree,
-            Any,
+            Literal["a"],
         ]
         seen = {json.dumps(signature_of(kind)) for kind in kinds}
         assert len(seen) == len(kinds)

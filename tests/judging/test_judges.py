@@ -140,7 +140,7 @@ async def test_what_a_judge_does_is_recorded_as_the_judges() -> None:
     await llm_judge(ScriptedAdapter([rating("good")]), "Right.", name="right").score(case)
     (call,) = session.everything()[PromptExecuted].all()
     assert call.prompt_name == "right"
-    assert {envelope.actor for envelope in session.envelopes()} == {"judge"}
+    assert {envelope.actor for envelope in session.everything().envelopes} == {"judge"}
     assert session.view()[PromptExecuted].all() == ()
 
 

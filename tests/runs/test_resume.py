@@ -74,6 +74,7 @@ async def test_a_finished_run_is_followed_by_a_new_one_and_fresh_always_is() -> 
     ("change", "message"),
     [
         ({"dataset": doubles(8, factor=3)}, "its dataset has changed"),
+        ({"dataset": doubles(8).shuffle(1)}, "its samples are now in another order"),
         ({"experiments": [Experiment("terse")]}, "its experiments were baseline, now terse"),
         ({"experiments": [Experiment(params={"style": "terse"})]}, "parameters of its experiments have changed"),
         ({"config": EvalConfig(repeats=2)}, "its repeats were 1, now 2"),

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -90,7 +91,7 @@ async def test_a_trajectory_scorer_from_reinforcement_learning_works_unchanged()
     assert report.scores_by_criterion == {"correct": 1.0, "turns": 2.0}
 
 
-@pytest.mark.proves("R102")
+@pytest.mark.proves("R40", "R44", "R102")
 async def test_errors_are_counted_and_never_become_scores() -> None:
     async def half(given: int) -> int:
         if given % 2:
@@ -405,6 +406,32 @@ async def test_a_report_is_a_table_a_person_can_read_in_a_terminal_and_in_a_note
     assert repr(report).startswith("<EvalReport doubles")
 
 
+@pytest.mark.proves("R46")
+async def test_a_report_gives_mean_spread_and_extremes_and_can_be_saved_and_loaded(tmp_path: Path) -> None:
+    values = {0: 0.0, 1: 0.25, 2: 0.5, 3: 1.0}
+
+    def grade(output: int, expected: int) -> float:
+        return values[output]
+
+    async def same(given: int) -> int:
+        return given
+
+    report = await evaluate(doubles(4), same, grade)
+    summary = report.summary
+    assert (summary["n"], summary["mean"], summary["min"], summary["max"]) == (4, 0.4375, 0.0, 1.0)
+    assert summary["std"] == pytest.approx(0.4269562)
+    report.save(tmp_path / "run.db")
+    loaded = EvalReport.load(tmp_path / "run.db")
+    assert loaded.summary == summary
+    assert loaded.config == report.config
+    assert [result.output for result in loaded.results] == [0, 1, 2, 3]
+    assert loaded.results[2].sample.expected == 4
+    loaded.store.close()
+    report.export(tmp_path / "results.jsonl")
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.proves("R89")
 async def test_a_running_run_can_be_looked_at_and_refreshed() -> None:
     store = open_store("memory:")
     seen: list[int] = []

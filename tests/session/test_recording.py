@@ -52,6 +52,11 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Box[T]:
+    item: T
+
+
+@dataclass(frozen=True)
 class Wrapper:
     note: Note
     names: Annotated[dict[str, int], Len(0, 9)] = field(default_factory=dict)
@@ -81,18 +86,20 @@ class TestRecording:
     def test_an_envelope_says_when_by_whom_in_which_attempt_and_span(self) -> None:
         clock = FakeClock(100.0)
         session = Session(clock=clock)
-        first = session.record(Note("a"))
+        session.record(Note("a"))
         clock.advance(2.5)
         session.next_attempt()
         with session.span("outer") as outer, session.span("inner", actor="judge") as inner:
-            second = session.record(Note("b"), actor="judge")
+            session.record(Note("b"), actor="judge")
             clock.advance(1)
+        first, second, *_ = session.everything().envelopes
         assert first[:6] == (0, 100.0, "task", 1, None, None)
         assert second[:6] == (1, 102.5, "judge", 2, inner, outer)
         assert first.kind.endswith("test_recording:Note")
         closed = session.everything()[SpanClosed].all()
         assert closed == (SpanClosed("inner", 1000.0), SpanClosed("outer", 1000.0))
-        assert session.record(Note("c")).span_id is None
+        session.record(Note("c"))
+        assert session.everything().envelopes[-1].span_id is None
         assert session.attempt == 2
 
     def test_a_span_that_fails_says_so_and_lets_the_error_pass(self) -> None:
@@ -277,13 +284,13 @@ class TestReading:
     @pytest.mark.proves("R27")
     def test_what_one_reader_does_to_an_event_no_other_reader_sees(self) -> None:
         session = Session()
-        recorded = session.record(Wrapper(Note("a"), {"n": 1}, {"t"}))
+        session.record(Wrapper(Note("a"), {"n": 1}, {"t"}))
         session.record(Note("b"))
         session.record(Model(items=[3, 1]))
         session.record(Thought("c", [3.0, 1.0, 2.0]))
-        with pytest.raises(TypeError):
-            recorded.data["note"]["text"] = "changed"
         view = session.view()
+        with pytest.raises(TypeError):
+            view.envelopes[0].data["note"]["text"] = "changed"
         view[Wrapper].all()[0].note.text = "changed"
         view[Note].all()[0].text = "changed"
         view[Model].all()[0].items.append(9)
@@ -312,6 +319,12 @@ class TestReading:
         mine["params"]["a"].append(2)
         assert mine["params"] == {"a": [1, 2]}
         assert call.data["params"] == {"a": [1]}
+
+    def test_events_of_a_generic_type_are_read_as_what_they_hold(self) -> None:
+        view = session_of(Box(Note("a")))
+        assert view[Box[Note]].all() == (Box(Note("a")),)
+        assert view[Box[dict[str, str]]].all() == (Box({"text": "a"}),)
+        assert "1 x " in repr(view[Box[Note]])
 
     def test_an_event_that_no_longer_fits_its_type_is_named(self) -> None:
         wrong = Envelope(3, 0.0, "task", 1, None, None, kind_of(Note), {"words": "x"})

@@ -1,4 +1,4 @@
-"""R73's ground: a snapshot is read anywhere and leads to importing nothing."""
+"""A snapshot is read anywhere and leads to importing nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def scores(view):
 """
 
 
-@pytest.mark.proves("R111")
+@pytest.mark.proves("R13", "R26")
 def test_scores_are_the_same_live_and_from_a_snapshot_where_the_task_was_never_imported(
     child: Any, tmp_path: Path
 ) -> None:

@@ -20,8 +20,10 @@ def pg_server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def pg_url(pg_server: PostgresServer) -> str:
-    return pg_server.new_database()
+def pg_url(pg_server: PostgresServer) -> Iterator[str]:
+    url = pg_server.new_database()
+    yield url
+    pg_server.drop_database(url)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from fairtrial import Metric, Sample, Score, TokenUsage
 from fairtrial.errors import SessionError, StoreError, UnknownRunError
 from fairtrial.store import Label, RunStore
 from fairtrial.trials.keys import TrialKey
-from fairtrial.trials.result import Outcome
+from fairtrial.trials.result import EvalResult, Outcome
 from tests.store.build import result, rich_result, run_record, sample, samples
 
 pytestmark = pytest.mark.proves("R100")
@@ -22,6 +23,10 @@ def full_run(store: RunStore, *, size: int = 6) -> Any:
     run = store.create_run(run_record(size=size))
     store.commit(run.run_id, [result(run, ordinal) for ordinal in range(run.planned)], samples(range(size)))
     return run
+
+
+def _spoiled(good: EvalResult, **changes: Any) -> EvalResult:
+    return replace(good, **changes)
 
 
 class TestRuns:
@@ -398,7 +403,7 @@ class TestRefusal:
         return {
             "NUL": replace(good, output_json='"a\0b"'),
             "surrogate": replace(good, output_json='"\ud800"'),
-            "snapshot": replace(good, snapshot="text"),
+            "snapshot": _spoiled(good, snapshot="text"),
             "latency": replace(good, latency_ms=2**31),
             "negative": replace(good, latency_ms=-1),
             "tokens": replace(good, usage=TokenUsage(2**70)),
@@ -408,13 +413,13 @@ class TestRefusal:
             "output": replace(good, output=object()),
             "no score": replace(good, score=None),
             "error with score": replace(good, outcome="timeout"),
-            "outcome": replace(good, outcome="whatever"),
+            "outcome": _spoiled(good, outcome="whatever"),
             "ordinal": replace(good, ordinal=40),
             "negative ordinal": replace(good, ordinal=-1),
             "experiment": replace(good, key=good.key._replace(experiment="terse")),
             "repeat": replace(good, key=good.key._replace(repeat=5)),
             "run": replace(good, key=good.key._replace(run_id="r2")),
-            "ordinal type": replace(good, ordinal="5"),
+            "ordinal type": _spoiled(good, ordinal="5"),
         }
 
     def test_one_bad_row_never_sinks_its_batch(self, store: RunStore) -> None:
@@ -590,8 +595,6 @@ class TestBlobsAndLabels:
         "data", [b"", b"\0\xff" * 10, b"text " * 1000, b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfd" * 99]
     )
     def test_a_blob_is_kept_once_under_its_hash(self, store: RunStore, data: bytes) -> None:
-        import hashlib
-
         name = store.put_blob(data)
         assert name == store.put_blob(data) == hashlib.sha256(data).hexdigest()
         assert store.get_blob(name) == data

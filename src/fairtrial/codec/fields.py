@@ -45,16 +45,21 @@ QUALIFIERS = tuple(
 )
 
 
+def unqualified(kind: Any) -> tuple[Any, set[Any]]:
+    """A type without the qualifiers around it, and those."""
+    said: set[Any] = set()
+    while (origin := typing.get_origin(kind)) in QUALIFIERS:
+        said.add(origin)
+        kind = typing.get_args(kind)[0]
+    return kind, said
+
+
 def required_keys(base: Any, fields: dict[str, Any]) -> frozenset[str]:
     """The keys a TypedDict must have. The class itself does not know where its annotations are kept as text."""
 
     def is_required(name: str) -> bool:
-        kind = fields[name]
-        while typing.get_origin(kind) in QUALIFIERS:
-            if typing.get_origin(kind) in (typing.Required, typing.NotRequired):
-                return typing.get_origin(kind) is typing.Required
-            (kind,) = typing.get_args(kind)
-        return name in base.__required_keys__
+        _, said = unqualified(fields[name])
+        return typing.NotRequired not in said and (typing.Required in said or name in base.__required_keys__)
 
     return frozenset(filter(is_required, fields))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairtrial.codec.escape import restore_text
-from fairtrial.codec.fields import field_types, required_keys
+from fairtrial.codec.fields import field_types, required_keys, unqualified
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,10 @@ def shape_of(kind: Any) -> Shape | None:
 
 
 def _shape(types: dict[str, Any], fields: frozenset[str], required: frozenset[str]) -> Shape:
+    plain_types = {name: unqualified(kind)[0] for name, kind in types.items()}
     literals = {
         name: frozenset((type(value), value) for value in map(plain, typing.get_args(kind)))
-        for name, kind in types.items()
+        for name, kind in plain_types.items()
         if typing.get_origin(kind) is typing.Literal
     }
     return Shape(fields, required, literals)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mimetypes
 import os
 import re
 import tempfile
@@ -57,6 +56,8 @@ class BlobFolder:
 
     def put_file(self, path: Path | str, *, media_type: str | None = None) -> Attachment:
         """Keep a file's bytes; the media type is guessed from its name unless given."""
+        import mimetypes  # Brings urllib with it, which few people need.
+
         path = Path(path)
         guessed = media_type or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         return self.put(path.read_bytes(), media_type=guessed, name=path.name)

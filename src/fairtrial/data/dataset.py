@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from fairtrial.codec import digest
-from fairtrial.data.fingerprint import Fingerprint
+from fairtrial.data.fingerprint import Fingerprint, Order
 from fairtrial.data.lazy import FileRows, Selection
 from fairtrial.data.loaders import load_samples, open_samples
 from fairtrial.data.sample import Sample
@@ -19,13 +19,14 @@ from fairtrial.errors import DatasetError
 class Dataset[I, E](Sequence[Sample[I, E]]):
     """Samples that never change, in memory or in their file, with one identity for their content."""
 
-    __slots__ = ("_expected_type", "_fingerprint", "_input_type", "_name", "_samples", "_version")
+    __slots__ = ("_expected_type", "_fingerprint", "_input_type", "_name", "_order", "_samples", "_version")
 
     def __init__(self, samples: Iterable[Sample[I, E]], name: str = "dataset", version: str = "1.0") -> None:
         self._samples: Sequence[Sample[I, E]] = _distinct(tuple(samples))
         self._name = name
         self._version = version
         self._fingerprint: str | None = None
+        self._order: str | None = None
         self._input_type: Any = object
         self._expected_type: Any = object
 
@@ -102,7 +103,10 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         made: Dataset[Any, Any] = Dataset((), path.stem if name is None else name, version)
         made._input_type, made._expected_type = input_type, expected_type
         if lazy:
-            return made._with(*open_samples(path, input_type, expected_type, row))
+            samples, identity = open_samples(path, input_type, expected_type, row)
+            made = made._with(samples, identity.fingerprint)
+            made._order = identity.order
+            return made
         return made._with(load_samples(path, input_type, expected_type, row))
 
     @property
@@ -139,6 +143,16 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
                 fingerprint.add(sample)
             self._fingerprint = fingerprint.hexdigest()
         return self._fingerprint
+
+    @property
+    def order(self) -> str:
+        """A hash of the ids in their order: a run that goes on needs the same samples in the same places."""
+        if self._order is None:
+            order = Order()
+            for sample in self._samples:
+                order.add(sample.id)
+            self._order = order.hexdigest()
+        return self._order
 
     def __len__(self) -> int:
         return len(self._samples)

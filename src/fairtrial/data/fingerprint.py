@@ -1,15 +1,40 @@
-"""The identity of a dataset's content, whatever its order."""
+"""The identity of a dataset: of its content, whatever the order, and of the order."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairtrial.codec import canonical
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DatasetError
 
 _MODULUS = 1 << 256
+
+
+class Identity(NamedTuple):
+    """Which samples a dataset holds, and in which order."""
+
+    fingerprint: str
+    order: str
+
+
+class Order:
+    """A hash of ids in their order."""
+
+    __slots__ = ("_hash",)
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def add(self, sample_id: str) -> None:
+        """Note the next id."""
+        name = sample_id.encode("utf-8", "surrogatepass")
+        self._hash.update(b"%d:%b" % (len(name), name))
+
+    def hexdigest(self) -> str:
+        """32 hex digits for the order so far."""
+        return self._hash.hexdigest()
 
 
 class Fingerprint:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fairtrial.codec import digest, parse_json
-from fairtrial.data.fingerprint import Fingerprint
+from fairtrial.data.fingerprint import Fingerprint, Identity, Order
 from fairtrial.data.rows import Row, RowMapper
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_FORMAT = f"fairtrial-index-1-{sys.byteorder}"
+_FORMAT = f"fairtrial-index-2-{sys.byteorder}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Index:
     """The offsets of a file's rows, and the identity of their content."""
 
     offsets: Sequence[int]
-    fingerprint: str
+    identity: Identity
     state: State
 
 
@@ -99,7 +99,7 @@ def placed(error: DataError, path: Path, line: int | None) -> DatasetError:
 def line_index(path: Path) -> Index:
     """Where the lines are, without looking into them."""
     state = state_of(path)
-    return Index(array("Q", (offset for _, offset, _ in read_lines(path))), "", state)
+    return Index(array("Q", (offset for _, offset, _ in read_lines(path))), Identity("", ""), state)
 
 
 def build_index(path: Path, read: RowMapper) -> Index:
@@ -107,10 +107,11 @@ def build_index(path: Path, read: RowMapper) -> Index:
     state = state_of(path)
     offsets = array("Q")
     seen = DuplicateCheck()
-    fingerprint = Fingerprint()
+    fingerprint, order = Fingerprint(), Order()
     for number, offset, sample in read_samples(path, read):
         offsets.append(offset)
         seen.add(sample.id)
+        order.add(sample.id)
         try:
             fingerprint.add(sample)
         except DatasetError as error:
@@ -120,7 +121,7 @@ def build_index(path: Path, read: RowMapper) -> Index:
         _refuse_duplicates(path, read, suspects)
     if state_of(path) != state:
         raise DatasetError("the file changed while it was being read; load it again", path=path)
-    return Index(offsets, fingerprint.hexdigest(), state)
+    return Index(offsets, Identity(fingerprint.hexdigest(), order.hexdigest()), state)
 
 
 class DuplicateCheck:
@@ -181,7 +182,8 @@ def cached_index(path: Path, read: RowMapper, *, key: Any) -> Index:
 
 def _write_index(file: Path, identity: str, index: Index) -> None:
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    header = json.dumps({"identity": identity, "fingerprint": index.fingerprint, "rows": len(index.offsets)}).encode()
+    facts = {"identity": identity, "rows": len(index.offsets), **index.identity._asdict()}
+    header = json.dumps(facts).encode()
     header += b" " * (-(len(header) + 1) % 8) + b"\n"  # The offsets behind it stay aligned.
     handle, aside = tempfile.mkstemp(dir=file.parent)
     try:
@@ -198,12 +200,13 @@ def _read_index(file: Path, identity: str, state: State) -> Index | None:
     try:
         with file.open("rb") as source:
             header = json.loads(source.readline())
-            start, rows, fingerprint = source.tell(), header["rows"], str(header["fingerprint"])
+            start, rows = source.tell(), header["rows"]
+            content = Identity(str(header["fingerprint"]), str(header["order"]))
             if header["identity"] != identity or os.fstat(source.fileno()).st_size != start + 8 * rows:
                 return None
             if not rows:
-                return Index((), fingerprint, state)
+                return Index((), content, state)
             mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # Absent, cut short or written by something else: build it again.
-    return Index(memoryview(mapped)[start:].cast("Q"), fingerprint, state)
+    return Index(memoryview(mapped)[start:].cast("Q"), content, state)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from fairtrial.codec.escape import parse_json_array
+from fairtrial.data.fingerprint import Identity
 from fairtrial.data.index import build_index, cached_index, line_index, open_data, parse_line, placed, read_lines
 from fairtrial.data.lazy import FileRows
 from fairtrial.data.rows import Row, RowMapper, row_reader, table_reader
@@ -61,8 +62,8 @@ def load_samples(
 
 def open_samples(
     path: Path, input_type: Any, expected_type: Any, row: RowMapper | None
-) -> tuple[FileRows[Sample[Any, Any]], str]:
-    """The samples of a file, left where they are, and their fingerprint."""
+) -> tuple[FileRows[Sample[Any, Any]], Identity]:
+    """The samples of a file, left where they are, and their identity."""
     if path.suffix.lower() not in _JSONL:
         raise ConfigurationError(f"{path}: lazy=True reads .jsonl files only; convert it, or load it whole")
     read = row_reader(input_type, expected_type, row)
@@ -70,7 +71,7 @@ def open_samples(
         index = cached_index(path, read, key=[signature_of(input_type), signature_of(expected_type)])
     else:  # A row function has no identity that could be part of a cache key.
         index = build_index(path, read)
-    return FileRows(path, read, index), index.fingerprint
+    return FileRows(path, read, index), index.identity
 
 
 def _checked(

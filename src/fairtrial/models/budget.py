@@ -71,7 +71,7 @@ class Spending:
 def spent_in(session: Session, actor: str) -> tuple[TokenUsage, int]:
     """What one side of a trial has used so far, over all attempts, and in how many requests."""
     used, requests = TokenUsage(), 0
-    for envelope in session.envelopes():
+    for envelope in session.everything().envelopes:
         if envelope.kind == _PROMPT_EXECUTED and envelope.actor == actor:
             requests += 1
             if envelope.data["usage"]:

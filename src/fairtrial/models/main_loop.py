@@ -18,6 +18,7 @@ from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter
 from fairtrial.models.prompt import Prompt, PromptTemplate
 from fairtrial.offload import DaemonThreads
+from fairtrial.portal import call_sync
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.trials.context import TrialContext, _current
@@ -82,8 +83,6 @@ class MainLoop(Generic[InputT, OutputT]):
 
     def execute_sync(self, input: InputT) -> tuple[PromptResponse[OutputT], Session]:
         """`execute`, from ordinary code."""
-        from fairtrial.runs.sync import call_sync
-
         return call_sync(partial(self.execute, input))
 
     def as_task(self) -> Task:
@@ -100,8 +99,7 @@ class MainLoop(Generic[InputT, OutputT]):
                 return (await self._evaluate(prompt, session)).output
             finally:
                 # What the loop recorded belongs to this attempt, however it ended.
-                attempt = ctx.session.attempt
-                ctx.session.extend(found._replace(attempt=attempt) for found in session.envelopes())
+                ctx.session.extend(session.everything().envelopes)
 
         main_loop.__annotations__["return"] = self._output_type()
         return task(name=type(self).__name__ if resolved is None else resolved.name)(main_loop)

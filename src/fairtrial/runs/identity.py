@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -55,6 +55,7 @@ def describe_run(
         evaluator=evaluator,
         code_hash=code_hash,
         created_at=time.time(),
+        notes={"order": dataset.order},
     )
 
 
@@ -89,6 +90,8 @@ def _changes(stored: RunRecord, wanted: RunRecord) -> list[str]:
             f"its dataset has changed ({stored.dataset_name}, {stored.dataset_size} samples, then; "
             f"{wanted.dataset_name}, {wanted.dataset_size} samples, now)"
         )
+    elif stored.notes.get("order") != wanted.notes["order"]:
+        changes.append("its samples are now in another order")
     if stored.experiments != wanted.experiments:
         changes.append(f"its experiments were {', '.join(stored.experiments)}, now {', '.join(wanted.experiments)}")
     elif to_json(stored.params) != to_json(wanted.params):
@@ -96,11 +99,6 @@ def _changes(stored: RunRecord, wanted: RunRecord) -> list[str]:
     if stored.repeats != wanted.repeats:
         changes.append(f"its repeats were {stored.repeats}, now {wanted.repeats}")
     return changes
-
-
-def noted(run: RunRecord, **notes: Any) -> RunRecord:
-    """The run with more notes."""
-    return replace(run, notes={**run.notes, **notes})
 
 
 def code_hash(version: str | None, root: Path | None = None) -> str:

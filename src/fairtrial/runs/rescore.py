@@ -57,7 +57,7 @@ async def rescore_run(
             parent_run=parent.run_id,
             created_at=time.time(),
             finished_at=None,
-            notes={},
+            notes={"order": parent.notes.get("order")},
         )
     )
     rules = TrialRules(

@@ -12,6 +12,7 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY
+from fairtrial.models.main_loop import prompt_task
 from fairtrial.report.report import EvalReport
 from fairtrial.runs.events import Observer
 from fairtrial.runs.rescore import rescore_run
@@ -25,6 +26,8 @@ from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.result import EvalResult
 
 if TYPE_CHECKING:
+    from fairtrial.models.adapter import ProviderAdapter
+    from fairtrial.models.prompt import PromptTemplate
     from fairtrial.store.protocol import RunStore
 
 
@@ -38,7 +41,8 @@ class EvalSuite:
         evaluator: Scores the outputs.
         experiments: Variants of the task to run side by side; one named "baseline" unless given.
         config: Settings of the run.
-        adapter: Handed to evaluators that ask for one.
+        prompt: A prompt template to evaluate with `adapter`, in place of a task.
+        adapter: The model behind the prompt; also handed to evaluators that ask for one.
         lifespan: Opens what all trials share (`ctx.shared`): a function that returns a context manager.
         version: The identity of the code, where you keep count yourself; the project's files are hashed otherwise.
     """
@@ -52,10 +56,15 @@ class EvalSuite:
         *,
         experiments: Sequence[Experiment] = (),
         config: EvalConfig | None = None,
-        adapter: Any = None,
+        prompt: PromptTemplate[Any] | None = None,
+        adapter: ProviderAdapter | None = None,
         lifespan: Lifespan | None = None,
         version: str | None = None,
     ) -> None:
+        if prompt is not None:
+            if task is not None or adapter is None:
+                raise ConfigurationError(f"suite {name!r}: a prompt needs an adapter and takes the place of a task")
+            task = prompt_task(prompt, adapter)
         if evaluator is None:
             raise ConfigurationError(f"suite {name!r} has no evaluator")
         if not isinstance(dataset, Dataset):

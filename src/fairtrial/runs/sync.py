@@ -1,86 +1,20 @@
-"""Calling async code from code that is not: one event loop in a thread of its own, for the whole process.
-
-One loop, so that clients and connections opened in one call still work in the next; a daemon thread, so that nothing
-keeps the interpreter from ending; no loop inside a loop, so that it works in notebooks.
-"""
+"""Runs from ordinary code, and what Ctrl-C does to them."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import shlex
 import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 
-import anyio
-from anyio.from_thread import BlockingPortal
-
+from fairtrial.portal import portal
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.protocol import RunRecord
 
 _SETTLE_SECONDS = 60.0
-
-_lock = threading.Lock()
-_portal: BlockingPortal | None = None
-_owner = 0
-_ending = False
-
-
-def portal() -> BlockingPortal:
-    """The process-wide way into the event loop thread."""
-    global _portal, _owner
-    with _lock:
-        if _portal is None or _owner != os.getpid():  # A forked child inherits the variable, not the thread.
-            _portal, _owner = _start(), os.getpid()
-        return _portal
-
-
-def _start() -> BlockingPortal:
-    ready: Future[BlockingPortal] = Future()
-
-    async def serve() -> None:
-        async with BlockingPortal() as opened:
-            ready.set_result(opened)
-            await opened.sleep_until_stopped()
-
-    def run() -> None:
-        try:
-            anyio.run(serve)
-        except RuntimeError:
-            # The last thing a closing loop does is to wait, in a new thread, for the threads it looked up addresses
-            # in; an interpreter that is ending starts no thread. All else has been closed by then.
-            if not _ending:
-                raise
-
-    thread = threading.Thread(target=run, name="fairtrial event loop", daemon=True)
-    thread.start()
-    opened = ready.result()
-    atexit.register(_stop, opened, thread)
-    return opened
-
-
-def _stop(opened: BlockingPortal, thread: threading.Thread) -> None:
-    """Let the loop close its connections; for a moment only, the interpreter is ending."""
-    global _ending
-    _ending = True
-    if not thread.is_alive():
-        return
-    opened.start_task_soon(opened.stop, True)
-    thread.join(1.0)
-
-
-def call_sync[T](call: Callable[[], Awaitable[T]]) -> T:
-    """Run an async function to its end from ordinary code."""
-    future = portal().start_task_soon(call)
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        raise
 
 
 def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]]) -> RunRecord:

@@ -62,7 +62,7 @@ class Writer:
             self._waiting.append((result, sample_ordinal, sample))
             self._pending += 1
             full = len(self._waiting) >= self._batch
-            crowded = self._pending > 4 * self._batch
+            crowded = self._pending > 2 * self._batch
             if crowded and self._room is None:
                 self._room = anyio.Event()
             room = self._room if crowded else None

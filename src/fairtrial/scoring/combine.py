@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
-from fairtrial.scoring.evaluator import Case, EvalContext, Evaluator, Scorer, evaluator, resolve
+from fairtrial.scoring.evaluator import Case, EvalContext, Evaluator, Scorer, evaluator, marks_of, resolve
 from fairtrial.scoring.score import Score, mean_value, merge
 from fairtrial.session.views import SessionView
 
@@ -33,15 +35,26 @@ class Combined(Scorer):
 
     def score_now(self, case: Case) -> Score:
         """Score without an event loop."""
-        return self._rule([(member.name, member.score_now(case)) for member in self.members])
+        return self._rule(self.parts_now(case))
 
     async def score(self, case: Case) -> Score:
         """Score a case; members that wait (judges, threads) wait together."""
-        return self.score_now(case) if self.quick else self._rule(await self.score_parts(case))
+        return self.score_now(case) if self.quick else self._rule(await self.parts(case))
 
-    async def score_parts(self, case: Case) -> list[tuple[str, Score]]:
-        """Every member's own score, in order."""
-        scores: list[Score | Exception | None] = [None] * len(self.members)
+    def parts_now(self, case: Case) -> list[tuple[str, Score]]:
+        """Every member's own score, in order, without an event loop."""
+        parts: list[tuple[str, Score]] = []
+        for member in self.members:
+            try:
+                parts.append((member.name, member.score_now(case)))
+            except Exception as error:
+                error.add_note(f"raised by evaluator {member.name!r}")
+                raise
+        return parts
+
+    async def parts(self, case: Case) -> list[tuple[str, Score]]:
+        """Every member's own score, in order. All of them finish before the first error is raised."""
+        scores: dict[int, Score | Exception] = {}
 
         async def fill(position: int, member: Scorer) -> None:
             try:
@@ -49,19 +62,15 @@ class Combined(Scorer):
             except Exception as error:
                 scores[position] = error
 
-        waiting = [(position, member) for position, member in enumerate(self.members) if not member.quick]
         async with anyio.create_task_group() as group:
-            for position, member in waiting[1:]:
-                group.start_soon(fill, position, member)
             for position, member in enumerate(self.members):
-                if member.quick or (position, member) == waiting[0]:
-                    await fill(position, member)
+                group.start_soon(fill, position, member)
         parts: list[tuple[str, Score]] = []
-        for member, score in zip(self.members, scores, strict=True):
+        for position, member in enumerate(self.members):
+            score = scores[position]
             if isinstance(score, Exception):
                 score.add_note(f"raised by evaluator {member.name!r}")
                 raise score
-            assert score is not None  # noqa: S101 - every position was filled above
             parts.append((member.name, score))
         return parts
 
@@ -86,16 +95,14 @@ class Composite(Combined):
     def __call__(self, sample: Sample[Any, Any], output: Any, *, context: EvalContext) -> Any:  # type: ignore[override]
         """Call it by hand as (sample, output, *, context): a tuple of named scores, or an awaitable of one."""
         case = Case(sample, output, context.session, adapter=context.adapter, run_id=context.run_id)
-        if self.is_async:
-            return self._named(case)
-        return tuple(_renamed(member.name, member.score_now(case)) for member in self.members)
+        return self._named_later(case) if self.is_async else _named(self.parts_now(case))
 
-    async def _named(self, case: Case) -> tuple[Score, ...]:
-        return tuple(_renamed(name, score) for name, score in await self.score_parts(case))
+    async def _named_later(self, case: Case) -> tuple[Score, ...]:
+        return _named(await self.parts(case))
 
 
-def _renamed(name: str, score: Score) -> Score:
-    return score if score.name else Score(score.value, score.passed, score.reason, score.metrics, name=name)
+def _named(parts: _Parts) -> tuple[Score, ...]:
+    return tuple(score if score.name else replace(score, name=name) for name, score in parts)
 
 
 def _all(parts: _Parts) -> Score:
@@ -104,6 +111,11 @@ def _all(parts: _Parts) -> Score:
 
 def _any(parts: _Parts) -> Score:
     return merge(parts, value=max(part.value for _, part in parts), passed=any(part.passed for _, part in parts))
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigurationError(f"{name} lies between 0 and 1, not at {value}")
 
 
 def all_of(*evaluators: Evaluator | Scorer) -> Combined:
@@ -124,13 +136,13 @@ def composite(*evaluators: Evaluator | Scorer) -> Composite:
 def weighted(*members: tuple[Evaluator | Scorer, float], pass_at: float = 0.5) -> Combined:
     """A weighted mean of values: `weighted((correct, 3), (polite, 1))`. The weights make it a reward."""
     weights = [float(weight) for _, weight in members]
-    if members and not any(weight > 0 for weight in weights):
-        raise ConfigurationError("weighted() needs at least one weight above 0")
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or (members and not any(weights)):
+        raise ConfigurationError(f"weighted() needs finite weights, none below 0 and one above, not {weights}")
+    _check_share("pass_at", pass_at)
 
     def rule(parts: _Parts) -> Score:
-        reward = merge(parts, value=0.0, passed=False, weights=weights)
-        value = min(max(reward.reward, 0.0), 1.0)
-        return Score(value, value >= pass_at, reward.reason, reward.metrics)
+        merged = merge(parts, value=0.0, passed=False, weights=weights)
+        return replace(merged, value=merged.reward, passed=merged.reward >= pass_at)
 
     return Combined("weighted", [member for member, _ in members], rule)
 
@@ -141,16 +153,14 @@ def negate(member: Evaluator | Scorer) -> Combined:
     def rule(parts: _Parts) -> Score:
         (_, part), *_ = parts
         merged = merge(parts, value=1.0 - part.value, passed=not part.passed)
-        reason = f"not: {part.reason}" if part.reason else ""
-        return Score(merged.value, merged.passed, reason, merged.metrics)
+        return replace(merged, reason=f"not: {part.reason}" if part.reason else "")
 
     return Combined("negate", [member], rule)
 
 
 def threshold(member: Evaluator | Scorer, at: float) -> Combined:
     """Passes where the other's value reaches `at`."""
-    if not 0.0 <= at <= 1.0:
-        raise ConfigurationError(f"a threshold lies between 0 and 1, not at {at}")
+    _check_share("at", at)
 
     def rule(parts: _Parts) -> Score:
         (_, part), *_ = parts
@@ -162,10 +172,12 @@ def threshold(member: Evaluator | Scorer, at: float) -> Combined:
 def adapt(member: Evaluator) -> Callable[[Any, Any, SessionView], Any]:
     """A plain evaluator with the parameters of a session-aware one."""
     scorer = resolve(member)
+    mark = evaluator(form="session", inline=scorer.quick, isolate=marks_of(member).isolate, name=scorer.name)
 
-    @evaluator(form="session", inline=scorer.quick, name=scorer.name)
-    def adapted(output: Any, expected: Any, session: SessionView) -> Any:
-        case = Case(Sample("by-hand", None, expected), output, session)
-        return scorer.score(case) if scorer.is_async else scorer.score_now(case)
+    def adapted(output: Any, expected: Any, session: SessionView) -> Score:
+        return scorer.score_now(Case(Sample("by-hand", None, expected), output, session))
 
-    return adapted
+    async def adapted_later(output: Any, expected: Any, session: SessionView) -> Score:
+        return await scorer.score(Case(Sample("by-hand", None, expected), output, session))
+
+    return mark(adapted_later if scorer.is_async else adapted)

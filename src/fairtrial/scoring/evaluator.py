@@ -6,6 +6,8 @@
 | "trajectory" | (trajectory, sample)         | a first parameter named `trajectory` or annotated `Trajectory`       |
 | "session"    | (output, expected, session)  | a third required parameter, or one named or annotated as the session |
 | "plain"      | (output, expected)           | everything else                                                      |
+
+A default such as `threshold=0.5` never receives a session, and a session parameter behind it is given by name.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args, overload
+from types import UnionType
+from typing import Any, Literal, Protocol, Union, get_args, get_origin, overload
 from uuid import UUID
 
 from fairtrial.codec import dumps
@@ -70,7 +73,11 @@ class Case:
     ) -> None:
         self.sample = sample
         self.output = output
-        self.session = _NO_SESSION if session is None else session
+        if session is None:
+            session = _NO_SESSION
+        elif isinstance(session, Session):
+            session = session.view()  # As it stands now, and nothing an evaluator can write to.
+        self.session: SessionView = session
         self.adapter = adapter
         self.run_id = run_id
         self.offload = offload
@@ -181,9 +188,10 @@ class Leaf(Scorer):
     def __init__(self, fn: Callable[..., Any]) -> None:
         marks = marks_of(fn)
         form = marks.form or form_of(fn)
+        keyword = _session_keyword(_parameters(fn)) if form == "session" else None
         self._fn = fn
         self._isolate = marks.isolate
-        self._arguments = _ARGUMENTS[form]
+        self._arguments = _ARGUMENTS[form] if keyword is None else _session_by_name(keyword)
         self.name = marks.name or name_of(fn)
         self.needs_session = form != "plain"
         self.is_async = is_async_callable(fn)
@@ -192,7 +200,14 @@ class Leaf(Scorer):
     def score_now(self, case: Case) -> Score:
         """Score without an event loop."""
         args, kwargs = self._arguments(case)
-        return as_score(self._fn(*args, **kwargs), self.name)
+        result = self._fn(*args, **kwargs)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise TypeError(
+                f"evaluator {self.name!r} returned an awaitable; make it `async def`, so that it is awaited"
+            )
+        return as_score(result, self.name)
 
     async def score(self, case: Case) -> Score:
         """Score a case, away from the event loop unless the function is async or quick."""
@@ -224,6 +239,10 @@ def _session_arguments(case: Case) -> _Arguments:
     return (case.output, case.sample.expected, case.session), _NO_KEYWORDS
 
 
+def _session_by_name(keyword: str) -> Callable[[Case], _Arguments]:
+    return lambda case: ((case.output, case.sample.expected), {keyword: case.session})
+
+
 def _context_arguments(case: Case) -> _Arguments:
     return (case.sample, case.output), {"context": EvalContext(case.adapter, case.session, case.run_id)}
 
@@ -250,65 +269,104 @@ def resolve(fn: Evaluator | Scorer) -> Scorer:
 
 
 def marks_of(fn: Callable[..., Any]) -> Marks:
-    """What was said about a callable with `@evaluator`."""
-    marks = getattr(fn, _MARKS, None) or getattr(getattr(fn, "func", None), _MARKS, None)
-    return marks if isinstance(marks, Marks) else Marks()
+    """What was said about a callable, or about the one inside a partial, with `@evaluator`."""
+    while True:
+        marks = getattr(fn, _MARKS, None)
+        if isinstance(marks, Marks):
+            return marks
+        if not isinstance(fn, functools.partial):
+            return Marks()
+        fn = fn.func
+
+
+def _innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn
 
 
 def name_of(fn: Callable[..., Any]) -> str:
     """What a callable is called in a report."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    name = getattr(fn, "__name__", None) or type(fn).__name__
+    inner = _innermost(fn)
+    name = getattr(inner, "__name__", None) or type(inner).__name__
     return "lambda" if name == "<lambda>" else str(name)
 
 
 def is_async_callable(fn: Callable[..., Any]) -> bool:
     """True for async functions, partials of them, and objects whose `__call__` is async."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+    inner = _innermost(fn)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
+
+
+def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        try:
+            signature = inspect.signature(fn, eval_str=True)
+        except Exception:  # Annotations as text may name what exists only for type checkers; their words still help.
+            signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # A built-in that does not show its parameters.
+        return [inspect.Parameter("arguments", inspect.Parameter.VAR_POSITIONAL)]
+    return list(signature.parameters.values())
 
 
 def form_of(fn: Callable[..., Any]) -> Form:
     """The form a callable's parameters show."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        return "plain"  # A built-in that does not show its parameters.
+    parameters = _parameters(fn)
+    positional = _positional(parameters)
+    form: Form = "plain"
     if any(p.name == "context" and p.kind is p.KEYWORD_ONLY for p in parameters):
-        return "context"
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    takes_more = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if positional and (positional[0].name == "trajectory" or _annotated(positional[0], "Trajectory")):
-        form: Form = "trajectory"
-    elif any(p.name == "session" or _annotated(p, "SessionView") for p in positional[2:]) or (
-        len(positional) > 2 and positional[2].default is inspect.Parameter.empty
-    ):
+        form = "context"
+    elif positional and (positional[0].name == "trajectory" or _annotated(positional[0], _TRAJECTORIES)):
+        form = "trajectory"
+    elif _session_keyword(parameters) is not None or any(map(_takes_session, positional[2:3])):
         form = "session"
-    else:
-        form = "plain"
-    _check_arity(fn, form, parameters, positional, takes_more)
+    _check_fit(fn, form, parameters)
     return form
 
 
-def _annotated(parameter: inspect.Parameter, name: str) -> bool:
+def _positional(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _takes_session(parameter: inspect.Parameter) -> bool:
+    """True for the third parameter of a session-aware evaluator."""
+    return _is_session(parameter) or parameter.default is inspect.Parameter.empty
+
+
+def _is_session(parameter: inspect.Parameter) -> bool:
+    return parameter.name == "session" or _annotated(parameter, _SESSIONS)
+
+
+def _session_keyword(parameters: list[inspect.Parameter]) -> str | None:
+    """The name of the session parameter, where it is not the third."""
+    later = [*_positional(parameters)[3:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
+    return next((p.name for p in later if _is_session(p)), None)
+
+
+_SESSIONS = (SessionView, Session, RecordedView)
+_TRAJECTORIES = (Trajectory,)
+
+
+def _annotated(parameter: inspect.Parameter, kinds: tuple[type, ...]) -> bool:
+    """True if a parameter is annotated as one of these, perhaps or None; as a type, or in words."""
     annotation = parameter.annotation
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return text.rpartition(".")[2] == name
+    if isinstance(annotation, str):
+        text = annotation.strip("\"'").removeprefix("Optional[").removesuffix("]")
+        return any(part.strip().rpartition(".")[2] == kind.__name__ for part in text.split("|") for kind in kinds)
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return any(member is kind for member in members for kind in kinds)
 
 
-def _check_arity(
-    fn: Callable[..., Any],
-    form: Form,
-    parameters: list[inspect.Parameter],
-    positional: list[inspect.Parameter],
-    takes_more: bool,
-) -> None:
-    given = 3 if form == "session" else 2
-    required = [p for p in positional if p.default is inspect.Parameter.empty]
-    keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is inspect.Parameter.empty]
-    if (len(positional) < given and not takes_more) or len(required) > given or keywords:
+def _check_fit(fn: Callable[..., Any], form: Form, parameters: list[inspect.Parameter]) -> None:
+    """Raise unless the call that the form makes can reach the function."""
+    by_name = {"context"} if form == "context" else {_session_keyword(parameters)} if form == "session" else set()
+    given = 3 if form == "session" and by_name == {None} else 2
+    positional = [p for p in _positional(parameters) if p.name not in by_name]
+    required = [p for p in positional if p.default is p.empty]
+    needed = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in by_name]
+    takes_more = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    misplaced = form == "plain" and any(_is_session(p) for p in positional)
+    if misplaced or (len(positional) < given and not takes_more) or len(required) > given or needed:
         raise ConfigurationError(
             f"evaluator {name_of(fn)!r} takes {inspect.signature(fn)}; an evaluator takes (output, expected), "
             "(output, expected, session), (sample, output, *, context) or (trajectory, sample)"
@@ -317,7 +375,7 @@ def _check_arity(
 
 def as_score(result: Any, name: str) -> Score:
     """What an evaluator returned, as a score."""
-    if type(result) is Score:
+    if isinstance(result, Score):
         return result
     if isinstance(result, bool):
         return Score(1.0 if result else 0.0, result)

@@ -24,13 +24,16 @@ def within_tolerance(tolerance: float, *, relative: bool = False) -> Callable[[A
     @evaluator(inline=True, name="within_tolerance")
     def close(output: Any, expected: Any) -> Score:
         # Models answer in text; an answer that is no number is a wrong answer, not a broken evaluator.
-        number = _number(output)
+        wanted, number = _number(expected), _number(output)
+        if wanted is None:
+            raise TypeError(f"within_tolerance needs a finite number as expected, not {expected!r}")
         if number is None:
             return Score(0.0, False, f"not a number: {str(output)[:80]!r}")
-        allowed = tolerance * abs(float(expected)) if relative else tolerance
-        difference = abs(number - float(expected))
+        allowed = tolerance * abs(wanted) if relative else tolerance
+        difference = abs(number - wanted)
         passed = difference <= allowed
-        value = max(0.0, 1.0 - difference / allowed) if allowed > 0 else float(passed)
+        # Two numbers may be further apart than any float says; nothing is a share of that.
+        value = max(0.0, 1.0 - difference / allowed) if 0 < allowed < math.inf else float(passed)
         return Score(value, passed, f"difference {difference:g}, allowed {allowed:g}")
 
     return close

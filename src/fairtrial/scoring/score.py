@@ -76,6 +76,8 @@ class Score:
             passed = value >= 0.5
         elif type(passed) is not bool:
             raise TypeError(f"a score's verdict is True or False, not {passed!r}")
+        _check_text("reason", reason)
+        _check_text("name", name)
         set_field(self, "value", value)
         set_field(self, "passed", passed)
         set_field(self, "reason", reason)
@@ -108,7 +110,7 @@ def merge(parts: Sequence[tuple[str, Score]], *, value: float, passed: bool, wei
 
 def mean_value(parts: Sequence[tuple[str, Score]]) -> float:
     """The mean of the parts' values; exact summation, so their order cannot matter."""
-    return min(math.fsum(part.value for _, part in parts) / len(parts), 1.0)
+    return math.fsum(part.value for _, part in parts) / len(parts)
 
 
 def _unused(name: str, used: set[str]) -> str:
@@ -137,6 +139,11 @@ def _finite(value: object, what: str) -> float:
     return number
 
 
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"a score's {what} is text, not {value!r}")
+
+
 def _check_metrics(metrics: tuple[Metric, ...]) -> None:
     names: set[str] = set()
     for metric in metrics:
@@ -151,8 +158,9 @@ def _weighted_mean(metrics: tuple[Metric, ...]) -> float | None:
     weighted = [metric for metric in metrics if metric.weight > 0]
     if not weighted:
         return None
-    # Scaled by the largest weight first: a sum of huge weights must not overflow.
-    largest = max(metric.weight for metric in weighted)
-    shares = [metric.weight / largest for metric in weighted]
-    total = math.fsum(shares)
-    return math.fsum(metric.value * (share / total) for metric, share in zip(weighted, shares, strict=True))
+    # Scaled by a power of two, which is exact, until all weights together are at most 1: huge ones must not overflow.
+    _, exponent = math.frexp(max(metric.weight for metric in weighted))
+    shift = -exponent - len(weighted).bit_length()
+    weights = [math.ldexp(metric.weight, shift) for metric in weighted]
+    total = math.fsum(metric.value * weight for metric, weight in zip(weighted, weights, strict=True))
+    return total / math.fsum(weights)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fairtrial.codec import parse_json, to_json
+from fairtrial.codec.escape import restore
 from fairtrial.errors import CodecError, ConfigurationError, MissingExtraError
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Score
@@ -17,22 +18,31 @@ _MISSING = object()
 def json_subset(output: Any, expected: Any) -> Score:
     """Passes if everything in expected is in the output too; the output may hold more.
 
-    Objects are compared key by key at every depth, arrays item by item. Text is read as JSON first.
+    Objects are compared key by key at every depth, arrays item by item. An output that is text is read as JSON first.
     """
     try:
-        found = _as_tree(output)
+        found = to_json(_as_json(output))
     except CodecError as error:
         return Score(0.0, False, f"the output is not JSON: {error.problem}")
     difference = _first_difference(found, to_json(expected), "$")
     return Score(0.0 if difference else 1.0, not difference, difference)
 
 
-def _as_tree(output: Any) -> Any:
-    return parse_json(output) if isinstance(output, str) else to_json(output)
+def _as_json(output: Any) -> Any:
+    return parse_json(output) if isinstance(output, str) else restore(to_json(output))
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Equality as JSON means it: 1 is 1.0, and true is not 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_json(item, other[key]) for key, item in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_json, one, other))
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _first_difference(found: Any, wanted: Any, path: str) -> str:
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+    if isinstance(wanted, dict) and isinstance(found, dict):
         for key, item in wanted.items():
             value = found.get(key, _MISSING)
             difference = (
@@ -41,16 +51,14 @@ def _first_difference(found: Any, wanted: Any, path: str) -> str:
             if difference:
                 return difference
         return ""
-    if isinstance(wanted, Sequence) and isinstance(found, Sequence) and not isinstance(wanted, str):
+    if isinstance(wanted, list) and isinstance(found, list):
         if len(wanted) != len(found):
             return f"wrong: {path} has {len(found)} items, expected {len(wanted)}"
         differences = (
             _first_difference(f, w, f"{path}[{i}]") for i, (f, w) in enumerate(zip(found, wanted, strict=True))
         )
         return next((difference for difference in differences if difference), "")
-    # JSON's true is not its 1, though Python's is.
-    same = found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
-    return "" if same else f"wrong: {path}"
+    return "" if same_json(found, wanted) else f"wrong: {path}"
 
 
 def json_schema(schema: Mapping[str, Any]) -> Callable[[Any, Any], Score]:
@@ -58,18 +66,19 @@ def json_schema(schema: Mapping[str, Any]) -> Callable[[Any, Any], Score]:
     try:
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError, best_match
+        from referencing import Registry
     except ImportError:
         raise MissingExtraError("json_schema", "schema") from None
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         raise ConfigurationError(f"json_schema was given a schema that is not valid: {error.message}") from None
-    validator = Draft202012Validator(schema)
+    validator = Draft202012Validator(schema, registry=Registry())  # An empty registry: a reference fetches nothing.
 
     @evaluator(inline=True, name="json_schema")
     def valid(output: Any, expected: Any) -> Score:
         try:
-            tree = _as_tree(output)
+            tree = _as_json(output)
         except CodecError as error:
             return Score(0.0, False, f"the output is not JSON: {error.problem}")
         worst = best_match(validator.iter_errors(tree))

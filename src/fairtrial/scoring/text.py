@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-from fairtrial.errors import MissingExtraError
+from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Score
 
@@ -42,7 +42,10 @@ def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False
         flags: Flags of the `re` module.
         isolate: Search in a child process that a timeout can kill: a bad expression holds the interpreter for ever.
     """
-    compiled = None if pattern is None else re.compile(pattern, flags)
+    try:
+        compiled = None if pattern is None else re.compile(pattern, flags)
+    except re.error as error:
+        raise ConfigurationError(f"matches() was given no regular expression: {error} in /{pattern}/") from None
     shown = "" if pattern is None else f"({pattern})"
 
     @evaluator(name=f"matches{shown}", inline=not isolate, isolate=isolate)
@@ -60,6 +63,9 @@ def fuzzy_match(minimum: float = 0.8) -> Callable[[Any, Any], Score]:
         from rapidfuzz.distance import Levenshtein
     except ImportError:
         raise MissingExtraError("fuzzy_match", "fuzzy") from None
+
+    if not 0.0 <= minimum <= 1.0:
+        raise ConfigurationError(f"fuzzy_match passes from a similarity between 0 and 1 on, not from {minimum}")
 
     @evaluator(inline=True, name="fuzzy_match")
     def similar(output: Any, expected: Any) -> Score:

@@ -10,6 +10,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.scoring.behaviour import SessionEvaluator
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.structure import same_json
 from fairtrial.session.events import ToolInvoked
 from fairtrial.session.trajectory import ToolCall
 from fairtrial.session.views import SessionView
@@ -41,12 +42,12 @@ def tool_calls_match(
     """
     if order not in ("exact", "in_order", "any_order") or arguments not in ("exact", "subset", "ignore"):
         raise ConfigurationError(f"tool_calls_match knows no order {order!r} with arguments {arguments!r}")
-    fixed = None if calls is None else [_as_call(call) for call in calls]
+    fixed = None if calls is None else _as_calls(calls)
     fits = _FITS[arguments]
 
     @evaluator(form="session", inline=True, name="tool_calls_match")
     def match(output: Any, expected: Any, session: SessionView) -> Score:
-        wanted = [_as_call(call) for call in expected or ()] if fixed is None else fixed
+        wanted = _as_calls(expected) if fixed is None else fixed
         made = [ToolCall(call.name, to_json(call.params)) for call in session[ToolInvoked].all()]
         if not wanted and not made:
             return _score(1.0, 1.0, 1.0, passed=True, reason="no calls expected and none made")
@@ -74,6 +75,12 @@ class _AnyArguments(dict[str, Any]):
     """The arguments of a call that was expected by name alone."""
 
 
+def _as_calls(calls: Any) -> list[ToolCall]:
+    if isinstance(calls, str | Mapping | ToolCall):
+        return [_as_call(calls)]
+    return [_as_call(call) for call in calls or ()]
+
+
 def _as_call(call: Any) -> ToolCall:
     if isinstance(call, str):
         return ToolCall(call, _AnyArguments())
@@ -91,13 +98,13 @@ def _same_name(wanted: ToolCall, made: ToolCall) -> bool:
 
 def _equal(wanted: ToolCall, made: ToolCall) -> bool:
     return wanted.name == made.name and (
-        isinstance(wanted.arguments, _AnyArguments) or wanted.arguments == made.arguments
+        isinstance(wanted.arguments, _AnyArguments) or same_json(wanted.arguments, made.arguments)
     )
 
 
 def _subset(wanted: ToolCall, made: ToolCall) -> bool:
     return wanted.name == made.name and all(
-        name in made.arguments and made.arguments[name] == value for name, value in wanted.arguments.items()
+        name in made.arguments and same_json(made.arguments[name], value) for name, value in wanted.arguments.items()
     )
 
 
@@ -118,15 +125,29 @@ def _matched_in_order(wanted: Sequence[ToolCall], made: Sequence[ToolCall], fits
 
 def _matched_in_any_order(wanted: Sequence[ToolCall], made: Sequence[ToolCall], fits: _Fits) -> int:
     """The size of a largest matching (augmenting paths): a greedy one can miss calls that fit several."""
-    taken: dict[int, int] = {}
-
-    def place(want: int, tried: set[int]) -> bool:
-        for position, call in enumerate(made):
-            if position not in tried and fits(wanted[want], call):
-                tried.add(position)
-                if position not in taken or place(taken[position], tried):
-                    taken[position] = want
-                    return True
-        return False
-
-    return sum(place(want, set()) for want in range(len(wanted)))
+    taken: dict[int, int] = {}  # The call made -> the call wanted that has it.
+    has: dict[int, int] = {}  # And back.
+    useless: set[int] = set()  # Calls that a failed search reached can be part of no later gain.
+    for want in range(len(wanted)):
+        reached_from: dict[int, int] = {}
+        seekers = [want]
+        free: int | None = None
+        for seeker in seekers:  # Breadth first, and the list grows: an agent may make thousands of calls.
+            for position, call in enumerate(made):
+                if position in useless or position in reached_from or not fits(wanted[seeker], call):
+                    continue
+                reached_from[position] = seeker
+                if position not in taken:
+                    free = position
+                    break
+                seekers.append(taken[position])
+            if free is not None:
+                break
+        if free is None:
+            useless.update(reached_from)
+        while free is not None:  # Each on the way takes what it reached and passes on what it had.
+            seeker = reached_from[free]
+            before = has.get(seeker)
+            taken[free], has[seeker] = seeker, free
+            free = before
+    return len(taken)

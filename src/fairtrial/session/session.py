@@ -14,11 +14,11 @@ from uuid import UUID, uuid4
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import to_json
 from fairtrial.errors import CodecError, SessionError
-from fairtrial.frozen import EMPTY, FrozenDict, freeze
-from fairtrial.session.events import SpanClosed
+from fairtrial.frozen import EMPTY, FrozenDict
+from fairtrial.session.events import PromptExecuted, SpanClosed, TokenUsage
 from fairtrial.session.snapshot import snapshot_bytes
 from fairtrial.session.trajectory import Trajectory
-from fairtrial.session.views import Envelope, RecordedView, SliceView, kind_of
+from fairtrial.session.views import JUDGE, Envelope, RecordedView, SliceView, kind_of
 
 _span: ContextVar[tuple[str | None, str | None]] = ContextVar("fairtrial_span", default=(None, None))
 
@@ -28,12 +28,18 @@ _VERSION_BITS = ~((0xF << 76) | (0x3 << 62))
 _VERSION_4 = (4 << 76) | (2 << 62)
 
 
+_NO_USAGE = TokenUsage()
+_PROMPT_EXECUTED = kind_of(PromptExecuted)
+
+
 class Session:
     """What happened in one trial.
 
     Events are copied into the record as JSON when they are recorded, so nothing that happens to the objects later
     changes it, and a live session reads exactly like its snapshot.
     """
+
+    __slots__ = ("__attempt", "__clock", "__envelopes", "__id_bits", "__lock", "__seq", "__tags")
 
     def __init__(
         self,
@@ -73,20 +79,18 @@ class Session:
             self.__attempt += 1
             return self.__attempt
 
-    def record(self, event: object, *, actor: str = "task") -> Envelope:
+    def record(self, event: object, *, actor: str = "task") -> None:
         """Append one event: any frozen dataclass, pydantic model or other value the codec knows."""
         try:
-            data = freeze(to_json(event))
+            data = to_json(event)  # Shares nothing with the event, and is frozen for whoever looks at it.
         except CodecError as error:
             raise SessionError(f"a {type(event).__name__} cannot be recorded: {error}") from None
         span_id, parent_id = _span.get()
         kind = kind_of(type(event))
         with self.__lock:  # One lock for number and place: the record is in the order of its numbers.
-            envelope = Envelope(
-                next(self.__seq), self.__clock.time(), actor, self.__attempt, span_id, parent_id, kind, data
+            self.__envelopes.append(
+                Envelope(next(self.__seq), self.__clock.time(), actor, self.__attempt, span_id, parent_id, kind, data)
             )
-            self.__envelopes.append(envelope)
-        return envelope
 
     @contextmanager
     def span(self, name: str, *, actor: str = "task") -> Iterator[str]:
@@ -117,10 +121,15 @@ class Session:
         """The whole record as it stands now, judges included."""
         return self.view().everything()
 
-    def envelopes(self) -> tuple[Envelope, ...]:
-        """Every event with its circumstances, oldest first."""
+    def usage(self) -> TokenUsage:
+        """What the task's model calls used, over all attempts: failed ones were paid for too."""
+        total = _NO_USAGE
         with self.__lock:
-            return tuple(self.__envelopes)
+            envelopes = tuple(self.__envelopes)
+        for envelope in envelopes:
+            if envelope.kind == _PROMPT_EXECUTED and envelope.actor != JUDGE and envelope.data["usage"]:
+                total += TokenUsage(**envelope.data["usage"])
+        return total
 
     @property
     def trajectory(self) -> Trajectory:
@@ -144,7 +153,9 @@ class Session:
 
     def snapshot(self) -> bytes:
         """The whole record as bytes; `restore_session` reads it anywhere."""
-        return snapshot_bytes(f"{self.__id_bits:032x}", self.__tags, self.envelopes())
+        with self.__lock:
+            envelopes = tuple(self.__envelopes)
+        return snapshot_bytes(f"{self.__id_bits:032x}", self.__tags, envelopes)
 
     def __repr__(self) -> str:
         return f"<Session {self.session_id}: {len(self)} events>"

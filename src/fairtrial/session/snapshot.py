@@ -10,7 +10,6 @@ from fairtrial.codec import from_json, parse_json
 from fairtrial.codec.encode import compact
 from fairtrial.codec.escape import escape_text
 from fairtrial.errors import CodecError, SessionError
-from fairtrial.frozen import freeze
 from fairtrial.session.views import Envelope, RecordedView
 
 _VERSION = 1
@@ -57,4 +56,4 @@ def _envelope(fields: Any) -> Envelope:
         raise CodecError("an event is not an array")
     *head, data = fields  # The data stays as it is on the wire until someone asks for it with a type.
     seq, time, actor, attempt, span_id, parent_id, kind = from_json(_HEAD, head)
-    return Envelope(seq, time, actor, attempt, span_id, parent_id, kind, freeze(data))
+    return Envelope(seq, time, actor, attempt, span_id, parent_id, kind, data)

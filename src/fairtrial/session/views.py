@@ -9,12 +9,13 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, get_origin, runtime_checkable
 from uuid import UUID
 
 from fairtrial.codec import from_json
+from fairtrial.codec.scalars import name_of
 from fairtrial.errors import CodecError, SessionError
-from fairtrial.frozen import FrozenDict
+from fairtrial.frozen import FrozenDict, freeze
 from fairtrial.session.trajectory import ChatMessage, Trajectory
 
 JUDGE = "judge"
@@ -109,7 +110,7 @@ class RecordedSlice[T]:
         return len(self.__envelopes)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} x {self.__kind.__name__}>"
+        return f"<{len(self)} x {name_of(self.__kind)}>"
 
 
 class RecordedView:
@@ -155,7 +156,7 @@ class RecordedView:
     @property
     def envelopes(self) -> tuple[Envelope, ...]:
         """Every event in view with its circumstances, oldest first."""
-        return self.__envelopes
+        return tuple(found._replace(data=freeze(found.data)) for found in self.__envelopes)
 
     @property
     def trajectory(self) -> Trajectory:
@@ -182,7 +183,7 @@ class RecordedView:
             for envelope in self.__envelopes:
                 by_kind.setdefault(envelope.kind, []).append(envelope)
             self.__by_kind = by_kind
-        wanted = kind_of(kind)
+        wanted = kind_of(get_origin(kind) or kind)  # Events of Box[int] are recorded as Box.
         chosen = [envelope for name, group in self.__by_kind.items() if same_kind(name, wanted) for envelope in group]
         return tuple(sorted(chosen, key=lambda envelope: envelope.seq))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Table, select, update
@@ -66,19 +66,20 @@ class Batch:
         self.ids.update((place, sample.id) for place, sample in self.samples.items())
         encode = Encoder(run, number, redactor, compress).entry
         entries: list[Entry] = []
+        name_of = self.ids.setdefault
         for result in given:
             try:
                 entry = encode(result)
             except Refused as problem:
                 self.refused.append((result.key, str(problem)))
                 continue
-            sample_id = entry.key.sample_id
-            if self.ids.setdefault(entry.sample, sample_id) != sample_id:
-                self.refused.append((entry.key, f"sample {entry.sample} is {self.ids[entry.sample]!r}"))
-                continue
-            entries.append(entry)
+            _ordinal, place, key, _row, _detail = entry
+            if name_of(place, key[2]) == key[2]:
+                entries.append(entry)
+            else:
+                self.refused.append((key, f"sample {place} is {self.ids[place]!r}"))
         # In one order always: two writers of the same trials must not wait for each other in a circle.
-        entries.sort(key=attrgetter("ordinal"))
+        entries.sort(key=itemgetter(0))
         self.entries = entries
 
 

@@ -94,7 +94,7 @@ def postgres_engine(url: str) -> Engine:
         raise MissingExtraError("a store in PostgreSQL", "postgres") from None
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise ConfigurationError("not a database URL: expected postgresql://user:password@host/database") from None
     if parsed.password:
         register_secret(str(parsed.password))

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import canonical, decode
+from fairtrial.codec.escape import escape_text
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, StoreError, UnknownRunError
 from fairtrial.frozen import EMPTY
@@ -363,9 +364,10 @@ class MemoryStore(RunStore):
 
     def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:
         """Labels of a run, oldest first."""
+        wanted = None if name is None else current().text(escape_text(name))
         with self._lock:
-            kept = [read_label(run_id, values) for values in self._run(run_id).labels]
-        return (label for label in kept if name is None or label.name == name)
+            kept = list(self._run(run_id).labels)
+        return (read_label(run_id, values) for values in kept if wanted is None or values["name"] == wanted)
 
 
 def _storable(entry: Entry) -> Entry:

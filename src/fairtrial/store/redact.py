@@ -61,7 +61,7 @@ class Redactor:
         for needle in self._needles:
             if needle in text:
                 text = text.replace(needle, REDACTED)
-        if "://" in text:
+        if "@" in text and "://" in text:  # The rarer one first.
             text = _URL_PASSWORD.sub(rf"\1{REDACTED}", text)
         return text
 
@@ -79,10 +79,12 @@ class Redactor:
 
     def data(self, data: bytes) -> bytes:
         """Bytes without secrets; JSON stays JSON."""
-        if not any(needle in data for needle in self._encoded) and not (
-            b"://" in data and _URL_PASSWORD_BYTES.search(data)
-        ):
-            return data
+        for needle in self._encoded:
+            if needle in data:
+                break
+        else:
+            if b"@" not in data or not _URL_PASSWORD_BYTES.search(data):
+                return data
         try:
             text = data.decode("utf-8")
             json.loads(text)

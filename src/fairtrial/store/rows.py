@@ -42,7 +42,9 @@ DETAIL_COLUMNS = ("run", "ordinal", "execution", "error", "reason", "score", "me
 SAMPLE_COLUMNS = ("ordinal", "id", "input", "expected", "metadata")
 
 _quoted = json.encoder.encode_basestring
-_plain_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_plain_text = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+).encode  # Without its own check: what contains itself ends in a RecursionError, which leads to `dumps`.
 
 _OUTCOME, _ATTEMPT = RESULT_COLUMNS.index("outcome"), RESULT_COLUMNS.index("attempt")
 _INT64 = (1 << 63) - 1

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
-from fairtrial.errors import ConfigurationError, EnvironmentMismatchError
+from fairtrial.codec import from_json, to_json
+from fairtrial.errors import CodecError, ConfigurationError, EnvironmentMismatchError
 
 
 @runtime_checkable
@@ -20,8 +21,15 @@ class Environment(Protocol):
     callables an agent may use, and `close()`, sync or async, which the framework always calls.
     """
 
-    env_kind: str
-    version: str
+    @property
+    def env_kind(self) -> str:
+        """What kind of environment this is. A class attribute will do, and is what the registry asks for."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """The version of its state. A class attribute will do."""
+        ...
 
     async def serialize(self) -> dict[str, Any]:
         """The state as JSON, with `env_kind` and `version`."""
@@ -55,6 +63,15 @@ class Episode:
     episode_id: str
 
 
+def _named(kind: type[Environment]) -> tuple[str, str]:
+    """The kind and version of a class, which must be known without making an environment of it."""
+    found = [getattr(kind, field, None) for field in ("env_kind", "version")]
+    for field, value in zip(("env_kind", "version"), found, strict=True):
+        if not isinstance(value, str) or not value:
+            raise ConfigurationError(f"environment {kind.__name__} needs {field!r} as a class attribute with text")
+    return str(found[0]), str(found[1])
+
+
 class EnvironmentRegistry:
     """The kinds of environment that may be restored. Kinds are registered by code, never named by data."""
 
@@ -65,31 +82,36 @@ class EnvironmentRegistry:
 
     def register[K: type[Environment]](self, kind: K) -> K:
         """Add a kind; usable as a class decorator."""
-        for field in ("env_kind", "version"):
-            if not isinstance(getattr(kind, field, None), str) or not getattr(kind, field):
-                raise ConfigurationError(f"environment {kind.__name__} needs {field!r} as a class attribute with text")
-        known = self._kinds.setdefault(kind.env_kind, kind)
+        env_kind, _ = _named(kind)
+        known = self._kinds.setdefault(env_kind, kind)
         if known is not kind:
             raise ConfigurationError(
-                f"both {known.__name__} and {kind.__name__} call themselves environment {kind.env_kind!r}"
+                f"both {known.__name__} and {kind.__name__} call themselves environment {env_kind!r}"
             )
         return kind
 
     async def save(self, environment: Environment) -> dict[str, Any]:
-        """The environment's state, checked to be restorable."""
+        """The environment's state as JSON, checked to be restorable and sharing nothing with the environment."""
         data = await environment.serialize()
         check_state(data, env_kind=environment.env_kind, version=environment.version)
-        return data
+        try:
+            state: dict[str, Any] = to_json(data)
+        except CodecError as error:
+            raise EnvironmentMismatchError(
+                f"the state of environment {environment.env_kind!r} cannot be stored: {error}"
+            ) from None
+        return state
 
     async def restore(self, data: Mapping[str, Any]) -> Episode:
-        """A new episode in the saved state."""
+        """A new episode in the saved state; it shares nothing with other episodes restored from it."""
         named = data.get("env_kind")
         kind = self._kinds.get(named) if isinstance(named, str) else None
         if kind is None:
             known = ", ".join(sorted(self._kinds)) or "none"
             raise EnvironmentMismatchError(f"no environment {named!r} is registered (registered: {known})")
-        check_state(data, env_kind=kind.env_kind, version=kind.version)
-        return Episode(await kind.deserialize(dict(data)), uuid4().hex)
+        env_kind, version = _named(kind)
+        check_state(data, env_kind=env_kind, version=version)
+        return Episode(await kind.deserialize(from_json(dict[str, Any], dict(data))), uuid4().hex)
 
 
 def tools_of(environment: object) -> Sequence[Callable[..., Any]]:

@@ -25,16 +25,14 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError
 from fairtrial.offload import DaemonThreads, on_trio, run_isolated
 from fairtrial.scoring.evaluator import Case, Scorer
-from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.session.session import Session
-from fairtrial.session.views import JUDGE, Envelope, RecordedView, kind_of
+from fairtrial.session.views import Envelope, RecordedView
 from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import NO_USAGE, EvalResult, Outcome, Stage
 from fairtrial.trials.task import ResolvedTask
 
-_PROMPT_EXECUTED = kind_of(PromptExecuted)
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _NOT_FINITE = tuple(f'"{MARK}{name}"' for name in ("nan", "inf", "-inf"))
 _MAX_ERROR = 10_000
@@ -208,7 +206,7 @@ async def _isolated_task(task: ResolvedTask, args: tuple[Any, ...]) -> Any:
 
     def call() -> tuple[Any, tuple[Envelope, ...]]:
         output = task.fn(*args)
-        return output, context.session.envelopes()[known:] if context is not None else ()
+        return output, context.session.everything().envelopes[known:] if context is not None else ()
 
     kind: Any = types.GenericAlias(tuple, (task.output_type, tuple[Envelope, ...]))
     output, envelopes = await run_isolated(call, kind=kind)
@@ -330,7 +328,6 @@ def _result(
     if isinstance(state.error, BaseException) and state.error.__traceback__ is not None:
         frames = traceback.format_list(traceback.extract_tb(state.error.__traceback__)[-8:])
         metadata["traceback"] = "".join(frames)[-4000:]
-    envelopes = session.envelopes()
     return EvalResult(
         key=key,
         ordinal=ordinal,
@@ -338,7 +335,7 @@ def _result(
         score=state.score,
         output=state.output,
         latency_ms=round(state.latency * 1000),
-        usage=_usage(envelopes) if envelopes else NO_USAGE,
+        usage=session.usage() if len(session) else NO_USAGE,
         error=_describe(state.error) if state.error is not None else None,
         stage=state.stage,
         attempt=attempt,
@@ -346,14 +343,5 @@ def _result(
         started_at=started_at,
         metadata=metadata,
         output_json=state.output_json,
-        snapshot=session.snapshot() if envelopes else None,
+        snapshot=session.snapshot() if len(session) else None,
     )
-
-
-def _usage(envelopes: tuple[Envelope, ...]) -> TokenUsage:
-    """What the task's model calls used, over all attempts: failed attempts were paid for too."""
-    total = NO_USAGE
-    for envelope in envelopes:
-        if envelope.kind == _PROMPT_EXECUTED and envelope.actor != JUDGE and envelope.data["usage"]:
-            total += TokenUsage(**envelope.data["usage"])
-    return total

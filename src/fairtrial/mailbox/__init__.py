@@ -1,0 +1,66 @@
+"""Transport with leases: the protocol, and the mailboxes that keep it.
+
+Names are loaded when they are first used, so that a process without Redis never imports its client.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairtrial.mailbox.claim_check import ClaimCheck
+    from fairtrial.mailbox.dead_letters import DeadLetter, DeadLetters, DLQPolicy
+    from fairtrial.mailbox.lease import Lease, LeaseExtender
+    from fairtrial.mailbox.memory import InMemoryMailbox
+    from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, Receipt, Renewer
+    from fairtrial.mailbox.redis import RedisConnection, RedisMailbox, RedisMailboxFactory
+    from fairtrial.mailbox.resolver import CompositeResolver, MailboxFactory, MailboxResolver
+
+_WHERE = {
+    "ClaimCheck": "claim_check",
+    "CompositeResolver": "resolver",
+    "DLQPolicy": "dead_letters",
+    "DeadLetter": "dead_letters",
+    "DeadLetters": "dead_letters",
+    "InMemoryMailbox": "memory",
+    "Lease": "lease",
+    "LeaseExtender": "lease",
+    "Mailbox": "protocol",
+    "MailboxDepth": "protocol",
+    "MailboxFactory": "resolver",
+    "MailboxResolver": "resolver",
+    "Message": "protocol",
+    "Receipt": "protocol",
+    "RedisConnection": "redis",
+    "RedisMailbox": "redis",
+    "RedisMailboxFactory": "redis",
+    "Renewer": "protocol",
+}
+
+__all__ = [
+    "ClaimCheck",
+    "CompositeResolver",
+    "DLQPolicy",
+    "DeadLetter",
+    "DeadLetters",
+    "InMemoryMailbox",
+    "Lease",
+    "LeaseExtender",
+    "Mailbox",
+    "MailboxDepth",
+    "MailboxFactory",
+    "MailboxResolver",
+    "Message",
+    "Receipt",
+    "RedisConnection",
+    "RedisMailbox",
+    "RedisMailboxFactory",
+    "Renewer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -1,0 +1,359 @@
+"""A mailbox inside one process: the sibling of the real ones, for tests and for fleets of one."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import anyio
+
+from fairtrial.clock import SYSTEM_CLOCK, Clock
+from fairtrial.codec import decode, dumps
+from fairtrial.errors import (
+    BodyError,
+    CodecError,
+    LeaseLostError,
+    MailboxClosedError,
+    MessageTooLargeError,
+    ReplyNotAvailableError,
+)
+from fairtrial.mailbox.dead_letters import DeadLetter
+from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, checked_name, checked_receive
+from fairtrial.mailbox.resolver import MailboxResolver
+
+MAX_BODY_BYTES = 1024 * 1024
+
+
+class _Item:
+    """One message, wherever it is."""
+
+    __slots__ = ("body", "deliveries", "expiries", "id", "lease", "reply_to", "route", "until")
+
+    def __init__(self, id: str, body: Any, reply_to: str | None, route: Mailbox[Any] | None) -> None:
+        self.id = id
+        self.body = body
+        self.reply_to = reply_to
+        self.route = route
+        self.deliveries = 0
+        self.expiries = 0
+        self.lease = 0  # The delivery that holds it; 0 when nobody does.
+        self.until = 0.0
+
+
+class _Receipt[T]:
+    """One delivery of one message. Each has its own number, so an old one never settles a new one."""
+
+    __slots__ = ("item", "lease", "mailbox")
+
+    def __init__(self, mailbox: InMemoryMailbox[T], item: _Item, lease: int) -> None:
+        self.mailbox = mailbox
+        self.item = item
+        self.lease = lease
+
+    @property
+    def renewer(self) -> InMemoryMailbox[T]:
+        return self.mailbox
+
+    async def acknowledge(self) -> None:
+        self.mailbox._settle(self)
+
+    async def nack(self, delay: float, *, counted: bool) -> None:
+        self.mailbox._give_back(self, delay, counted)
+
+    async def extend(self, seconds: float) -> None:
+        if not self.mailbox.renew([self], seconds)[0]:
+            raise _lost(self.item.id)
+
+    async def dead_letter(self, reason: str, error: str) -> None:
+        self.mailbox._condemn(self, reason, error)
+
+    async def reply(self, address: str | None, body: Any) -> str:
+        return await self.mailbox._reply(self.item, address, body)
+
+
+def _lost(id: str) -> LeaseLostError:
+    return LeaseLostError(f"message {id} is not ours any more: it was settled before, or its lease ran out")
+
+
+class InMemoryMailbox[T]:
+    """A mailbox in this process's memory. Works under asyncio and trio; one event loop at a time.
+
+    Args:
+        name: Its reply address.
+        body_type: When given, bodies pass through the codec as on a real wire: what cannot travel is refused, and
+            the receiver gets a copy. Without it the receiver gets the very object that was sent.
+        resolver: Finds the mailbox behind a reply address that was given by name.
+        clock: What leases and delays are measured with.
+        max_body_bytes: The limit for bodies that pass through the codec.
+    """
+
+    def __init__(
+        self,
+        name: str = "memory",
+        body_type: type[T] | None = None,
+        *,
+        resolver: MailboxResolver | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
+        self.name = checked_name(name)
+        self.dead_letters = _DeadLetters(self)
+        self._kind = body_type
+        self._resolver = resolver
+        self._clock = clock
+        self._limit = max_body_bytes
+        self._ids = itertools.count(1)
+        self._leases = itertools.count(1)
+        self._waiting: deque[_Item] = deque()
+        self._delayed: list[tuple[float, int, _Item]] = []
+        self._leased: dict[str, _Item] = {}
+        self._expiry: list[tuple[float, int, _Item]] = []  # Lazy: an entry that no longer holds is skipped.
+        self._dead: dict[str, tuple[DeadLetter, _Item]] = {}
+        self._changed: anyio.Event | None = None
+        self._closed = False
+        self._lock = threading.Lock()  # Leases are renewed from a thread; everything else is the event loop's.
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"InMemoryMailbox({self.name!r})"
+
+    async def send(self, body: T, *, reply_to: str | Mailbox[Any] | None = None) -> str:
+        """Put a message in; returns its id."""
+        self._check_open()
+        address = reply_to if isinstance(reply_to, str) or reply_to is None else reply_to.name
+        route = None if isinstance(reply_to, str) else reply_to
+        wire: Any = body
+        if self._kind is not None:
+            try:
+                wire = dumps(body).encode("utf-8")
+            except CodecError as error:
+                raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
+            if len(wire) > self._limit:
+                raise MessageTooLargeError(f"{self.name} takes bodies of {self._limit} bytes; this has {len(wire)}")
+        item = _Item(f"{self.name}-{next(self._ids)}", wire, address, route)
+        with self._lock:
+            self._waiting.append(item)
+        self._wake()
+        return item.id
+
+    async def receive(
+        self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
+    ) -> Sequence[Message[T]]:
+        """Take up to `max_messages`; see `Mailbox.receive`."""
+        self._check_open()
+        checked_receive(max_messages, visibility_timeout, wait_time_seconds)
+        await anyio.lowlevel.checkpoint()
+        # Two ends, because the injected clock may stand still or jump while the event loop's moves on.
+        clock_end = self._clock.monotonic() + wait_time_seconds
+        loop_end = anyio.current_time() + wait_time_seconds
+        while True:
+            self._check_open()
+            if messages := self._take(max_messages, visibility_timeout):
+                return messages
+            now = self._clock.monotonic()
+            left = min(clock_end - now, loop_end - anyio.current_time())
+            if left <= 0:
+                return []
+            with anyio.move_on_after(max(0.0, min(left, self._next_due() - now))):
+                if self._changed is None:
+                    self._changed = anyio.Event()
+                await self._changed.wait()
+
+    async def approximate_count(self) -> int:
+        """How many messages have not been settled."""
+        self._check_open()
+        with self._lock:
+            return len(self._waiting) + len(self._delayed) + len(self._leased)
+
+    async def depth(self) -> MailboxDepth:
+        """How many messages are where."""
+        self._check_open()
+        with self._lock:
+            self._collect()
+            return MailboxDepth(len(self._waiting), len(self._delayed), len(self._leased), len(self._dead))
+
+    async def purge(self) -> int:
+        """Remove everything but the dead letters; returns how many."""
+        self._check_open()
+        with self._lock:
+            removed = len(self._waiting) + len(self._delayed) + len(self._leased)
+            for item in self._leased.values():
+                item.lease = 0
+            for holder in (self._waiting, self._delayed, self._leased, self._expiry):
+                holder.clear()
+        return removed
+
+    async def close(self) -> None:
+        """End every wait. What is in the mailbox goes with it."""
+        self._closed = True
+        self._wake()
+
+    def renew(self, receipts: Sequence[_Receipt[T]], seconds: float) -> Sequence[bool]:
+        """Make each lease last `seconds` from now; may be called from any thread."""
+        with self._lock:
+            self._collect()
+            kept = [self._holds(receipt) for receipt in receipts]
+            until = self._clock.monotonic() + seconds
+            for receipt, ours in zip(receipts, kept, strict=True):
+                if ours:
+                    self._lease(receipt.item, receipt.lease, until)
+        return kept
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise MailboxClosedError(f"mailbox {self.name} is closed")
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    def _take(self, count: int, seconds: float) -> list[Message[T]]:
+        messages: list[Message[T]] = []
+        with self._lock:
+            self._collect()
+            until = self._clock.monotonic() + seconds
+            while self._waiting and len(messages) < count:
+                item = self._waiting.popleft()
+                try:
+                    body = item.body if self._kind is None else decode(self._kind, item.body)
+                except CodecError as error:
+                    item.deliveries += 1
+                    self._bury(item, f"the body cannot be read: {error}", "BodyError")
+                    continue
+                item.deliveries += 1
+                lease = next(self._leases)
+                self._leased[item.id] = item
+                self._lease(item, lease, until)
+                messages.append(
+                    Message(
+                        item.id,
+                        body,
+                        _Receipt(self, item, lease),
+                        delivery_count=item.deliveries,
+                        expiries=item.expiries,
+                        reply_to=item.reply_to,
+                    )
+                )
+        return messages
+
+    def _lease(self, item: _Item, lease: int, until: float) -> None:
+        item.lease = lease
+        item.until = until
+        heapq.heappush(self._expiry, (until, lease, item))
+        if len(self._expiry) > 2 * len(self._leased) + 64:  # Mostly settled by now: do not keep their bodies alive.
+            self._expiry = [(held.until, held.lease, held) for held in self._leased.values()]
+            heapq.heapify(self._expiry)
+
+    def _collect(self) -> None:
+        """Bring back what is due: delays that are over, leases that ran out."""
+        now = self._clock.monotonic()
+        while self._delayed and self._delayed[0][0] <= now:
+            self._waiting.append(heapq.heappop(self._delayed)[2])
+        while self._expiry and self._expiry[0][0] <= now:
+            until, lease, item = heapq.heappop(self._expiry)
+            if item.lease == lease and item.until == until:
+                del self._leased[item.id]
+                item.lease = 0
+                item.expiries += 1
+                self._waiting.append(item)
+
+    def _next_due(self) -> float:
+        with self._lock:
+            return min(
+                self._delayed[0][0] if self._delayed else float("inf"),
+                self._expiry[0][0] if self._expiry else float("inf"),
+            )
+
+    def _holds(self, receipt: _Receipt[T]) -> bool:
+        return receipt.item.lease == receipt.lease
+
+    def _settle(self, receipt: _Receipt[T], then: Callable[[_Item], None] = lambda item: None) -> None:
+        self._check_open()
+        with self._lock:
+            # A lease that ran out counts until somebody looks for work: refusing would only repeat work that is done.
+            if not self._holds(receipt):
+                raise _lost(receipt.item.id)
+            receipt.item.lease = 0
+            del self._leased[receipt.item.id]
+            then(receipt.item)
+
+    def _give_back(self, receipt: _Receipt[T], delay: float, counted: bool) -> None:
+        def back(item: _Item) -> None:
+            if not counted:
+                item.deliveries -= 1
+            if delay > 0:
+                heapq.heappush(self._delayed, (self._clock.monotonic() + delay, receipt.lease, item))
+            else:
+                self._waiting.append(item)
+
+        self._settle(receipt, back)
+        self._wake()
+
+    def _condemn(self, receipt: _Receipt[T], reason: str, error: str) -> None:
+        self._settle(receipt, lambda item: self._bury(item, reason, error))
+
+    def _bury(self, item: _Item, reason: str, error: str) -> None:
+        if isinstance(item.body, bytes):
+            text = item.body.decode("utf-8", "replace")
+        else:
+            try:
+                text = dumps(item.body)
+            except CodecError:
+                text = dumps(repr(item.body))
+        id = f"dead-{next(self._ids):012d}"
+        letter = DeadLetter(
+            id, item.id, text, item.deliveries, reason, error, item.reply_to, died_at=self._clock.time()
+        )
+        self._dead[id] = (letter, item)
+
+    async def _reply(self, item: _Item, address: str | None, body: Any) -> str:
+        self._check_open()
+        if address is None:
+            raise ReplyNotAvailableError(f"message {item.id} asks for no reply")
+        mailbox = item.route
+        if mailbox is None:
+            if self._resolver is None:
+                raise ReplyNotAvailableError(
+                    f"message {item.id} wants its reply at {address!r}: give {self.name} a resolver that knows it"
+                )
+            mailbox = self._resolver.resolve(address)
+        try:
+            return await mailbox.send(body)
+        except MailboxClosedError as error:
+            raise ReplyNotAvailableError(str(error)) from None
+
+
+class _DeadLetters:
+    """The dead letters of one mailbox in memory."""
+
+    def __init__(self, mailbox: InMemoryMailbox[Any]) -> None:
+        self._mailbox = mailbox
+
+    async def count(self) -> int:
+        return len(self._mailbox._dead)
+
+    async def page(self, *, after: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
+        letters = (letter for id, (letter, _) in self._mailbox._dead.items() if after is None or id > after)
+        return list(itertools.islice(letters, limit))
+
+    async def retry(self, *ids: str) -> int:
+        found = [self._mailbox._dead.pop(id)[1] for id in dict.fromkeys(ids) if id in self._mailbox._dead]
+        for item in found:
+            item.deliveries = item.expiries = 0
+            self._mailbox._waiting.append(item)
+        if found:
+            self._mailbox._wake()
+        return len(found)
+
+    async def drop(self, *ids: str) -> int:
+        return sum(self._mailbox._dead.pop(id, None) is not None for id in dict.fromkeys(ids))

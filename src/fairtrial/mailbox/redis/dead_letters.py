@@ -1,0 +1,78 @@
+"""The dead letters of a mailbox on Redis: a stream of their own, which nobody reads as work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
+
+from fairtrial.errors import BodyError, ConfigurationError
+from fairtrial.mailbox.dead_letters import DeadLetter
+from fairtrial.mailbox.redis.errors import translated
+from fairtrial.mailbox.redis.scripts import REVIVE
+
+if TYPE_CHECKING:
+    from fairtrial.mailbox.redis.mailbox import RedisMailbox
+
+
+class RedisDeadLetters:
+    """The messages of one mailbox that were set aside."""
+
+    def __init__(self, mailbox: RedisMailbox[Any]) -> None:
+        self._mailbox = mailbox
+
+    async def count(self) -> int:
+        """How many there are."""
+        return int(await self._command("XLEN", self._mailbox.keys.dead))
+
+    async def page(self, *, after: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
+        """The oldest `limit` of them, or the next ones `after` an id."""
+        if limit < 1:
+            raise ConfigurationError(f"limit is at least 1, not {limit}")
+        start = "-" if after is None else f"({after}"
+        entries = await self._command("XRANGE", self._mailbox.keys.dead, start, "+", "COUNT", limit)
+        return [await self._letter(entry.decode(), fields) for entry, fields in entries]
+
+    async def retry(self, *ids: str) -> int:
+        """Put these back into the mailbox with a clean record; returns how many there were."""
+        keys = (self._mailbox.keys.stream, self._mailbox.keys.dead)
+        return int(await self._mailbox.run("retrying dead letters of", REVIVE, keys, ids)) if ids else 0
+
+    async def drop(self, *ids: str) -> int:
+        """Delete these; returns how many there were."""
+        return int(await self._command("XDEL", self._mailbox.keys.dead, *ids)) if ids else 0
+
+    async def _command(self, *args: Any) -> Any:
+        self._mailbox.check_open()
+        try:
+            return await self._mailbox.connection.command(*args)
+        except (RedisError, OSError) as error:
+            raise translated(error, f"reading dead letters of {self._mailbox.name}") from None
+
+    async def _letter(self, id: str, fields: dict[bytes, bytes]) -> DeadLetter:
+        def text(name: bytes) -> str:
+            return fields.get(name, b"").decode("utf-8", "replace")
+
+        body = text(b"b")
+        if b"s" in fields:
+            body = await self._kept(text(b"s"))
+        return DeadLetter(
+            id,
+            text(b"i"),
+            body,
+            int(text(b"n") or 0),
+            text(b"reason"),
+            text(b"error"),
+            text(b"r") or None,
+            died_at=int(text(b"at") or 0) / 1000,
+        )
+
+    async def _kept(self, sha256: str) -> str:
+        """The body from the claim check, or its name when it cannot be had."""
+        if self._mailbox.claim_check is not None:
+            try:
+                return (await self._mailbox.claim_check.fetch(sha256)).decode("utf-8", "replace")
+            except (BodyError, OSError):
+                pass
+        return f"sha256:{sha256}"

@@ -1,0 +1,35 @@
+"""From Redis's errors to ours."""
+
+from __future__ import annotations
+
+import redis.exceptions as theirs
+
+from fairtrial.errors import MailboxAccessError, MailboxConnectionError, MailboxError, MailboxFullError
+
+_PASSING = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "UNBLOCKED", "MISCONF")
+_REFUSED = ("NOAUTH", "NOPERM", "WRONGPASS", "NOPROTO")
+
+
+def translated(error: BaseException, doing: str) -> MailboxError:
+    """The error as one of ours. The text of the server is kept; no address and no password is in it."""
+    if isinstance(error, MailboxError):
+        return error
+    text = f"{doing}: {error}"
+    if isinstance(error, theirs.AuthenticationError | theirs.NoPermissionError | theirs.AuthorizationError):
+        return MailboxAccessError(text)
+    if isinstance(error, theirs.ConnectionError | theirs.TimeoutError | theirs.ReadOnlyError | OSError):
+        return MailboxConnectionError(text)
+    said = str(error)
+    if said.startswith(_REFUSED):
+        return MailboxAccessError(text)
+    if isinstance(error, theirs.OutOfMemoryError) or said.startswith("OOM"):
+        return MailboxFullError(text)
+    if said.startswith(_PASSING):
+        return MailboxConnectionError(text)
+    return MailboxError(text)
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether the server says that the mailbox, or its group of readers, does not exist."""
+    said = str(error)
+    return said.startswith(("NOGROUP", "UNBLOCKED")) or "no such key" in said.lower()

@@ -1,0 +1,325 @@
+"""What runs inside Redis. Each script is atomic; none trusts a worker's clock.
+
+Every delivery of a message is a stream entry of its own: a message that comes back is added again under a new entry
+id, with its identity, its count of deliveries and its count of silent ends kept in fields. So an entry is delivered
+once, whoever waits for work is woken by the ordinary blocking read, and an old receipt finds nothing to settle.
+
+A lease is the idle time of a pending entry against the length in its consumer's name: `<token>/<milliseconds>`. The
+token belongs to one start of one mailbox object. The fence of every settling script is: the entry is pending, with
+this token, delivered once. Settling scripts answer with one character per entry, 1 for settled and 0 for lost: a
+single text is read much faster than a hundred numbers.
+
+| key        | what                                                                                   |
+|------------|----------------------------------------------------------------------------------------|
+| `:stream`  | waiting, in flight and delayed entries                                                 |
+| `:delayed` | sorted set: entry id -> when it is due, in the server's milliseconds                    |
+| `:dead`    | stream of dead letters                                                                 |
+| `:sweeper` | who sweeps just now; expires by itself                                                 |
+
+| field | what                                              |
+|-------|---------------------------------------------------|
+| `b`   | the body, JSON                                    |
+| `s`   | instead of it: the SHA-256 of a body kept outside |
+| `r`   | the reply address                                 |
+| `i`   | the message's id, when it is not the entry's      |
+| `n`   | earlier deliveries                                |
+| `x`   | earlier deliveries that ended in silence          |
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Final
+
+GROUP: Final = "fairtrial"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script and the name Redis knows it by."""
+
+    text: str = field(repr=False)
+    sha: str = ""
+
+    def __post_init__(self) -> None:
+        # Redis names scripts by SHA-1; nothing is protected by it.
+        object.__setattr__(self, "sha", hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest())
+
+
+_FENCE = """
+local function ours(id, token)
+  local found = redis.call('XPENDING', KEYS[1], 'fairtrial', id, id, 1)[1]
+  return found and found[4] == 1 and string.sub(found[2], 1, #token + 1) == token .. '/'
+end
+"""
+
+_NOW = """
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+"""
+
+# A mailbox that is to vanish with its owner must vanish whole.
+_VANISH = """
+local function vanish(key)
+  local left = redis.call('PTTL', KEYS[1])
+  if left > 0 then redis.call('PEXPIRE', key, left) end
+end
+"""
+
+_AGAIN = """
+local function forget(id)
+  redis.call('XACK', KEYS[1], 'fairtrial', id)
+  redis.call('XDEL', KEYS[1], id)
+end
+
+local function again(id, delivered, silent)
+  local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
+  if entry then
+    local origin, n, x, rest = id, 0, 0, {}
+    for f = 1, #entry[2], 2 do
+      local name, value = entry[2][f], entry[2][f + 1]
+      if name == 'i' then origin = value
+      elseif name == 'n' then n = tonumber(value) or 0
+      elseif name == 'x' then x = tonumber(value) or 0
+      elseif #rest < 64 then rest[#rest + 1] = name; rest[#rest + 1] = value end
+    end
+    redis.call('XADD', KEYS[1], '*', 'i', origin, 'n', n + delivered, 'x', x + silent, unpack(rest))
+  end
+  forget(id)
+end
+"""
+
+SEND = Script("""
+-- KEYS stream; ARGV may-create, then per message: field (b or s), value, reply address
+local out = {}
+for a = 2, #ARGV, 3 do
+  local id
+  if ARGV[1] == '1' then
+    if ARGV[a + 2] == '' then id = redis.call('XADD', KEYS[1], '*', ARGV[a], ARGV[a + 1])
+    else id = redis.call('XADD', KEYS[1], '*', ARGV[a], ARGV[a + 1], 'r', ARGV[a + 2]) end
+  else
+    if ARGV[a + 2] == '' then id = redis.call('XADD', KEYS[1], 'NOMKSTREAM', '*', ARGV[a], ARGV[a + 1])
+    else id = redis.call('XADD', KEYS[1], 'NOMKSTREAM', '*', ARGV[a], ARGV[a + 1], 'r', ARGV[a + 2]) end
+  end
+  out[#out + 1] = id
+end
+return out
+""")
+
+ACK = Script(
+    _FENCE
+    + """
+-- KEYS stream; ARGV token, then entry ids
+local out = {}
+for a = 2, #ARGV do
+  if ours(ARGV[a], ARGV[1]) then
+    redis.call('XACK', KEYS[1], 'fairtrial', ARGV[a])
+    redis.call('XDEL', KEYS[1], ARGV[a])
+    out[#out + 1] = '1'
+  else
+    out[#out + 1] = '0'
+  end
+end
+return table.concat(out)
+"""
+)
+
+NACK = Script(
+    _FENCE
+    + _NOW
+    + _VANISH
+    + _AGAIN
+    + """
+-- KEYS stream, delayed; ARGV token, then per message: entry id, delay in ms, counted (0 or 1)
+local out = {}
+local time = now()
+for a = 2, #ARGV, 3 do
+  local id, delay = ARGV[a], tonumber(ARGV[a + 1])
+  if ours(id, ARGV[1]) then
+    if delay > 0 then
+      -- Not pending and not unread, the entry rests in the stream until it is due.
+      redis.call('XACK', KEYS[1], 'fairtrial', id)
+      redis.call('ZADD', KEYS[2], time + delay, id)
+    else
+      again(id, tonumber(ARGV[a + 2]), 0)
+    end
+    out[#out + 1] = '1'
+  else
+    out[#out + 1] = '0'
+  end
+end
+if redis.call('EXISTS', KEYS[2]) == 1 then vanish(KEYS[2]) end
+return table.concat(out)
+"""
+)
+
+EXTEND = Script(
+    _FENCE
+    + """
+-- KEYS stream; ARGV token, consumer to move to, idle time to start with in ms, consumer they were last known at,
+-- then entry ids in order
+local mine, keep, out = {}, {}, {}
+local first, last = ARGV[5], ARGV[#ARGV]
+-- One look at the neighbourhood instead of one look per id; whatever it misses is looked at alone.
+for _, found in ipairs(redis.call('XPENDING', KEYS[1], 'fairtrial', first, last, 4 * (#ARGV - 4), ARGV[4])) do
+  if found[4] == 1 then mine[found[1]] = true end
+end
+for a = 5, #ARGV do
+  local held = mine[ARGV[a]] or ours(ARGV[a], ARGV[1])
+  out[#out + 1] = held and '1' or '0'
+  if held then keep[#keep + 1] = ARGV[a] end
+end
+if #keep > 0 then
+  keep[#keep + 1] = 'IDLE'
+  keep[#keep + 1] = ARGV[3]
+  keep[#keep + 1] = 'JUSTID'
+  redis.call('XCLAIM', KEYS[1], 'fairtrial', ARGV[2], 0, unpack(keep))
+end
+return table.concat(out)
+"""
+)
+
+BURY = Script(
+    _FENCE
+    + _NOW
+    + _VANISH
+    + _AGAIN
+    + """
+-- KEYS stream, dead; ARGV token, then per message: entry id, reason, error
+local out = {}
+local time = now()
+for a = 2, #ARGV, 3 do
+  local id = ARGV[a]
+  if ours(id, ARGV[1]) then
+    local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
+    if entry then
+      local origin, n, rest = id, 0, {}
+      for f = 1, #entry[2], 2 do
+        local name, value = entry[2][f], entry[2][f + 1]
+        if name == 'i' then origin = value
+        elseif name == 'n' then n = tonumber(value) or 0
+        elseif (name == 'b' or name == 's' or name == 'r') and #rest < 64 then
+          rest[#rest + 1] = name
+          rest[#rest + 1] = value
+        end
+      end
+      redis.call('XADD', KEYS[2], '*', 'i', origin, 'n', n + 1, 'reason', ARGV[a + 1], 'error', ARGV[a + 2],
+        'at', time, unpack(rest))
+    end
+    forget(id)
+    out[#out + 1] = '1'
+  else
+    out[#out + 1] = '0'
+  end
+end
+if redis.call('EXISTS', KEYS[2]) == 1 then vanish(KEYS[2]) end
+return table.concat(out)
+"""
+)
+
+REVIVE = Script("""
+-- KEYS stream, dead; ARGV dead letter ids
+local revived = 0
+for a = 1, #ARGV do
+  local entry = redis.call('XRANGE', KEYS[2], ARGV[a], ARGV[a])[1]
+  if entry then
+    local rest = {}
+    for f = 1, #entry[2], 2 do
+      local name = entry[2][f]
+      if name == 'i' or name == 'b' or name == 's' or name == 'r' then
+        rest[#rest + 1] = name
+        rest[#rest + 1] = entry[2][f + 1]
+      end
+    end
+    redis.call('XADD', KEYS[1], '*', unpack(rest))
+    redis.call('XDEL', KEYS[2], ARGV[a])
+    revived = revived + 1
+  end
+end
+return revived
+""")
+
+SWEEP = Script(
+    _NOW
+    + _AGAIN
+    + """
+-- KEYS stream, delayed, sweeper; ARGV token, how long the office lasts in ms, most to move, idle ms of a stray consumer
+-- Returns {} when someone else holds the office, else {moved, ms until the next delay is due or -1, leases held,
+-- consumer names}.
+local holder = redis.call('GET', KEYS[3])
+if holder and holder ~= ARGV[1] then return {} end
+redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[2])
+local time = now()
+local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', time, 'LIMIT', 0, ARGV[3])
+for _, id in ipairs(due) do
+  again(id, 1, 0)
+  redis.call('ZREM', KEYS[2], id)
+end
+local wait = -1
+local soonest = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+if soonest[2] then wait = math.max(0, tonumber(soonest[2]) - time) end
+local names, held = {}, 0
+for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], 'fairtrial')) do
+  if consumer[4] > 0 then
+    names[#names + 1] = consumer[2]
+    held = held + consumer[4]
+  elseif consumer[6] > tonumber(ARGV[4]) then
+    -- Only with nothing pending: what a deleted consumer had pending would be lost for ever.
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'fairtrial', consumer[2])
+  end
+end
+-- Many leases make for long pauses between sweeps; the office must last through them.
+redis.call('PEXPIRE', KEYS[3], math.max(tonumber(ARGV[2]), math.ceil(held / 10)))
+return {#due, wait, held, names}
+"""
+)
+
+RECLAIM = Script(
+    _AGAIN
+    + """
+-- KEYS stream; ARGV consumer, its lease in ms, most to move. Returns how many leases had run out.
+local late = redis.call('XPENDING', KEYS[1], 'fairtrial', 'IDLE', ARGV[2], '-', '+', ARGV[3], ARGV[1])
+for _, found in ipairs(late) do again(found[1], 1, 1) end
+return #late
+"""
+)
+
+RESIGN = Script("""
+-- KEYS stream, sweeper; ARGV token, then consumers to retire
+if redis.call('GET', KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local retired = 0
+for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], 'fairtrial')) do
+  for a = 2, #ARGV do
+    if consumer[2] == ARGV[a] and consumer[4] == 0 then
+      redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'fairtrial', consumer[2])
+      retired = retired + 1
+    end
+  end
+end
+return retired
+""")
+
+DEPTH = Script("""
+-- KEYS stream, delayed, dead. Returns {entries, pending, delayed, dead}.
+local pending = redis.pcall('XPENDING', KEYS[1], 'fairtrial')
+return {redis.call('XLEN', KEYS[1]), pending.err and 0 or pending[1], redis.call('ZCARD', KEYS[2]),
+  redis.call('XLEN', KEYS[3])}
+""")
+
+PURGE = Script("""
+-- KEYS stream, delayed; ARGV most to remove at once. Returns how many were removed; call again until it is 0.
+local removed = 0
+local entries = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1])
+for _, entry in ipairs(entries) do
+  redis.pcall('XACK', KEYS[1], 'fairtrial', entry[1])
+  redis.call('ZREM', KEYS[2], entry[1])
+  removed = removed + redis.call('XDEL', KEYS[1], entry[1])
+end
+return removed
+""")
+
+ALL: Final = (SEND, ACK, NACK, EXTEND, BURY, REVIVE, SWEEP, RECLAIM, RESIGN, DEPTH, PURGE)

@@ -1,0 +1,175 @@
+"""Checks at the door: everything past this module is a clean array of finite floats."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+type FloatArray = NDArray[np.float64]
+type IntArray = NDArray[np.intp]
+# `Any` because numpy arrays of bools, integers and floats of every width are all welcome.
+type Values = Sequence[float] | NDArray[Any]
+type Samples = Values | Sequence[Values]
+type Labels = Sequence[Hashable] | NDArray[Any]
+
+
+def as_values(values: Values, name: str = "values") -> FloatArray:
+    """Return a one-dimensional array of finite floats, or say which entry is not one."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be a flat sequence of numbers: {error}.") from error
+    if array.size == 0:
+        return np.empty(0)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be a flat sequence of numbers, not one of {array.ndim} dimensions.")
+    bad = np.flatnonzero(~np.isfinite(array))
+    if bad.size:
+        raise ValueError(f"{name}[{bad[0]}] is {array[bad[0]]}: only finite numbers can be averaged.")
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Scored repeats of every sample, end to end in one array, with the number that belongs to each sample."""
+
+    flat: FloatArray
+    counts: IntArray
+
+    @property
+    def means(self) -> FloatArray:
+        """The mean of each sample; every sample must have a repeat."""
+        if self.single or not self.counts.size:
+            return self.flat
+        return np.asarray(np.add.reduceat(self.flat, self.starts) / self.counts, dtype=np.float64)
+
+    @property
+    def starts(self) -> IntArray:
+        """Where each sample begins in `flat`."""
+        return np.concatenate([[0], np.cumsum(self.counts)[:-1]]).astype(np.intp)
+
+    @property
+    def single(self) -> bool:
+        """Whether every sample has exactly one repeat."""
+        return bool(self.flat.size == self.counts.size and np.all(self.counts == 1))
+
+    @property
+    def binary(self) -> bool:
+        """Whether every single score is 0 or 1."""
+        return bool(np.all((self.flat == 0) | (self.flat == 1)))
+
+    def only(self, keep: NDArray[np.bool_]) -> "Repeats":
+        """The samples marked in `keep`."""
+        return Repeats(self.flat[np.repeat(keep, self.counts)], self.counts[keep])
+
+
+def as_samples(values: Samples, name: str = "values") -> Repeats:
+    """Read one score per sample, or a sequence of repeats per sample; the number of repeats may vary."""
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        rows, columns = values.shape
+        return Repeats(as_values(values.reshape(-1), name), np.full(rows, columns, dtype=np.intp))
+    nested = [isinstance(value, Sequence | np.ndarray) for value in values] if not _is_flat_array(values) else []
+    if not any(nested):
+        flat = as_values(cast(Values, values), name)
+        return Repeats(flat, np.ones(flat.size, dtype=np.intp))
+    if not all(nested):
+        raise ValueError(f"{name} mixes single scores with lists of repeats: give every sample a list.")
+    rows_of_scores = cast(Sequence[Sequence[float]], values)
+    counts = np.fromiter((len(row) for row in rows_of_scores), dtype=np.intp, count=len(rows_of_scores))
+    return Repeats(as_values(list(chain.from_iterable(rows_of_scores)), name), counts)
+
+
+def _is_flat_array(values: Samples) -> bool:
+    return isinstance(values, np.ndarray) and values.dtype != np.object_
+
+
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """Which cluster each sample belongs to, numbered from 0, and how many there are."""
+
+    codes: IntArray
+    count: int
+
+    def totals(self, values: FloatArray) -> FloatArray:
+        """The sum of `values` within each cluster."""
+        return np.bincount(self.codes, weights=values, minlength=self.count).astype(np.float64)
+
+    @property
+    def sizes(self) -> FloatArray:
+        """The number of samples in each cluster."""
+        return np.bincount(self.codes, minlength=self.count).astype(np.float64)
+
+    def only(self, keep: NDArray[np.bool_]) -> "Clusters":
+        """The same clustering of the samples marked in `keep`, renumbered."""
+        return as_clusters(self.codes[keep], int(np.count_nonzero(keep)))
+
+
+def as_clusters(labels: Labels, n: int) -> Clusters:
+    """Number the labels; a sample labelled None shares nothing with any other and is a cluster of its own."""
+    if len(labels) != n:
+        raise ValueError(f"There are {n} samples but {len(labels)} cluster labels: give one label per sample.")
+    if isinstance(labels, np.ndarray) and np.issubdtype(labels.dtype, np.integer):
+        names_found, found = np.unique(labels, return_inverse=True)
+        return Clusters(found.astype(np.intp), int(names_found.size))
+    seen: dict[Hashable, int] = {}
+    names = cast(Iterable[Hashable], labels.tolist() if isinstance(labels, np.ndarray) else labels)
+    codes = [
+        seen.setdefault((position,) if label is None else (label, ""), len(seen))
+        for position, label in enumerate(names)
+    ]
+    return Clusters(np.asarray(codes, dtype=np.intp), len(seen))
+
+
+def check_level(level: float) -> None:
+    """Refuse a confidence level outside (0, 1)."""
+    if not 0 < level < 1:
+        raise ValueError(f"A confidence level lies strictly between 0 and 1, for example 0.95; got {level}.")
+
+
+def check_power(power: float) -> None:
+    """Refuse a power outside (0, 1)."""
+    if not 0 < power < 1:
+        raise ValueError(f"Power lies strictly between 0 and 1, for example 0.8; got {power}.")
+
+
+def check_counts(successes: int, n: int) -> None:
+    """Refuse counts that cannot be `successes` out of `n`."""
+    if n < 0 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} out of {n} is not a count of successes: it needs 0 <= successes <= n.")
+
+
+def check_bounds(values: FloatArray, bounds: tuple[float, float] | None, name: str = "values") -> None:
+    """Refuse values outside the declared range."""
+    if bounds is None:
+        return
+    low, high = bounds
+    if not (np.isfinite(low) and np.isfinite(high) and low < high):
+        raise ValueError(f"The bounds {bounds} are not a range: give (lowest, highest), or None when there is none.")
+    outside = values[(values < low) | (values > high)]
+    if outside.size:
+        raise ValueError(
+            f"{name} holds {outside[0]:g}, outside the range {low:g} to {high:g}: pass the metric's own bounds, "
+            "or bounds=None when it has none."
+        )
+
+
+@lru_cache(maxsize=1024)
+def normal_quantile(probability: float) -> float:
+    """The standard normal quantile."""
+    return float(stats.norm.ppf(probability))
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(probability: float, df: float) -> float:
+    """Student's t quantile."""
+    return float(stats.t.ppf(probability, df))
+
+
+def two_sided(level: float) -> float:
+    """The upper tail point of a two-sided interval: .975 for 95%."""
+    return (1 + level) / 2

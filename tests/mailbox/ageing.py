@@ -1,0 +1,29 @@
+"""Time that passes on a Redis server, without waiting for it.
+
+Every lease and delay of a mailbox is made older, as if the server's clock had moved on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairtrial.mailbox import RedisMailbox
+from fairtrial.mailbox.redis.scripts import Script
+
+AGE = Script("""
+local count = redis.pcall('XPENDING', KEYS[1], 'fairtrial')
+if not count.err and count[1] > 0 then
+  for _, found in ipairs(redis.call('XPENDING', KEYS[1], 'fairtrial', '-', '+', count[1])) do
+    redis.call('XCLAIM', KEYS[1], 'fairtrial', found[2], 0, found[1], 'IDLE', found[3] + ARGV[1], 'JUSTID')
+  end
+end
+local delayed = redis.call('ZRANGE', KEYS[2], 0, -1)
+for _, id in ipairs(delayed) do redis.call('ZINCRBY', KEYS[2], -ARGV[1], id) end
+return #delayed
+""")
+
+
+async def age(mailbox: RedisMailbox[Any], seconds: float) -> None:
+    await mailbox.connection.command(
+        "EVAL", AGE.text, 2, mailbox.keys.stream, mailbox.keys.delayed, round(seconds * 1000)
+    )

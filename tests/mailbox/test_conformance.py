@@ -1,0 +1,83 @@
+"""The public suite, run on every mailbox we have."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fairtrial.mailbox import InMemoryMailbox, Mailbox, MailboxResolver, RedisMailbox
+from fairtrial.testing import FakeClock
+from fairtrial.testing.mailbox_suite import MailboxConformance
+from tests.mailbox.ageing import age
+
+
+@pytest.mark.proves("R67", "R68", "R72", "R81", "R82")
+class TestInMemoryMailbox(MailboxConformance):
+    @pytest.fixture(params=["asyncio", "trio"])
+    def anyio_backend(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture(autouse=True)
+    def world(self) -> None:
+        self.clock = FakeClock()
+        self.rooms: dict[str, InMemoryMailbox[Any]] = {}
+
+    @asynccontextmanager
+    async def make_mailbox(
+        self, name: str, body_type: type[Any], *, resolver: MailboxResolver | None = None
+    ) -> AsyncIterator[Mailbox[Any]]:
+        # Another process is another object where mailboxes are real; in memory it is the same one.
+        mailbox = self.rooms.get(name)
+        if mailbox is None:
+            mailbox = self.rooms[name] = InMemoryMailbox(name, body_type, resolver=resolver, clock=self.clock)
+        yield mailbox
+
+    async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
+        self.clock.advance(seconds)
+
+
+@pytest.mark.proves("R67", "R69", "R72", "R81", "R82")
+class TestRedisMailbox(MailboxConformance):
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    @pytest.fixture(autouse=True)
+    def world(self, redis_url: str) -> None:
+        self.url = redis_url
+
+    @asynccontextmanager
+    async def make_mailbox(
+        self, name: str, body_type: type[Any], *, resolver: MailboxResolver | None = None
+    ) -> AsyncIterator[Mailbox[Any]]:
+        async with RedisMailbox(name, body_type, self.url, resolver=resolver, sweep_seconds=0.02) as mailbox:
+            yield mailbox
+
+    async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
+        assert isinstance(mailbox, RedisMailbox)
+        await age(mailbox, seconds)
+
+
+REAL_TIME = {
+    "test_a_lease_that_runs_out_brings_the_message_back_once",
+    "test_a_late_acknowledgement_never_ends_someone_elses_delivery",
+    "test_counts_grow_with_every_delivery",
+    "test_nack_with_delay_hides_the_message_until_then",
+}
+
+
+class TestRedisMailboxInRealTime(TestRedisMailbox):
+    """What depends on time, on leases that really run out."""
+
+    lease = 1.0
+    margin = 0.3
+
+    for _name in dir(MailboxConformance):
+        if _name.startswith("test_") and _name not in REAL_TIME:
+            locals()[_name] = None
+
+    async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
+        await MailboxConformance.pass_time(self, mailbox, seconds)

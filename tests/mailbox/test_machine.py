@@ -1,0 +1,95 @@
+"""Random histories against a plain model: 500 in memory, 200 on Redis, FAIRTRIAL_SCHEDULES of each when it is set."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
+from fairtrial.testing import FakeClock
+from fairtrial.testing.mailbox_machine import mailbox_machine
+from tests.mailbox.ageing import age
+
+SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "500"))
+REDIS_SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "200"))
+STEPS = 30
+
+
+class InMemoryWorld:
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self.runner = runner
+        self.clock = FakeClock()
+
+    def run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(coroutine)
+
+    def open(self) -> Mailbox[int]:
+        return InMemoryMailbox("box", int, clock=self.clock)
+
+    def pass_time(self, mailbox: Mailbox[int], seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.run(mailbox.depth())  # Looks for what is due, as a sweeper would.
+
+    def close(self, mailbox: Mailbox[int]) -> None:
+        self.run(mailbox.close())
+
+
+class RedisWorld:
+    def __init__(self, runner: asyncio.Runner, connection: RedisConnection) -> None:
+        self.runner = runner
+        self.connection = connection
+
+    def run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(coroutine)
+
+    def open(self) -> Mailbox[int]:
+        mailbox = RedisMailbox(f"box-{uuid.uuid4().hex}", int, self.connection, sweep_seconds=None, ttl_seconds=600)
+        self.run(mailbox.open())
+        return mailbox
+
+    def pass_time(self, mailbox: Mailbox[int], seconds: float) -> None:
+        assert isinstance(mailbox, RedisMailbox)
+        self.run(age(mailbox, seconds))
+        self.run(mailbox.sweep())
+
+    def close(self, mailbox: Mailbox[int]) -> None:
+        self.run(mailbox.close())
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+def schedules(count: int) -> settings:
+    return settings(
+        max_examples=count,
+        stateful_step_count=STEPS,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+
+
+@pytest.mark.proves("R61", "R67", "R68")
+def test_500_random_schedules_in_memory_agree_with_the_model(runner: asyncio.Runner) -> None:
+    machine = mailbox_machine(lambda: InMemoryWorld(runner))
+    run_state_machine_as_test(machine, settings=schedules(SCHEDULES))
+
+
+@pytest.mark.proves("R61", "R67", "R69")
+def test_random_schedules_on_redis_agree_with_the_model(runner: asyncio.Runner, redis_url: str) -> None:
+    connection = RedisConnection(redis_url)
+    try:
+        machine = mailbox_machine(lambda: RedisWorld(runner, connection))
+        run_state_machine_as_test(machine, settings=schedules(REDIS_SCHEDULES))
+    finally:
+        runner.run(connection.close())

@@ -1,0 +1,419 @@
+"""Servers and workers that die, restart, forget and refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from fairtrial.errors import (
+    ConfigurationError,
+    LeaseLostError,
+    MailboxAccessError,
+    MailboxConnectionError,
+    MailboxError,
+)
+from fairtrial.mailbox import RedisConnection, RedisMailbox
+from tests.mailbox.ageing import age
+from tests.redis_server import RedisServer, free_port
+
+pytestmark = pytest.mark.anyio
+
+WORKER = """
+import asyncio, sys
+from fairtrial.mailbox import RedisMailbox
+async def main():
+    async with RedisMailbox(sys.argv[2], int, sys.argv[1]) as mailbox:
+        messages = await mailbox.receive(int(sys.argv[3]), 1.0, 20)
+        print(len(messages), flush=True)
+        await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path / "redis").start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.proves("R61")
+async def test_a_worker_killed_with_its_messages_loses_none_of_them(redis_url: str) -> None:
+    name = f"kill-{uuid.uuid4().hex}"
+    async with RedisMailbox(name, int, redis_url, sweep_seconds=0.05) as mailbox:
+        await asyncio.gather(*(mailbox.send(number) for number in range(30)))
+        async with await anyio.open_process([sys.executable, "-c", WORKER, redis_url, name, "30"]) as worker:
+            try:
+                assert worker.stdout is not None
+                assert (await worker.stdout.receive()).strip() == b"30"
+            finally:
+                os.kill(worker.pid, signal.SIGKILL)
+        seen: dict[int, tuple[int, int]] = {}
+        with anyio.fail_after(20):
+            while len(seen) < 30:
+                for message in await mailbox.receive(30, 60, 5):
+                    assert message.body not in seen
+                    seen[message.body] = (message.delivery_count, message.expiries)
+                    await message.acknowledge()
+        assert set(seen.values()) == {(2, 1)}
+        assert await mailbox.approximate_count() == 0
+
+
+@pytest.mark.proves("R61", "R79")
+async def test_a_server_killed_under_load_loses_no_acknowledged_send_and_the_mailbox_recovers(
+    own_server: RedisServer,
+) -> None:
+    async with RedisMailbox("load", int, own_server.url, sweep_seconds=0.05) as mailbox:
+        confirmed: set[int] = set()
+        refused = 0
+        under_load = asyncio.Event()
+
+        async def send(start: int) -> None:
+            nonlocal refused
+            for number in range(start, start + 2000):
+                try:
+                    await mailbox.send(number)
+                    confirmed.add(number)
+                    if len(confirmed) == 3000:
+                        under_load.set()
+                except MailboxConnectionError:
+                    refused += 1
+                    await asyncio.sleep(0.01)
+
+        async with asyncio.TaskGroup() as group:
+            for sender in range(8):
+                group.create_task(send(sender * 2000))
+            await under_load.wait()
+            await anyio.to_thread.run_sync(own_server.kill)
+            await anyio.to_thread.run_sync(own_server.start)
+        assert refused > 0
+        assert len(confirmed) > 4000
+        seen: set[int] = set()
+        while messages := await mailbox.receive(200, 60, 0):
+            seen.update(message.body for message in messages)
+            await asyncio.gather(*(message.acknowledge() for message in messages))
+        assert confirmed <= seen
+
+
+@pytest.mark.proves("R79")
+async def test_a_restart_ends_waits_with_an_error_and_keeps_leases(own_server: RedisServer) -> None:
+    async with RedisMailbox("restart", int, own_server.url, sweep_seconds=0.05) as mailbox:
+        await mailbox.send(1)
+        (message,) = await mailbox.receive(1, 60, 1)
+        waiting = asyncio.create_task(mailbox.receive(1, 60, 20))
+        await asyncio.sleep(0.1)
+        await anyio.to_thread.run_sync(own_server.stop)
+        with pytest.raises(MailboxConnectionError):
+            await waiting
+        for ask in (mailbox.approximate_count, mailbox.depth, mailbox.purge, mailbox.sweep, mailbox.dead_letters.count):
+            with pytest.raises(MailboxConnectionError):
+                await ask()
+        with pytest.raises(MailboxConnectionError):
+            await message.acknowledge()
+        assert not message.settled
+        with pytest.raises(MailboxConnectionError):
+            message.receipt.renewer.renew([message.receipt], 60)
+        await anyio.to_thread.run_sync(own_server.start)
+        # The server has forgotten its scripts, not its messages.
+        assert list(message.receipt.renewer.renew([message.receipt], 60)) == [True]
+        await message.acknowledge()
+        assert await mailbox.approximate_count() == 0
+
+
+async def test_closing_while_the_server_is_away_works(own_server: RedisServer) -> None:
+    mailbox = RedisMailbox("away", int, own_server.url, ttl_seconds=5)
+    await mailbox.send(1)
+    await mailbox.receive(1, 60, 1)
+    own_server.stop()
+    await mailbox.close()
+    own_server.start()
+    with pytest.raises(MailboxError):
+        await mailbox.send(2)
+
+
+async def test_nobody_there_is_a_connection_error() -> None:
+    async with RedisConnection(f"redis://127.0.0.1:{free_port()}", timeout_seconds=1) as connection:
+        mailbox = RedisMailbox("nobody", int, connection)
+        with pytest.raises(MailboxConnectionError):
+            await mailbox.receive(1, 60, 0)
+        with pytest.raises(MailboxConnectionError):
+            await mailbox.send(1)
+        await mailbox.close()
+
+
+async def test_a_flushed_server_loses_leases_and_nothing_else(own_server: RedisServer) -> None:
+    async with RedisMailbox("flushed", int, own_server.url) as mailbox:
+        await mailbox.send(1)
+        (message,) = await mailbox.receive(1, 60, 1)
+        await mailbox.connection.command("FLUSHALL")
+        with pytest.raises(LeaseLostError):
+            await message.acknowledge()
+        assert list(message.receipt.renewer.renew([message.receipt], 60)) == [False]
+        assert await mailbox.sweep() == 0
+        assert (await mailbox.depth()).in_flight == 0
+        await mailbox.send(2)
+        (message,) = await mailbox.receive(1, 60, 5)
+        assert message.body == 2
+
+
+class TestAccess:
+    """Users, passwords and TLS."""
+
+    pytestmark = pytest.mark.proves("R69")
+
+    @pytest.fixture
+    def acl(self, tmp_path: Path) -> Iterator[RedisServer]:
+        server = RedisServer(tmp_path / "acl").start()
+        with server.client() as client:
+            # What deploy guides should grant: our keys, streams and scripts; neither INFO nor CLIENT UNBLOCK.
+            rules = [
+                "on",
+                ">s3cret",
+                "resetkeys",
+                "~{fairtrial:*",
+                "nocommands",
+                "+@stream",
+                "+@scripting",
+                "+@sortedset",
+            ]
+            rules += ["+pexpire", "+pttl", "+exists", "+del", "+get", "+set", "+time", "+client|id"]
+            client.execute_command("ACL", "SETUSER", "worker", *rules)
+        yield server
+        server.stop()
+
+    async def test_a_restricted_user_can_do_all_a_mailbox_needs(self, acl: RedisServer) -> None:
+        url = f"redis://worker:s3cret@127.0.0.1:{acl.port}/0"
+        async with (
+            RedisMailbox("jobs", int, url, sweep_seconds=0.02) as mailbox,
+            RedisMailbox("replies", int, url, ttl_seconds=30) as replies,
+        ):
+            for number in range(4):
+                await mailbox.send(number, reply_to=replies)
+            first, second, third, fourth = await mailbox.receive(4, 60, 1)
+            await first.nack(5)
+            await second.nack()
+            await third.extend_visibility(100)
+            await third.reply(9)
+            await third.acknowledge()
+            await fourth.dead_letter("no")
+            assert (await replies.receive(1, 60, 5))[0].body == 9
+            assert await mailbox.dead_letters.retry((await mailbox.dead_letters.page())[0].id) == 1
+            assert (await mailbox.depth()).waiting == 2
+            assert await mailbox.purge() == 3
+
+    async def test_a_read_that_cannot_be_interrupted_still_strands_nothing(
+        self, acl: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fairtrial.mailbox.redis.receive.BLOCK_SECONDS", 0.3)
+        url = f"redis://worker:s3cret@127.0.0.1:{acl.port}/0"
+        async with RedisMailbox("cancelled", int, url) as other:
+            mailbox = RedisMailbox("cancelled", int, url)
+            reading = asyncio.create_task(mailbox.receive(1, 600, 20))
+            await asyncio.sleep(0.1)
+            reading.cancel()
+            await other.send(1)
+            await mailbox.close()
+            (message,) = await other.receive(1, 60, 5)
+            assert message.delivery_count == 1
+
+    @pytest.mark.parametrize("credentials", ["worker:wrong@", "nobody:s3cret@"])
+    async def test_wrong_credentials_are_named_and_not_shown(self, acl: RedisServer, credentials: str) -> None:
+        async with RedisConnection(f"redis://{credentials}127.0.0.1:{acl.port}/0") as connection:
+            mailbox = RedisMailbox("jobs", int, connection)
+            with pytest.raises(MailboxAccessError) as caught:
+                await mailbox.send(1)
+            assert "s3cret" not in f"{caught.value} {mailbox!r}"
+            assert "wrong" not in repr(mailbox)
+
+    async def test_a_user_without_rights_is_told_so(self, acl: RedisServer) -> None:
+        with acl.client() as client:
+            client.execute_command("ACL", "SETUSER", "guest", "on", ">guest", "nocommands", "+ping", "+client|id")
+        async with RedisConnection(f"redis://guest:guest@127.0.0.1:{acl.port}/0") as connection:
+            mailbox = RedisMailbox("jobs", int, connection)
+            with pytest.raises(MailboxAccessError):
+                await mailbox.receive(1, 60, 0)
+            with pytest.raises(MailboxAccessError):
+                await mailbox.send(1)
+
+    async def test_tls_works_and_a_certificate_nobody_signed_is_refused(self, tmp_path: Path) -> None:
+        certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+        command += [
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout",
+            str(key),
+            "-out",
+            str(certificate),
+        ]
+        await anyio.run_process(command)
+        server = RedisServer(tmp_path / "redis", tls=(certificate, key))
+        await anyio.to_thread.run_sync(server.start)
+        url = f"rediss://127.0.0.1:{server.port}/0"
+        try:
+            async with (
+                RedisConnection(url, ssl_ca_certs=str(certificate)) as connection,
+                RedisMailbox("tls", int, connection) as mailbox,
+            ):
+                await mailbox.send(1)
+                (message,) = await mailbox.receive(1, 60, 1)
+                assert list(message.receipt.renewer.renew([message.receipt], 60)) == [True]
+                await message.acknowledge()
+            async with RedisConnection(url, timeout_seconds=5) as stranger:
+                with pytest.raises(MailboxConnectionError):
+                    await RedisMailbox("tls", int, stranger).send(1)
+        finally:
+            server.stop()
+
+
+class TestConnections:
+    async def test_one_connection_serves_many_mailboxes_and_outlives_them(self, redis_url: str) -> None:
+        async with RedisConnection(redis_url) as connection:
+            async with RedisMailbox("a", int, connection) as first, RedisMailbox("b", int, connection) as second:
+                await asyncio.gather(first.send(1), second.send(2))
+                assert (await first.receive(1, 60, 1))[0].body == 1
+                assert (await second.receive(1, 60, 1))[0].body == 2
+            async with RedisMailbox("a", int, connection) as again:
+                assert await again.approximate_count() == 1
+
+    def test_another_event_loop_is_refused_in_words(self, redis_url: str) -> None:
+        connection = RedisConnection(redis_url)
+        mailbox = RedisMailbox("loops", int, connection)
+
+        async def use() -> None:
+            await mailbox.send(1)
+
+        with asyncio.Runner() as first:
+            first.run(use())
+            with asyncio.Runner() as second, pytest.raises(MailboxError, match="event loop"):
+                second.run(use())
+            first.run(connection.close())
+
+    @pytest.mark.parametrize("url", ["http://localhost", "localhost:6379"])
+    def test_an_address_that_is_none_is_refused(self, url: str) -> None:
+        with pytest.raises(ConfigurationError):
+            RedisConnection(url)
+
+    def test_settings_that_cannot_work_are_refused(self, redis_url: str) -> None:
+        with pytest.raises(ConfigurationError):
+            RedisMailbox("x", int, redis_url, sweep_seconds=0)
+        with pytest.raises(ConfigurationError):
+            RedisMailbox("x", int, redis_url, ttl_seconds=0)
+
+    async def test_a_unix_socket_works(self, tmp_path: Path) -> None:
+        path = tmp_path / "s"
+        server = RedisServer(tmp_path / "redis", "--unixsocket", str(path)).start()
+        try:
+            async with RedisMailbox("unix", int, f"unix://{path}") as mailbox:
+                await mailbox.send(1)
+                assert (await mailbox.receive(1, 60, 1))[0].body == 1
+        finally:
+            server.stop()
+
+
+class TestCoalescing:
+    """Per-message calls, few round trips."""
+
+    async def calls(self, mailbox: RedisMailbox[int]) -> int:
+        info = await mailbox.connection.command("INFO", "commandstats")
+        return int(info.get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+    async def test_a_thousand_operations_of_one_turn_leave_as_a_few_calls(self, redis_url: str) -> None:
+        async with RedisMailbox("many", int, redis_url, sweep_seconds=None) as mailbox:
+            await mailbox.send(0)  # Loads the script.
+            before = await self.calls(mailbox)
+            await asyncio.gather(*(mailbox.send(number) for number in range(1, 1000)))
+            assert await self.calls(mailbox) - before == 5
+            messages = list(await mailbox.receive(1000, 60, 1))
+            assert len(messages) == 1000
+            await asyncio.gather(*(message.extend_visibility(60) for message in messages[:200]))
+            before = await self.calls(mailbox)
+            await asyncio.gather(*(message.extend_visibility(60) for message in messages))
+            assert await self.calls(mailbox) - before == 5
+            await messages.pop().acknowledge()
+            before = await self.calls(mailbox)
+            await asyncio.gather(*(message.acknowledge() for message in messages))
+            assert await self.calls(mailbox) - before == 5
+
+    async def test_large_bodies_do_not_all_travel_in_one_call(self, redis_url: str) -> None:
+        async with RedisMailbox("large", str, redis_url, sweep_seconds=None) as mailbox:
+            await asyncio.gather(*(mailbox.send("x" * 500_000) for _ in range(30)))
+            assert await mailbox.approximate_count() == 30
+
+    async def test_a_call_that_fails_fails_each_of_its_operations_alone(self, redis_url: str) -> None:
+        async with RedisMailbox("mixed", int, redis_url) as mailbox:
+            await asyncio.gather(*(mailbox.send(number) for number in range(3)))
+            messages = await mailbox.receive(3, 60, 1)
+            await messages[1].acknowledge()
+            outcomes = await asyncio.gather(*(message.acknowledge() for message in messages), return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [type(None), LeaseLostError, type(None)]
+
+    async def test_a_cancelled_acknowledgement_that_left_still_counts(self, redis_url: str) -> None:
+        async with RedisMailbox("left", int, redis_url) as mailbox:
+            await mailbox.send(1)
+            (message,) = await mailbox.receive(1, 60, 1)
+            task = asyncio.create_task(message.acknowledge())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            await mailbox.connection.close()  # Sends what is waiting to be sent.
+            async with RedisMailbox("left", int, redis_url) as other:
+                assert await other.approximate_count() == 0
+
+
+class TestSweeper:
+    async def test_one_of_many_sweeps_and_another_takes_over_when_it_leaves(self, redis_url: str) -> None:
+        async with (
+            RedisMailbox("office", int, redis_url, sweep_seconds=None) as first,
+            RedisMailbox("office", int, redis_url, sweep_seconds=None) as second,
+        ):
+            assert await first.sweep() == 0
+            assert await second.sweep() is None
+            assert await first.sweep() == 0
+            await first.close()
+            assert await second.sweep() == 0
+
+    async def test_the_office_of_a_dead_sweeper_expires_on_the_servers_clock(self, redis_url: str) -> None:
+        async with (
+            RedisMailbox("office", int, redis_url, sweep_seconds=None) as dead,
+            RedisMailbox("office", int, redis_url, sweep_seconds=0.05) as alive,
+        ):
+            await alive.send(1)
+            await dead.sweep()
+            await dead.receive(1, 60, 0)
+            await age(dead, 61)
+            (message,) = await alive.receive(1, 60, 20)
+            assert message.delivery_count == 2
+
+    async def test_a_sweeper_survives_an_absent_server(self, own_server: RedisServer) -> None:
+        async with RedisMailbox("absent", int, own_server.url, sweep_seconds=0.05) as mailbox:
+            await mailbox.send(1)
+            (message,) = await mailbox.receive(1, 60, 1)
+            await anyio.to_thread.run_sync(own_server.stop)
+            await asyncio.sleep(0.2)
+            await anyio.to_thread.run_sync(own_server.start)
+            await message.nack(0.1)
+            (again,) = await mailbox.receive(1, 60, 10)
+            assert again.delivery_count == 2
+
+    async def test_consumers_of_others_are_left_alone(self, redis_url: str) -> None:
+        async with RedisMailbox("guests", int, redis_url, sweep_seconds=None) as mailbox:
+            await mailbox.send(1)
+            stream = mailbox.keys.stream
+            await mailbox.connection.command("XREADGROUP", "GROUP", "fairtrial", "someone", "STREAMS", stream, ">")
+            await age(mailbox, 1e6)
+            assert await mailbox.sweep() == 0
+            assert (await mailbox.depth()).in_flight == 1

@@ -1,0 +1,206 @@
+"""The pieces a mailbox on Redis is made of, where a real server cannot be brought to do what they guard against."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.exceptions as theirs
+
+from fairtrial.errors import (
+    ConfigurationError,
+    MailboxAccessError,
+    MailboxClosedError,
+    MailboxConnectionError,
+    MailboxError,
+    MailboxFullError,
+)
+from fairtrial.mailbox import ClaimCheck, RedisConnection, RedisMailbox
+from fairtrial.mailbox.redis.coalesce import Call, Coalescer
+from fairtrial.mailbox.redis.errors import is_gone, translated
+from fairtrial.mailbox.redis.receipt import Consumers
+from fairtrial.mailbox.redis.scripts import ACK, SEND
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class TestErrors:
+    pytestmark = pytest.mark.proves("R72")
+
+    @pytest.mark.parametrize(
+        ("theirs_", "ours"),
+        [
+            (theirs.ConnectionError("x"), MailboxConnectionError),
+            (theirs.TimeoutError("x"), MailboxConnectionError),
+            (theirs.BusyLoadingError("x"), MailboxConnectionError),
+            (theirs.ReadOnlyError("x"), MailboxConnectionError),
+            (OSError("x"), MailboxConnectionError),
+            (theirs.ResponseError("MISCONF cannot write"), MailboxConnectionError),
+            (theirs.ResponseError("LOADING"), MailboxConnectionError),
+            (theirs.AuthenticationError("x"), MailboxAccessError),
+            (theirs.ResponseError("NOPERM this user"), MailboxAccessError),
+            (theirs.OutOfMemoryError("x"), MailboxFullError),
+            (theirs.ResponseError("OOM command not allowed"), MailboxFullError),
+            (theirs.ResponseError("ERR what"), MailboxError),
+            (MailboxClosedError("x"), MailboxClosedError),
+        ],
+    )
+    def test_every_error_of_theirs_is_one_of_ours(self, theirs_: Exception, ours: type[MailboxError]) -> None:
+        assert type(translated(theirs_, "doing")) is ours
+
+    def test_what_is_gone_is_recognised(self) -> None:
+        for text in ("NOGROUP No such key 'x'", "UNBLOCKED the stream key no longer exists", "ERR no such key"):
+            assert is_gone(theirs.ResponseError(text))
+        assert not is_gone(theirs.ResponseError("WRONGTYPE"))
+
+
+class TestCoalescer:
+    async def test_a_failure_nobody_foresaw_reaches_everyone_who_waits(self) -> None:
+        async def run(calls: Sequence[Call]) -> list[Any]:
+            raise LookupError("a bug")
+
+        coalescer = Coalescer(run)
+        futures = [coalescer.submit(ACK, ("k",), ("t",), (number,)) for number in range(300)]
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {MailboxClosedError}
+        assert "a bug" in str(outcomes[0])
+
+    async def test_operations_leave_while_an_earlier_departure_is_on_its_way(self) -> None:
+        departures: list[int] = []
+        gate = asyncio.Event()
+
+        async def run(calls: Sequence[Call]) -> list[Any]:
+            departures.append(sum(len(call.futures) for call in calls))
+            await gate.wait()
+            return [[b"1-0"] * len(call.futures) for call in calls]
+
+        coalescer = Coalescer(run)
+        first = coalescer.submit(SEND, ("k",), (1,), ("b", b"x", ""))
+        await asyncio.sleep(0.01)
+        rest = [coalescer.submit(SEND, ("k",), (1,), ("b", b"x", "")) for _ in range(50)]
+        gate.set()
+        await asyncio.gather(first, *rest)
+        assert departures == [1, 50]
+        await coalescer.close()
+        with pytest.raises(MailboxClosedError):
+            coalescer.submit(ACK, ("k",), (), (1,))
+
+    async def test_a_cancelled_sender_leaves_nobody_waiting(self) -> None:
+        async def run(calls: Sequence[Call]) -> list[Any]:
+            await asyncio.sleep(60)
+            return []
+
+        coalescer = Coalescer(run)
+        future = coalescer.submit(ACK, ("k",), (), (1,))
+        await asyncio.sleep(0)
+        (task,) = [task for task in asyncio.all_tasks() if task.get_name() == "fairtrial mailbox operations"]
+        task.cancel()
+        with pytest.raises(MailboxClosedError):
+            await future
+
+
+class TestConsumers:
+    def test_leases_of_any_length_need_few_names(self) -> None:
+        consumers = Consumers("t")
+        reading = consumers.reading(60)
+        assert reading == "t/60000"
+        assert consumers.extended(60) == ("t/60000", 0)
+        for tenths in range(1, 36_000):
+            name, idle = consumers.extended(tenths / 10)
+            assert int(name.rpartition("/")[2]) - idle == tenths * 100
+        assert len(consumers.names()) < 25
+
+
+class TestServers:
+    async def test_a_server_that_is_too_old_is_refused(self, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def old(*args: Any) -> Any:
+            return {"redis_version": "6.2.14"}
+
+        async with RedisConnection(redis_url) as connection:
+            monkeypatch.setattr(connection, "command", old)
+            with pytest.raises(ConfigurationError, match=r"7\.0"):
+                await RedisMailbox("old", int, connection).open()
+
+    async def test_a_closed_connection_says_so_everywhere(self, redis_url: str) -> None:
+        connection = RedisConnection(redis_url)
+        mailbox = RedisMailbox("closed", int, connection)
+        await mailbox.send(1)
+        (message,) = await mailbox.receive(1, 60, 1)
+        await connection.close()
+        await connection.close()
+        with pytest.raises(MailboxClosedError):
+            await message.acknowledge()
+        with pytest.raises(MailboxClosedError):
+            message.receipt.renewer.renew([message.receipt], 60)
+        with pytest.raises(MailboxClosedError):
+            await mailbox.receive(1, 60, 0)
+        await mailbox.close()
+
+    async def test_a_page_of_nothing_is_refused(self, redis_url: str) -> None:
+        async with RedisMailbox("page", int, redis_url) as mailbox:
+            with pytest.raises(ConfigurationError):
+                await mailbox.dead_letters.page(limit=0)
+            assert await mailbox.dead_letters.retry() == 0
+            assert await mailbox.dead_letters.drop() == 0
+
+
+class TestClosingAndCancelling:
+    async def test_closing_ends_waits_at_once_and_strands_nothing(self, redis_url: str) -> None:
+        async with RedisMailbox("c", int, redis_url, sweep_seconds=None) as other:
+            mailbox = RedisMailbox("c", int, redis_url)
+            waiting = [asyncio.create_task(mailbox.receive(1, 600, 20)) for _ in range(5)]
+            await asyncio.sleep(0.1)
+            async with asyncio.timeout(3):
+                await asyncio.gather(mailbox.close(), *(other.send(number) for number in range(3)))
+                outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+            got = [message for outcome in outcomes if not isinstance(outcome, BaseException) for message in outcome]
+            rest = await other.receive(5, 60, 0)
+            assert len(got) + len(rest) == 3
+            assert all(message.delivery_count == 1 for message in rest)
+            assert sum(isinstance(outcome, MailboxClosedError) for outcome in outcomes) == 5 - len(got)
+
+    async def test_a_receive_cancelled_while_it_fetches_a_body_hands_everything_back(
+        self, redis_url: str, tmp_path: Path
+    ) -> None:
+        fetching = asyncio.Event()
+
+        class Slow(ClaimCheck):
+            async def fetch(self, sha256: str) -> bytes:
+                fetching.set()
+                await asyncio.sleep(60)
+                raise AssertionError
+
+        async with RedisMailbox("f", str, redis_url, claim_check=ClaimCheck(tmp_path, threshold=50)) as other:
+            await other.send("small")
+            await other.send("large" * 20)
+            mailbox = RedisMailbox("f", str, redis_url, claim_check=Slow(tmp_path, threshold=50))
+            reading = asyncio.create_task(mailbox.receive(2, 600, 5))
+            await fetching.wait()
+            reading.cancel()
+            await asyncio.wait([reading])
+            await mailbox.close()
+            again = await other.receive(2, 60, 0)
+            assert {message.body for message in again} == {"small", "large" * 20}
+            assert {message.delivery_count for message in again} == {1}
+
+    async def test_a_bad_body_that_cannot_be_set_aside_costs_nobody_else(
+        self, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def fail(*args: Any) -> None:
+            raise MailboxConnectionError("away")
+
+        async with RedisMailbox("bad", int, redis_url) as mailbox:
+            await mailbox.connection.command("XADD", mailbox.keys.stream, "*", "b", "junk")
+            await mailbox.send(1)
+            monkeypatch.setattr("fairtrial.mailbox.redis.receipt.RedisReceipt.dead_letter", fail)
+            (message,) = await mailbox.receive(2, 60, 1)
+            assert message.body == 1
+            assert "could not be set aside" in caplog.text

@@ -1,0 +1,137 @@
+"""What things cost, against a bare equivalent in the same run, turn by turn: other work on the machine hits both."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fairtrial import Dataset, Sample, ToolInvoked, contains, exact_match, tool_called
+from fairtrial.scoring import Case, resolve
+from fairtrial.testing import session_of
+
+pytestmark = pytest.mark.measured
+
+LINES = 1_000_000
+
+MEMORY = """
+import json, pathlib, random, sys
+from fairtrial import Dataset
+
+def resident(field="VmRSS"):
+    status = pathlib.Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field + ":"))
+
+Dataset.load("warm.jsonl", lazy=True)
+before = resident()
+dataset = Dataset.load("big.jsonl", lazy=True)
+count = sum(1 for _ in dataset)
+chosen = [dataset[n].id for n in random.Random(1).sample(range(count), 200)]
+expected = [f"sample-{n}" for n in random.Random(1).sample(range(count), 200)]
+assert chosen == expected
+print(json.dumps({"count": count, "grown_mb": (resident("VmHWM") - before) / 1024}))
+"""
+
+
+def medians(rounds: int, *work: Callable[[], object]) -> list[float]:
+    """The median time of each piece of work, all of them done in turn."""
+    times: list[list[float]] = [[] for _ in work]
+    for _ in range(rounds):
+        for piece, taken in zip(work, times, strict=True):
+            started = time.perf_counter()
+            piece()
+            taken.append(time.perf_counter() - started)
+    return [statistics.median(taken) for taken in times]
+
+
+def write_rows(path: Path, count: int) -> Path:
+    with path.open("w") as file:
+        for number in range(count):
+            row = {
+                "id": f"sample-{number}",
+                "input": {"question": f"What is {number} plus {number + 1}?", "topic": "sums"},
+                "expected": str(2 * number + 1),
+                "metadata": {"level": number % 7},
+            }
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+@pytest.mark.proves("R5")
+def test_a_million_lines_cost_under_40_mb_with_ids_checked(
+    tmp_path: Path, child: Any, record_property: Callable[[str, object], None]
+) -> None:
+    write_rows(tmp_path / "warm.jsonl", 100)
+    write_rows(tmp_path / "big.jsonl", LINES)
+    found = json.loads(child(MEMORY))
+    record_property("memory", found)
+    print(found)
+    assert found["count"] == LINES
+    assert found["grown_mb"] < 40
+
+
+@pytest.mark.proves("R5")
+def test_a_lazy_dataset_is_read_at_no_less_than_half_the_speed_of_bare_json(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "slice.jsonl", 20_000)
+    dataset = Dataset.load(path, lazy=True)
+
+    def bare() -> None:
+        with path.open("rb") as file:
+            for line in file:
+                json.loads(line)
+
+    def lazy() -> None:
+        for _ in dataset:
+            pass
+
+    base, ours = medians(15, bare, lazy)
+    print(f"bare {base:.3f} s, lazy {ours:.3f} s, ratio {ours / base:.2f}")
+    assert ours <= 2 * base
+
+
+@pytest.mark.proves("R12", "R13")
+@pytest.mark.parametrize("name", ["exact_match", "contains", "tool_called"])
+def test_the_canonical_call_costs_at_most_five_bare_calls(name: str) -> None:
+    session = session_of(ToolInvoked("search"))
+    fn: Any = {"exact_match": exact_match, "contains": contains, "tool_called": tool_called("search")}[name]
+    args = ("a", "a", session) if name == "tool_called" else ("a", "a")
+    scorer, sample = resolve(fn), Sample("s", "q", "a")
+    count = 3_000
+
+    def bare() -> None:
+        for _ in range(count):
+            fn(*args)
+
+    async def scored() -> None:
+        for _ in range(count):
+            await scorer.score(Case(sample, "a", session))
+
+    base, ours = medians(15, bare, lambda: anyio.run(scored))
+    print(f"{name}: bare {base / count * 1e6:.2f} us, canonical {ours / count * 1e6:.2f} us, ratio {ours / base:.2f}")
+    assert ours <= 5 * base
+
+
+# Processor time: importing waits for nothing, and a busy neighbour does not count.
+IMPORT = "import time\nstarted = time.process_time()\n{}\nprint(time.process_time() - started)"
+
+
+def test_importing_costs_at_most_a_third_more_than_what_everyone_imports(child: Any, tmp_path: Path) -> None:
+    # Both from compiled files of this test's own: installed packages come compiled, a checkout may not.
+    compiled = {"PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
+
+    def seconds(what: str) -> float:
+        return float(child(IMPORT.format(what), **compiled))
+
+    baseline, ours = "from pydantic import TypeAdapter\nimport anyio", "import fairtrial"
+    seconds(baseline)
+    seconds(ours)
+    times = [(seconds(baseline), seconds(ours)) for _ in range(9)]
+    base, own = (min(pair[side] for pair in times) for side in (0, 1))
+    print(f"pydantic and anyio {base * 1e3:.0f} ms, fairtrial {own * 1e3:.0f} ms, ratio {own / base:.2f}")
+    assert own <= 1.3 * base

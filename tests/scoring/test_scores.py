@@ -1,0 +1,140 @@
+"""R8 to R11: scores and metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairtrial import Metric, Score
+
+unchecked: Any = Score  # For what a type checker would not let pass.
+finite = st.floats(allow_nan=False, allow_infinity=False)
+weighted = st.builds(Metric, st.text(min_size=1), finite, st.floats(0, allow_infinity=False, exclude_min=True))
+weighted_lists = st.lists(weighted, min_size=1, max_size=6, unique_by=lambda metric: metric.name)
+
+
+@pytest.mark.proves("R8")
+def test_a_score_has_a_value_a_verdict_and_a_reason() -> None:
+    score = Score(0.75, True, "close")
+    assert (score.value, score.passed, score.reason, score.metrics, score.name) == (0.75, True, "close", (), "")
+    assert score == Score(0.75, True, "close")
+    assert hash(score) == hash(Score(0.75, True, "close"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        score.value = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.proves("R8")
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.001, 1.001, 10**400])
+def test_a_value_is_finite_and_from_0_to_1(value: float) -> None:
+    with pytest.raises(ValueError, match="a score's value"):
+        Score(value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: unchecked("0.5"), "must be a number"),
+        (lambda: unchecked([1]), "must be a number"),
+        (lambda: unchecked(object()), "must be a number"),
+        (lambda: unchecked(1.0, 1), "True or False"),
+        (lambda: unchecked(1.0, True, None), "reason is text"),
+        (lambda: unchecked(1.0, True, "", name=3), "name is text"),
+        (lambda: unchecked(1.0, metrics=["a"]), "are Metric objects"),
+    ],
+)
+def test_what_is_no_score_is_refused(make: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+@pytest.mark.proves("R8")
+def test_without_a_verdict_half_is_a_pass() -> None:
+    assert Score(0.5).passed
+    assert not Score(0.4999).passed
+    assert Score(0.1, True).passed
+    assert repr(Score(True).value) == repr(unchecked(np.float32(1)).value) == repr(Score(1).value) == "1.0"
+
+
+@pytest.mark.proves("R10")
+def test_the_reward_is_the_weighted_mean_of_the_metrics_that_have_a_weight() -> None:
+    metrics = (Metric("right", 1.0, 3.0), Metric("polite", 0.0, 1.0), Metric("turns", 12.0))
+    score = Score(metrics=metrics)
+    assert score.reward == score.value == 0.75
+    assert score.passed
+    assert (score.metric("turns"), score.metric("none")) == (12.0, None)
+    assert Score(0.2, metrics=metrics).reward == 0.75
+    assert Score(0.2, metrics=[Metric("turns", 3)]).reward == 0.2
+    assert dataclasses.asdict(metrics[2]) == {"name": "turns", "value": 12.0, "weight": 0.0, "metadata": {}}
+
+
+@pytest.mark.proves("R10", "R11")
+def test_a_reward_may_leave_the_range_and_the_value_is_clipped() -> None:
+    for value, clipped in ((-3.0, 0.0), (7.5, 1.0)):
+        score = Score(metrics=[Metric("penalty", value, 1.0)])
+        assert (score.reward, score.value) == (value, clipped)
+
+
+@pytest.mark.proves("R10")
+def test_a_score_of_nothing_is_refused() -> None:
+    for metrics in ((), (Metric("tracked", 1.0),)):
+        with pytest.raises(ValueError, match="needs a value, or metrics with a weight above 0"):
+            Score(metrics=metrics)
+
+
+@pytest.mark.proves("R11")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Metric("m", math.nan),
+        lambda: Metric("m", math.inf),
+        lambda: Metric("m", 1.0, math.nan),
+        lambda: Metric("m", 1.0, math.inf),
+        lambda: Metric("m", 1.0, -1.0),
+        lambda: Metric("", 1.0),
+        lambda: Metric(3, 1.0),  # type: ignore[arg-type]
+        lambda: Score(1.0, metrics=[Metric("m", 1.0), Metric("m", 2.0)]),
+    ],
+)
+def test_metrics_that_mean_nothing_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"metric"):
+        make()
+
+
+@pytest.mark.proves("R11")
+@given(finite)
+def test_a_metric_may_be_any_finite_number(value: float) -> None:
+    assert Metric("m", value).value == value
+    assert Score(0.5, metrics=[Metric("m", value)]).value == 0.5
+
+
+@pytest.mark.proves("R10")
+@given(weighted_lists)
+def test_the_reward_is_a_true_mean_for_any_weights(metrics: list[Metric]) -> None:
+    reward = Score(metrics=metrics).reward
+    values = [Fraction(metric.value) for metric in metrics]
+    weights = [Fraction(metric.weight) for metric in metrics]
+    exact: Any = sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+    assert math.isfinite(reward)
+    scale = max(abs(value) for value in values)
+    assert abs(Fraction(reward) - exact) <= scale * Fraction(1, 10**12) + Fraction(1, 10**300)
+    assert Score(metrics=metrics[::-1]).reward == pytest.approx(reward, rel=1e-12, abs=1e-300)
+
+
+@pytest.mark.proves("R10")
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60))
+def test_the_mean_of_equal_values_is_that_value(weights: list[float]) -> None:
+    for value in (0.0, 1.0, 0.5):
+        assert Score(metrics=[Metric(f"m{n}", value, weight) for n, weight in enumerate(weights)]).reward == value
+
+
+def test_the_metadata_of_a_metric_cannot_be_changed() -> None:
+    metric = Metric("m", 1.0, metadata={"a": [1]})
+    with pytest.raises(TypeError):
+        metric.metadata["a"].append(2)  # type: ignore[union-attr]

@@ -1,0 +1,339 @@
+"""What must hold for any data: agreement with scipy and statsmodels, and invariants."""
+
+from itertools import combinations
+from math import isclose
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats as oracle
+from statsmodels.regression.linear_model import OLS
+from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.inter_rater import cohens_kappa, fleiss_kappa
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.proportion import proportion_confint
+from statsmodels.stats.weightstats import ttost_paired
+
+from fairtrial import stats
+
+modest = settings(deadline=None, max_examples=60, derandomize=True)
+few = settings(modest, max_examples=40)
+
+scores = st.floats(0, 1).map(lambda x: round(x, 3))
+levels = st.sampled_from([0.8, 0.9, 0.95, 0.99])
+bits = st.integers(0, 1)
+
+
+@st.composite
+def counts(draw: st.DrawFn) -> tuple[int, int]:
+    n = draw(st.integers(1, 400))
+    return draw(st.integers(0, n)), n
+
+
+@st.composite
+def clustered(draw: st.DrawFn) -> tuple[list[float], list[int]]:
+    n = draw(st.integers(3, 40))
+    labels = draw(st.lists(st.integers(0, 7), min_size=n, max_size=n).filter(lambda got: len(set(got)) > 1))
+    return draw(st.lists(scores, min_size=n, max_size=n)), labels
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[list[list[float]], list[list[float]], list[int] | None]:
+    n = draw(st.integers(1, 25))
+    one = draw(st.sampled_from([bits.map(float), scores, st.sampled_from([0.0, 0.5, 1.0])]))
+    repeats = draw(st.integers(1, 3))
+    side = st.lists(st.lists(one, min_size=1, max_size=repeats), min_size=n, max_size=n)
+    labels = draw(st.none() | st.lists(st.integers(0, 9), min_size=n, max_size=n))
+    return draw(side), draw(side), labels
+
+
+def number(value: float | stats.Undefined) -> float:
+    assert not isinstance(value, stats.Undefined)
+    return value
+
+
+def ends(interval: stats.Interval | stats.Undefined | None) -> tuple[float, float]:
+    assert isinstance(interval, stats.Interval)
+    return interval.low, interval.high
+
+
+@modest
+@given(counts(), levels)
+def test_intervals_of_a_rate_agree_with_statsmodels_and_contain_the_rate(count: tuple[int, int], level: float) -> None:
+    k, n = count
+    for ours, theirs in ((stats.wilson, "wilson"), (stats.clopper_pearson, "beta")):
+        found = ends(ours(k, n, level=level))
+        assert found == pytest.approx(proportion_confint(k, n, alpha=1 - level, method=theirs), abs=1e-9)
+        assert found[0] <= k / n <= found[1]
+        assert found[0] < found[1]
+    assert ends(stats.mean_interval([1] * k + [0] * (n - k), level=level).interval) == pytest.approx(
+        ends(stats.wilson(k, n, level=level)), abs=1e-9
+    )
+
+
+@modest
+@given(st.lists(scores, min_size=2, max_size=50), levels)
+def test_the_t_interval_agrees_with_scipy(values: list[float], level: float) -> None:
+    assume(np.ptp(values) > 0)
+    expected = oracle.ttest_1samp(values, 0).confidence_interval(level)
+    assert number(stats.sem(values)) == pytest.approx(float(oracle.sem(values)), rel=1e-12)
+    assert ends(stats.t_interval(values, level=level)) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    graded = ends(stats.mean_interval(values, binary=False, level=level).interval)
+    assert graded == pytest.approx((max(0.0, expected.low), min(1.0, expected.high)), abs=1e-9)
+
+
+@modest
+@given(clustered())
+def test_the_clustered_error_agrees_with_statsmodels(data: tuple[list[float], list[int]]) -> None:
+    values, labels = data
+    fit = OLS(np.asarray(values), np.ones(len(values)))
+    for correction in (True, False):
+        robust = fit.fit(cov_type="cluster", cov_kwds={"groups": np.asarray(labels), "use_correction": correction})
+        # statsmodels also scales by (n-1)/(n-k), which is 1 for a lone constant.
+        assert number(stats.clustered_se(values, labels, correction=correction)) == pytest.approx(
+            float(robust.bse[0]), abs=1e-9
+        )
+
+
+@modest
+@given(clustered())
+def test_duplicating_every_sample_inside_its_cluster_leaves_the_clustered_error(
+    data: tuple[list[float], list[int]],
+) -> None:
+    values, labels = data
+    once = number(stats.clustered_se(values, labels))
+    assert number(stats.clustered_se(values * 2, labels * 2)) == pytest.approx(once, abs=1e-12)
+    assert number(stats.clustered_se(values * 3, labels * 3)) == pytest.approx(once, abs=1e-12)
+
+
+@modest
+@given(st.lists(scores, min_size=2, max_size=40))
+def test_clusters_of_one_sample_have_the_plain_error(values: list[float]) -> None:
+    plain = number(stats.sem(values))
+    assert number(stats.clustered_se(values, list(range(len(values))))) == pytest.approx(plain, abs=1e-12)
+    assert number(stats.clustered_se(values, [None] * len(values))) == pytest.approx(plain, abs=1e-12)
+    zeros = [0.0] * len(values)
+    paired = stats.paired_difference(values, zeros, clusters=list(range(len(values))), draws=99)
+    assert paired.se == pytest.approx(plain, abs=1e-12)
+
+
+@modest
+@given(st.lists(st.lists(bits, min_size=1, max_size=5), min_size=1, max_size=40), st.none() | st.integers(2, 9))
+def test_the_interval_of_a_mean_contains_it_and_never_collapses(samples: list[list[int]], groups: int | None) -> None:
+    labels = None if groups is None else [i % groups for i in range(len(samples))]
+    found = stats.mean_interval(samples, clusters=labels)
+    if labels is not None and len(set(labels)) == 1:
+        assert found.interval is None
+        assert found.reason
+        return
+    low, high = ends(found.interval)
+    assert found.mean is not None
+    assert 0 <= low <= found.mean <= high <= 1
+    assert high - low > 1e-3
+
+
+@few
+@given(pairs())
+def test_swapping_the_two_systems_negates_everything(
+    data: tuple[list[list[float]], list[list[float]], list[int] | None],
+) -> None:
+    a, b, labels = data
+    there = stats.paired_difference(a, b, clusters=labels, draws=199)
+    back = stats.paired_difference(b, a, clusters=labels, draws=199)
+    assert there.difference is not None
+    assert back.difference == pytest.approx(-there.difference, abs=1e-12)
+    assert (there.wins, there.losses, there.ties) == (back.losses, back.wins, back.ties)
+    assert there.p_value == back.p_value
+    assert there.mde == pytest.approx(back.mde, abs=1e-9)
+    assert there.se == pytest.approx(back.se, abs=1e-12)
+    if there.interval is None:
+        assert back.interval is None
+        assert there.reason
+    else:
+        low, high = ends(back.interval)
+        assert ends(there.interval) == pytest.approx((-high, -low), abs=1e-9)
+
+
+@few
+@given(pairs())
+def test_the_order_of_the_samples_does_not_matter(
+    data: tuple[list[list[float]], list[list[float]], list[int] | None],
+) -> None:
+    a, b, labels = data
+    order = np.random.default_rng(len(a)).permutation(len(a)).tolist()
+    there = stats.paired_difference(a, b, clusters=labels, draws=199)
+    mixed = stats.paired_difference(
+        [a[i] for i in order],
+        [b[i] for i in order],
+        clusters=None if labels is None else [labels[i] for i in order],
+        draws=199,
+    )
+    assert mixed.p_value == there.p_value
+    assert (mixed.interval is None) == (there.interval is None)
+    if there.interval is not None:
+        assert ends(mixed.interval) == pytest.approx(ends(there.interval), abs=1e-9)
+
+
+@few
+@given(pairs())
+def test_the_interval_of_a_difference_never_collapses_and_p_is_a_probability(
+    data: tuple[list[list[float]], list[list[float]], list[int] | None],
+) -> None:
+    a, b, labels = data
+    found = stats.paired_difference(a, b, clusters=labels, draws=199)
+    assert found.n == len(a) == found.wins + found.losses + found.ties
+    if found.interval is not None:
+        assert found.interval.width > 1e-3
+        assert -1 <= found.interval.low <= found.interval.high <= 1
+        assert found.p_value is not None
+        assert 0 < found.p_value <= 1
+
+
+@modest
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_agrees_with_statsmodels(wins: int, losses: int) -> None:
+    assume(wins + losses > 0)
+    expected = mcnemar([[0, wins], [losses, 0]], exact=True).pvalue
+    assert stats.mcnemar_exact(wins, losses) == pytest.approx(float(expected), rel=1e-9)
+    assert 0 < stats.mcnemar_midp(wins, losses) <= stats.mcnemar_exact(wins, losses)
+
+
+@modest
+@given(st.lists(st.tuples(bits, bits), min_size=1, max_size=80))
+def test_exact_mcnemar_equals_sign_flip_on_pass_fail_data(outcomes: list[tuple[int, int]]) -> None:
+    differences = [float(a - b) for a, b in outcomes]
+    found = stats.signflip(differences)
+    assert isinstance(found, stats.SignFlip)
+    assert found.exact
+    expected = stats.mcnemar_exact(differences.count(1.0), differences.count(-1.0))
+    assert found.p_value == pytest.approx(expected, rel=1e-9)
+
+
+@few
+@given(st.lists(st.integers(-20, 20), min_size=2, max_size=9))
+def test_the_enumerated_sign_flip_test_agrees_with_scipy(tenths: list[int]) -> None:
+    differences = [value / 10 for value in tenths]
+    expected = oracle.permutation_test(
+        (np.asarray(differences),), np.mean, permutation_type="samples", n_resamples=10_000
+    )
+    found = stats.signflip(differences)
+    assert isinstance(found, stats.SignFlip)
+    assert found.p_value == pytest.approx(float(expected.pvalue), abs=1e-12)
+
+
+@few
+@given(st.lists(st.integers(-20, 20), min_size=6, max_size=9), st.none() | st.integers(6, 7))
+def test_the_sign_flip_interval_holds_exactly_the_shifts_that_the_test_accepts(
+    tenths: list[int], groups: int | None
+) -> None:
+    differences = np.asarray(tenths) / 10
+    assume(np.ptp(differences) > 0)
+    labels = None if groups is None else [i % groups for i in range(len(tenths))]
+    found = stats.signflip_interval(differences, clusters=labels)
+    if isinstance(found, stats.Undefined):
+        assert groups == 5 or len(tenths) < 6
+        return
+    step = 1e-6
+    for shift, accepted in (
+        (found.low + step, True),
+        (found.high - step, True),
+        (found.low - step, False),
+        (found.high + step, False),
+    ):
+        if found.width < 3 * step:
+            continue
+        p = stats.signflip(differences - shift, clusters=labels)
+        assert isinstance(p, stats.SignFlip)
+        assert (p.p_value > 0.05) == accepted
+
+
+@modest
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_adjusted_p_values_agree_with_statsmodels(p: list[float]) -> None:
+    assert stats.holm(p) == pytest.approx(multipletests(p, method="holm")[1], abs=1e-12)
+    assert stats.benjamini_hochberg(p) == pytest.approx(multipletests(p, method="fdr_bh")[1], abs=1e-12)
+    assert np.all(stats.holm(p) >= np.asarray(p) - 1e-15)
+
+
+@modest
+@given(st.integers(1, 9), st.data())
+def test_pass_at_k_is_the_average_over_all_choices_of_k_repeats(n: int, data: st.DataObject) -> None:
+    passes, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    choices = list(combinations([True] * passes + [False] * (n - passes), k))
+    assert number(stats.pass_at_k(n, passes, k)) == pytest.approx(sum(map(any, choices)) / len(choices))
+    assert number(stats.pass_hat_k(n, passes, k)) == pytest.approx(sum(map(all, choices)) / len(choices))
+
+
+@modest
+@given(st.lists(st.lists(scores, min_size=4, max_size=4), min_size=2, max_size=20))
+def test_the_variance_split_agrees_with_a_one_way_analysis_of_variance(rows: list[list[float]]) -> None:
+    split = stats.variance_split(rows)
+    array = np.asarray(rows)
+    assert split.within == pytest.approx(float(array.var(axis=1, ddof=1).mean()), abs=1e-12)
+    expected = float(array.mean(axis=1).var(ddof=1)) - float(array.var(axis=1, ddof=1).mean()) / 4
+    assert split.between == pytest.approx(max(0.0, expected), abs=1e-12)
+
+
+@modest
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_the_e_process_is_fair_under_the_null_and_matches_its_confidence_sequence(wins: int, losses: int) -> None:
+    now = stats.eprocess_pairs(wins, losses)
+    next_look = (stats.eprocess_pairs(wins + 1, losses) + stats.eprocess_pairs(wins, losses + 1)) / 2
+    assert isclose(next_look, now, rel_tol=1e-9)
+    if wins + losses:
+        share = stats.betabinom_sequence(wins, wins + losses)
+        assert share.contains(0.5) == (now < 20) or isclose(now, 20, rel_tol=1e-9)
+
+
+@modest
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=2, max_size=60))
+def test_kappas_agree_with_statsmodels(rated: list[tuple[int, int]]) -> None:
+    first, second = [a for a, _ in rated], [b for _, b in rated]
+    assume(len({*first, *second}) > 1)
+    table = stats.confusion_matrix(first, second)
+    ours = stats.cohen_kappa(first, second)
+    if not isinstance(ours, stats.Undefined):
+        assert ours == pytest.approx(float(cohens_kappa(np.asarray(table.counts), return_results=False)), abs=1e-12)
+    items = [[list(pair).count(label) for label in range(3)] for pair in rated]
+    fleiss = number(stats.fleiss_kappa(items))
+    assert fleiss == pytest.approx(float(fleiss_kappa(np.asarray(items))), abs=1e-12)
+    # With two raters and no gaps, alpha is Fleiss' kappa (then Scott's pi) with a small-sample correction.
+    n = 2 * len(rated)
+    alpha = number(stats.krippendorff_alpha([first, second]))
+    assert alpha == pytest.approx(1 - (1 - fleiss) * (n - 1) / n, abs=1e-12)
+
+
+@modest
+@given(st.lists(st.tuples(scores, scores), min_size=3, max_size=40), st.floats(0.01, 0.3))
+def test_margin_tests_agree_with_scipy_and_statsmodels(values: list[tuple[float, float]], margin: float) -> None:
+    a, b = np.asarray(values).T
+    assume(np.std(a - b) > 1e-3)
+    expected = oracle.ttest_1samp(a - b, -margin, alternative="greater").pvalue
+    assert stats.noninferiority(a, b, margin=margin).p_value == pytest.approx(float(expected), abs=1e-9)
+    two = ttost_paired(a, b, -margin, margin)[0]
+    assert stats.equivalence(a, b, margin=margin).p_value == pytest.approx(float(two), abs=1e-9)
+
+
+@modest
+@given(st.floats(0.01, 0.5), st.floats(0.01, 0.25), st.floats(0, 0.25), st.integers(1, 10))
+def test_sample_size_and_detectable_effect_undo_each_other(
+    delta: float, omega2: float, sigma2: float, repeats: int
+) -> None:
+    n = number(stats.sample_size(delta, omega2=omega2, sigma_a2=sigma2, repeats_a=repeats))
+    assert isinstance(n, int)
+    assert number(stats.mde(n, omega2=omega2, sigma_a2=sigma2, repeats_a=repeats)) <= delta * (1 + 1e-9)
+    if n > 1:
+        assert number(stats.mde(n - 1, omega2=omega2, sigma_a2=sigma2, repeats_a=repeats)) > delta * (1 - 1e-9)
+
+
+@modest
+@given(st.lists(st.tuples(bits, bits), min_size=2, max_size=30), st.lists(bits, min_size=2, max_size=40))
+def test_a_judge_of_no_weight_leaves_the_mean_of_the_labels(labelled: list[tuple[int, int]], rest: list[int]) -> None:
+    labels, judged = [y for y, _ in labelled], [f for _, f in labelled]
+    found = stats.prediction_powered_mean(labels, judged, rest, weight=0.0)
+    assert found.estimate == pytest.approx(np.mean(labels))
+    assert found.interval is not None
+    assert found.interval.width > 0
+    if 0 < sum(labels) < len(labels):
+        assert found.se == pytest.approx(np.std(labels) / np.sqrt(len(labels)))

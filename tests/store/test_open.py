@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from fairtrial.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    StoreError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
+from fairtrial.store import RunStore, default_store, open_store
+from fairtrial.store.engine import translated
+from fairtrial.store.memory import MemoryStore
+from fairtrial.store.sql import SqlStore
+from tests.servers import free_port
+from tests.store.build import result, run_record, samples
+
+type Opener = Callable[[str], RunStore]
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+class TestAddresses:
+    @pytest.mark.parametrize("form", ["sqlite:///{}/new/runs.db", "{}/new/runs.db", "{}/new/runs.sqlite"])
+    def test_an_sqlite_file_is_created_with_its_folder(self, tmp_path: Path, opened: Opener, form: str) -> None:
+        store = opened(form.format(tmp_path))
+        assert isinstance(store, SqlStore)
+        assert {path.parent.name for path in tmp_path.rglob("runs.*")} == {"new"}
+        assert str(tmp_path) in repr(store)
+
+    def test_a_relative_sqlite_url_is_relative(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Opener
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        opened("sqlite:///odd name?#%41.db").create_run(run_record())
+        assert (tmp_path / "odd name?#%41.db").is_file()
+
+    def test_a_path_object_is_an_address(self, tmp_path: Path) -> None:
+        store = open_store(tmp_path / "x.db")
+        store.close()
+        assert (tmp_path / "x.db").exists()
+
+    @pytest.mark.parametrize("where", ["memory:", "memory://"])
+    def test_memory_is_a_new_store_each_time(self, where: str) -> None:
+        store = open_store(where)
+        assert isinstance(store, MemoryStore)
+        store.create_run(run_record())
+        assert open_store(where).runs() == []
+        assert repr(store) == "<MemoryStore: 1 runs>"
+
+    @pytest.mark.parametrize("form", ["postgresql", "postgres", "postgresql+psycopg"])
+    def test_a_postgresql_url_is_an_address(self, pg_url: str, opened: Opener, form: str) -> None:
+        store = opened(pg_url.replace("postgresql", form, 1))
+        assert store.create_run(run_record()).number == 1
+        assert "store-test-password" not in repr(store)
+
+    @pytest.mark.parametrize("where", ["", "runs.txt", "mysql://u:secret@h/d", "sqlite:", "sqlite:///", "memory:x"])
+    def test_anything_else_is_refused_without_repeating_it(self, where: str) -> None:
+        with pytest.raises(ConfigurationError, match="not the address of a store") as raised:
+            open_store(where)
+        assert "secret" not in str(raised.value)
+
+    def test_a_broken_postgresql_url_is_refused_without_repeating_it(self) -> None:
+        with pytest.raises(ConfigurationError, match="not a database URL") as raised:
+            open_store("postgresql://u:secret@host:port/d")
+        assert "secret" not in str(raised.value)
+
+    def test_no_server_at_all_is_unavailable(self) -> None:
+        with pytest.raises(StoreUnavailableError) as raised:
+            open_store(f"postgresql://u:very-secret-word@127.0.0.1:{free_port()}/d")
+        assert "very-secret-word" not in str(raised.value)
+
+    def test_postgresql_without_its_driver_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "psycopg", None)
+        with pytest.raises(MissingExtraError, match=r"fairtrial\[postgres\]"):
+            open_store("postgresql://u:p@127.0.0.1/d")
+
+    def test_runs_are_kept_in_the_current_folder_unless_told_otherwise(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("FAIRTRIAL_STORE", raising=False)
+        assert default_store() == os.path.join(".fairtrial", "runs.db")
+        open_store().close()
+        assert (tmp_path / ".fairtrial" / "runs.db").is_file()
+        monkeypatch.setenv("FAIRTRIAL_STORE", "memory:")
+        assert isinstance(open_store(), MemoryStore)
+
+    def test_importing_fairtrial_and_its_store_loads_no_database(self) -> None:
+        heavy = ("sqlalchemy", "zstandard", "psycopg", "pyarrow")
+        code = f"import sys, fairtrial, fairtrial.store; print([m for m in {heavy} if m in sys.modules])"
+        out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+        assert out.stdout == "[]\n"
+
+
+class TestFiles:
+    @pytest.mark.usefixtures("open_umask")
+    def test_the_files_of_a_store_are_for_their_owner_alone(self, tmp_path: Path, opened: Opener) -> None:
+        store = opened(str(tmp_path / "new" / "runs.db"))
+        run = store.create_run(run_record())
+        store.commit("r1", [result(run, 0)], samples([0]))
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()}
+        assert modes == {"runs.db": 0o600, "runs.db-wal": 0o600, "runs.db-shm": 0o600}
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+    def test_a_store_keeps_what_it_has_when_it_is_opened_again(self, database: str, opened: Opener) -> None:
+        store = opened(database)
+        run = store.create_run(run_record())
+        store.commit("r1", [result(run, 0)], samples([0]))
+        store.close()
+        assert list(opened(database).results("r1")) == [result(run, 0)]
+
+    def test_a_folder_that_cannot_be_made_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(StoreError, match="cannot open the store"):
+            open_store(tmp_path / "file" / "runs.db")
+
+    def test_a_file_that_is_no_database_is_an_error_and_stays_as_it_is(self, tmp_path: Path) -> None:
+        path = tmp_path / "notes.db"
+        path.write_text("my notes, which are quite precious to me\n" * 100)
+        with pytest.raises(StoreError, match="not a database"):
+            open_store(path)
+        assert path.read_text().startswith("my notes")
+
+    def test_a_locked_file_is_unavailable_rather_than_broken(self) -> None:
+        with pytest.raises(StoreUnavailableError), translated():
+            raise OperationalError("", {}, sqlite3.OperationalError("database is locked"))
+        with pytest.raises(StoreError) as raised, translated():
+            raise OperationalError("", {}, sqlite3.OperationalError("disk I/O error"))
+        assert type(raised.value) is StoreError
+
+    def test_running_out_of_connections_may_pass(self) -> None:
+        with pytest.raises(StoreUnavailableError, match="too many are in use"), translated():
+            raise PoolTimeoutError
+        with pytest.raises(StoreError, match="cannot do this"), translated():
+            raise SQLAlchemyError("odd")
+
+
+class TestVersions:
+    def change(self, database: str, statement: str) -> None:
+        if database.startswith("postgresql"):
+            with psycopg.connect(database) as server:
+                server.execute(statement.encode())
+        else:
+            with sqlite3.connect(database) as file:
+                file.execute(statement)
+            file.close()
+
+    def test_a_store_of_a_newer_version_is_refused_politely(self, database: str) -> None:
+        open_store(database).close()
+        self.change(database, "UPDATE meta SET value = '7' WHERE name = 'schema'")
+        with pytest.raises(StoreVersionError) as raised:
+            open_store(database)
+        message = str(raised.value)
+        assert "schema 7" in message
+        assert "up to 1" in message
+        assert "pip install --upgrade fairtrial" in message
+        assert "store-test-password" not in message
+
+    def test_a_database_with_tables_of_the_same_names_is_left_alone(self, database: str) -> None:
+        self.change(database, "CREATE TABLE runs (x TEXT)")
+        with pytest.raises(StoreError, match="tables of other programs that are named runs"):
+            open_store(database)
+
+    def test_a_table_of_versions_that_is_not_ours_is_left_alone(self, database: str) -> None:
+        self.change(database, "CREATE TABLE meta (name TEXT, value TEXT)")
+        with pytest.raises(StoreError, match="not a Fairtrial store's"):
+            open_store(database)
+
+    def test_a_store_that_can_only_be_read_must_have_the_schema_already(self, tmp_path: Path) -> None:
+        sqlite3.connect(tmp_path / "empty.db").close()
+        with pytest.raises(StoreVersionError, match="of no store"):
+            SqlStore.sqlite(tmp_path / "empty.db", read_only=True)
+        with pytest.raises(StoreError, match="there is no store"):
+            SqlStore.sqlite(tmp_path / "absent.db", read_only=True)
+
+    def test_a_store_opened_to_be_read_cannot_be_written(self, tmp_path: Path) -> None:
+        open_store(tmp_path / "runs.db").close()
+        store = SqlStore.sqlite(tmp_path / "runs.db", read_only=True)
+        try:
+            assert store.runs() == []
+            with pytest.raises(StoreError, match="readonly"):
+                store.create_run(run_record())
+        finally:
+            store.close()

@@ -1,0 +1,132 @@
+"""What only a store in a database can meet: others who change it, and values it has no type for."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from fairtrial import Sample, TokenUsage
+from fairtrial.errors import StoreError, StoreUnavailableError, UnknownRunError
+from fairtrial.store import RunStore, commit
+from fairtrial.store.compress import compress, decompress
+from fairtrial.store.rows import Entry
+from fairtrial.store.sql import SqlStore
+from tests.store.build import result, run_record, sample, samples
+
+type Opener = Callable[[str], RunStore]
+
+
+def test_a_value_the_database_has_no_type_for_is_found_by_halving(tmp_path: Path, opened: Opener) -> None:
+    store = opened(str(tmp_path / "runs.db"))
+    run = store.create_run(run_record())
+    batch = [result(run, n) for n in range(40)]
+    odd: Any = Decimal("0.5")
+    batch[17] = replace(batch[17], usage=TokenUsage(cost_usd=odd))
+    committed = store.commit("r1", batch, samples(range(10)))
+    assert committed[:2] == (39, 0)
+    [(key, why)] = committed.refused
+    assert key == batch[17].key
+    assert "the database refuses it" in why
+
+
+def test_a_sample_the_database_refuses_takes_only_its_own_results_along(
+    tmp_path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(str(tmp_path / "runs.db"))
+    run = store.create_run(run_record())
+
+    def spoiled(place: int, given: Sample[Any, Any], _redactor: object) -> tuple[Any, ...]:
+        return (place, given.id, object() if place == 3 else "1", None, None)
+
+    monkeypatch.setattr(commit, "sample_row", spoiled)
+    committed = store.commit("r1", [result(run, n) for n in range(40)], samples(range(10)))
+    assert committed[:2] == (36, 0)
+    assert {key.sample_id for key, _ in committed.refused} == {"s3"}
+    monkeypatch.undo()
+    assert store.commit("r1", [result(run, 12)], {3: sample(3)}) == (1, 0, ())
+
+
+def test_a_run_deleted_by_another_process_is_unknown_from_then_on(database: str, opened: Opener) -> None:
+    store, other = opened(database), opened(database)
+    run = store.create_run(run_record())
+    store.commit("r1", [result(run, 0)], samples([0]))
+    other.delete_run("r1")
+    with pytest.raises(UnknownRunError, match="was deleted"):
+        store.commit("r1", [result(run, 1)])
+    other.create_run(run_record())
+    assert store.commit("r1", [result(run, 1)], samples([0])) == (1, 0, ())
+    assert [found.sample.id for found in store.results("r1")] == ["s0"]
+
+
+def test_a_run_gets_samples_of_its_own_only_once(database: str, opened: Opener) -> None:
+    store = opened(database)
+    assert isinstance(store, SqlStore)
+    run = store.create_run(run_record())
+    store.commit("r1", [result(run, 0)], samples([0]))
+    for _ in range(2):  # As when two processes find at once that the order differs.
+        store._own_dataset(1)
+    assert store.sample("r1", 0).id == "s0"
+    assert store.commit("r1", [result(run, 1)], samples([0])) == (1, 0, ())
+
+
+def test_results_without_their_samples_are_reported_as_damage(tmp_path: Path, opened: Opener) -> None:
+    store = opened(str(tmp_path / "runs.db"))
+    run = store.create_run(run_record())
+    store.commit("r1", [result(run, 0)], samples([0]))
+    with sqlite3.connect(tmp_path / "runs.db") as connection:
+        connection.execute("DELETE FROM samples")
+    connection.close()
+    with pytest.raises(StoreError, match="damaged"):
+        list(store.results("r1"))
+
+
+class TestRaces:
+    """Another writer commits a trial between our look at it and our insert."""
+
+    @pytest.fixture
+    def racing(self, pg_url: str, opened: Opener, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+        store = opened(pg_url)
+        run = store.create_run(run_record())
+        store.commit("r1", [result(run, 0)], samples([0]))
+        looked = commit.Writer._stored
+        others = iter([1, 2])
+
+        def look_then_lose(self: commit.Writer, connection: Any, entries: Sequence[Entry]) -> Any:
+            found = looked(self, connection, entries)
+            for ordinal in others:
+                with psycopg.connect(pg_url) as other:
+                    other.execute(
+                        "INSERT INTO results SELECT 1, %s, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, NULL, 1, NULL, 7, NULL",
+                        (ordinal,),
+                    )
+                break
+            return found
+
+        monkeypatch.setattr(commit.Writer, "_stored", look_then_lose)
+        return store
+
+    def test_the_commit_looks_again_until_it_is_right(self, racing: RunStore) -> None:
+        run = racing.get_run("r1")
+        assert racing.commit("r1", [result(run, n) for n in range(4)]) == (1, 3, ())
+
+    def test_it_gives_up_in_the_end(self, racing: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(commit, "_RACES", 1)
+        run = racing.get_run("r1")
+        with pytest.raises(StoreUnavailableError, match="keep changing"):
+            racing.commit("r1", [result(run, n) for n in range(4)])
+
+
+@pytest.mark.parametrize("size", [0, 10, 199, 200, 5000])
+def test_what_is_compressed_comes_back_and_is_never_larger(size: int) -> None:
+    for data in (b"ab" * size, bytes(range(256))[:size], b"\x28\xb5\x2f\xfd" + b"a" * size):
+        packed = compress(data)
+        assert decompress(packed) == data
+        assert len(packed) <= max(len(data), 40)
+    assert len(compress(b"ab" * 5000)) < 100

@@ -1,0 +1,92 @@
+"""The public surface is small, pinned, and cheap to import."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import fairtrial
+from fairtrial import errors
+
+EXPORTED = """
+Attachment BlobFolder ChatMessage CodecError ConfigurationError DataError Dataset DatasetError Environment
+EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext EvalReport EvalResult EvalRunCompleted
+EvalRunStarted EvalSuite Evaluator Experiment ExperimentReport FairtrialError Metric MissingExtraError Observer
+Outcome PromptExecuted RunMismatchError RunStore Sample SampleEvaluated Score Session SessionError SessionView
+SliceView StoreError Task TokenUsage ToolCall ToolInvoked Trajectory TrialContext TrialKey __version__ adapt all_of
+all_tools_succeeded any_of composite contains current_trial evaluate evaluate_sync evaluator exact_match fuzzy_match
+group_by json_schema json_subset load_jsonl matches negate one_of open_store restore_session slice_contains summarize
+task threshold token_usage_under tool_call_count tool_called tool_calls_match tool_not_called weighted
+within_tolerance
+"""
+
+HEAVY = ["numpy", "scipy", "sqlalchemy", "rich", "typer", "redis", "openai", "anthropic", "aiohttp", "pyarrow"]
+
+
+def test_exactly_these_names_are_public() -> None:
+    assert sorted(fairtrial.__all__) == EXPORTED.split()
+    assert all(hasattr(fairtrial, name) for name in fairtrial.__all__)
+
+
+def test_everything_public_says_what_it_is() -> None:
+    undocumented = [
+        name
+        for name in fairtrial.__all__
+        if not name.startswith("__") and name != "Evaluator" and not getattr(fairtrial, name).__doc__
+    ]
+    assert undocumented == []
+
+
+def test_importing_loads_nothing_heavy(child: Any) -> None:
+    loaded = json.loads(child("import fairtrial, json, sys; print(json.dumps(sorted(sys.modules)))"))
+    roots = {name.partition(".")[0] for name in loaded}
+    assert roots.isdisjoint(HEAVY)
+    assert "fairtrial" in roots
+
+
+def test_what_only_runs_need_is_loaded_when_it_is_asked_for(child: Any) -> None:
+    said = child(
+        "import sys, fairtrial\n"
+        "before = 'fairtrial.runs' in sys.modules or 'fairtrial.store' in sys.modules\n"
+        "from fairtrial import EvalSuite\n"
+        "print(before, EvalSuite is fairtrial.EvalSuite, set(fairtrial.__all__) <= set(dir(fairtrial)))"
+    )
+    assert said == "False True True"
+    with pytest.raises(AttributeError, match="module 'fairtrial' has no attribute 'EvalSuit'"):
+        fairtrial.EvalSuit  # type: ignore[attr-defined]
+
+
+def test_everything_works_with_no_model_of_pydantics_in_sight(child: Any) -> None:
+    said = child(
+        "import sys\nfrom fairtrial import *\n"
+        "data = Dataset.of({'a': 'b'})\nprint(exact_match(data[0].input, 'a').passed, data.fingerprint)\n"
+        "assert 'pydantic' not in sys.modules"
+    )
+    assert said.startswith("True ")
+
+
+class TestErrors:
+    def test_every_error_is_in_the_tree_and_the_tree_in_the_docstring(self) -> None:
+        for name, value in vars(errors).items():
+            if isinstance(value, type) and issubclass(value, Exception):
+                assert issubclass(value, errors.FairtrialError)
+                assert errors.__doc__ is not None
+                assert name in errors.__doc__
+
+    @pytest.mark.proves("R6")
+    def test_a_dataset_error_knows_its_place(self) -> None:
+        error = errors.DatasetError("bad", path="a.jsonl", line=3)
+        assert (str(error), error.path, error.line, error.problem) == ("a.jsonl:3: bad", "a.jsonl", 3, "bad")
+        assert str(errors.DatasetError("bad", line=3)) == "line 3: bad"
+        assert str(errors.DatasetError("bad")) == "bad"
+        assert isinstance(error, ValueError)
+
+    def test_a_codec_error_knows_its_path(self) -> None:
+        error = errors.CodecError("bad").under("b").under(2).under("a")
+        assert (str(error), error.path) == ("at $.a[2].b: bad", ("a", 2, "b"))
+
+    def test_a_missing_extra_is_also_an_import_error(self) -> None:
+        assert issubclass(errors.MissingExtraError, ImportError)
+        assert errors.MissingExtraError("x", "parquet").extra == "parquet"

@@ -1,0 +1,93 @@
+"""docs/requirements.md says which test proves what; these tests keep that true."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("requirements_script", str(ROOT / "scripts" / "requirements"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_the_table_is_true(script: ModuleType) -> None:
+    text = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
+    assert script.problems(text, script.proven_by(ROOT / "tests")) == []
+
+
+def test_the_table_has_every_number_once_and_in_order(script: ModuleType) -> None:
+    text = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
+    numbers = [row[1] for row in map(script.ROW.match, text.splitlines()) if row]
+    assert numbers == [f"R{number}" for number in range(1, 117)]
+
+
+TEXT = """Finished: R1-R2, R4.
+
+| R1 | one | planned |
+| R2 | two | planned |
+| R3 | three | planned |
+| R4 | four | planned |
+"""
+
+TESTS = """
+import pytest
+
+@pytest.mark.proves("R1", "R3")
+def test_one(): ...
+
+@pytest.mark.proves("R2")
+class TestTwo:
+    @pytest.mark.parametrize("x", [1])
+    @pytest.mark.proves("R4")
+    async def test_inner(self, x): ...
+    def helper(self): ...
+
+@pytest.mark.proves("R9")
+def helper(): ...
+
+@pytest.mark.skip
+def test_unmarked(): ...
+"""
+
+
+def test_markers_are_read_from_functions_methods_and_classes(script: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "test_it.py").write_text(TESTS)
+    proofs = script.proven_by(tmp_path / "tests")
+    one, inner = "tests/deep/test_it.py::test_one", "tests/deep/test_it.py::TestTwo::test_inner"
+    assert proofs == {"R1": [one], "R3": [one], "R2": [inner], "R4": [inner]}
+    written = script.rewritten(TEXT, proofs)
+    assert f"| R1 | one | `{one}` |" in written
+    assert script.problems(written, proofs) == []
+    assert script.problems(TEXT, proofs) == ["the table is stale: run scripts/requirements --write"]
+
+
+def test_unknown_repeated_and_unproven_numbers_are_named(script: ModuleType) -> None:
+    text = TEXT + "| R4 | again | planned |\n"
+    found = script.problems(text, {"R1": ["t"], "R2": ["t"], "R117": ["tests/test_x.py::test_y"]})
+    assert found == [
+        "R4 is in the table twice",
+        "R117 is in no row of the table, and tests/test_x.py::test_y says it proves it",
+        "R4 is called finished, and no test proves it",
+        "the table is stale: run scripts/requirements --write",
+    ]
+
+
+def test_the_command_says_what_it_does(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main([]) == 2
+    assert "--write" in capsys.readouterr().out
+    assert script.main(["--check"]) == 0
+    assert capsys.readouterr().out == "docs/requirements.md is true\n"
