@@ -106,6 +106,16 @@ async def test_one_episode_of_refusals_lowers_the_limit_once() -> None:
     assert limiter.limit == 1
 
 
+async def test_the_number_of_refusals_tells_where_the_limit_was() -> None:
+    limiter = AdaptiveLimiter(initial=64)
+    for _ in range(24):
+        limiter.report(Permit(0), "rate_limited")
+    assert (limiter.limit, limiter.episodes) == (40, 1)
+    for _ in range(40):  # Those that were refused to the last tell nothing.
+        limiter.report(Permit(0), "rate_limited")
+    assert limiter.limit == 32
+
+
 async def test_after_an_episode_the_limit_comes_back_in_small_steps() -> None:
     limiter = AdaptiveLimiter(initial=10, decrease=0.5)
     limiter.report(Permit(0), "rate_limited")

@@ -90,6 +90,8 @@ class AdaptiveLimiter:
         self._waiters: deque[_Waiter] = deque()
         self._epoch = 0
         self._ceiling: float | None = None  # Where the last episode began; None while everything went well.
+        self._before = 0.0  # The limit when the last episode began, and how many were refused in it.
+        self._refusals = 0
         self._not_before = 0.0
 
     @property
@@ -160,14 +162,25 @@ class AdaptiveLimiter:
                 if retry_after:
                     until = self._clock.monotonic() + min(retry_after, _LONGEST_COOLDOWN)
                     self._not_before = max(self._not_before, until)
-                if permit.epoch == self._epoch:
-                    self._epoch += 1
-                    self._ceiling = self._limit
-                    self._limit = max(float(self._smallest), self._limit * self._decrease)
+                self._refused(permit)
             elif verdict == "answered" and permit.epoch == self._epoch and self._in_flight + 1 >= self.limit:
                 # Only a limit that is used to the full has been tested.
                 self._limit = min(float(self._largest), self._limit + self._step())
                 self._admit()
+
+    def _refused(self, permit: Permit) -> None:
+        if permit.epoch == self._epoch:
+            self._epoch += 1
+            self._refusals = 1
+            self._before = self._ceiling = self._limit
+            self._limit = max(float(self._smallest), self._limit * self._decrease)
+        elif permit.epoch == self._epoch - 1:
+            # Of those that were under way together, so many were too many: that is where the limit was. Slow start
+            # may have gone far beyond it. Down to a half at most: a provider that refuses all says nothing about it.
+            self._refusals += 1
+            room = max(self._before - self._refusals, self._before * 0.5)
+            self._ceiling = room + 1.0
+            self._limit = max(float(self._smallest), min(self._limit, room))
 
     def _step(self) -> float:
         if self._ceiling is None:
