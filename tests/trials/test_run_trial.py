@@ -531,6 +531,22 @@ async def test_what_judges_record_is_outside_the_evaluators_view_and_the_tasks_c
     assert result.usage.total_tokens == 11
 
 
+async def test_scoring_has_a_deadline_of_its_own() -> None:
+    deadlines: list[float] = []
+
+    async def work(given: str, ctx: TrialContext) -> str:
+        deadlines.append(ctx.deadline)
+        await anyio.sleep(0.01)
+        return "a"
+
+    async def judge(output: str, expected: str) -> bool:
+        deadlines.append(current_trial().deadline)
+        return True
+
+    assert (await trial(work, judge)).passed
+    assert deadlines[1] > deadlines[0]
+
+
 async def test_a_stored_output_is_scored_again_without_its_task_and_keeps_its_costs() -> None:
     async def work(given: str, ctx: TrialContext) -> Answer:
         ctx.session.record(ToolInvoked("search"))
@@ -547,6 +563,7 @@ async def test_a_stored_output_is_scored_again_without_its_task_and_keeps_its_co
         raise AssertionError("the task must not be called")
 
     def judge(output: Answer, expected: str, session: SessionView) -> bool:
+        assert current_trial().key == KEY
         return output.text == expected and len(session[ToolInvoked].all()) == 1
 
     stored = EvalResult(KEY, 0, "scorer_error", output={"text": "a"}, latency_ms=70, started_at=5.0)

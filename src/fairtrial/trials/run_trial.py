@@ -144,7 +144,13 @@ async def score_again(
     except CodecError as error:
         state.fail("scorer_error", "score", f"the stored output is no longer what the task returns: {error}")
     else:
-        await _score(rules, key, sample, session, state)
+        experiment = next(found for found in rules.experiments if found.name == key.experiment)
+        context = TrialContext(key, sample, experiment, session, run_seed=rules.seed, attempt=attempt)
+        token = _current.set(context)
+        try:
+            await _score(rules, context, state)
+        finally:
+            _current.reset(token)
     return _result(key, ordinal, attempt, stored.started_at, session, state)
 
 
@@ -154,7 +160,7 @@ async def _attempt(rules: TrialRules, context: TrialContext, task: ResolvedTask)
     try:
         await _call_task(rules, context, task, state)
         if state.error is None:
-            await _score(rules, context.key, context.sample, context.session, state)
+            await _score(rules, context, state)
     finally:
         _current.reset(token)
         if context.has_resources:
@@ -242,8 +248,8 @@ def _check_output(rules: TrialRules, state: _Attempt) -> None:
         state.output = None
 
 
-async def _score(rules: TrialRules, key: TrialKey, sample: Sample[Any, Any], session: Session, state: _Attempt) -> None:
-    scorer = rules.scorer
+async def _score(rules: TrialRules, context: TrialContext, state: _Attempt) -> None:
+    scorer, key, sample, session = rules.scorer, context.key, context.sample, context.session
     try:
         if scorer.quick and not scorer.needs_session:
             # Nothing in it waits, so there is nothing a timeout could cut short.
@@ -260,6 +266,7 @@ async def _score(rules: TrialRules, key: TrialKey, sample: Sample[Any, Any], ses
             offload=rules.offload,
             recorder=session,
         )
+        context.deadline = time.monotonic() + rules.timeout_seconds  # Judges have a time of their own.
         with anyio.CancelScope(deadline=anyio.current_time() + rules.timeout_seconds) as scope:
             state.score = await scorer.score(case)
     except BaseException as error:
