@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fairtrial.store.protocol import RunRecord
+from fairtrial.store.redact import RedactingFilter
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 
-log = logging.getLogger("fairtrial")
+log = logging.getLogger("fairtrial.runs")
+log.addFilter(RedactingFilter())  # What users' code raises may quote a key.
 
 
 @dataclass(frozen=True, slots=True)

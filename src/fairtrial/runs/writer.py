@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -13,10 +12,9 @@ import anyio
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreUnavailableError
 from fairtrial.offload import loop_caller
+from fairtrial.runs.events import log
 from fairtrial.store.protocol import RunStore
 from fairtrial.trials.result import EvalResult
-
-log = logging.getLogger("fairtrial")
 
 _BATCH = 500
 _WAIT_SECONDS = 0.2
