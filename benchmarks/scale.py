@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -35,6 +34,12 @@ def suite(data: Path) -> EvalSuite:
     return EvalSuite("scale", dataset, task, exact_match, config=EvalConfig(max_concurrent=100), version="1")
 
 
+def peak_mb() -> float:
+    """The most memory this process has held. Not ru_maxrss, which a child starts with its parent's value of."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
+
+
 def run(data: Path, database: Path) -> dict[str, Any]:
     """Run the suite whole; then print its summary and the bare aggregate; then resume with one trial missing."""
     made = suite(data)
@@ -43,7 +48,7 @@ def run(data: Path, database: Path) -> dict[str, Any]:
     report = asyncio.run(made.run(store=store))
     cpu = time.process_time() - cpu
     assert report.successful == len(made.dataset)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_mb()
     store.close()
 
     summary, bare = [], []
