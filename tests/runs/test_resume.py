@@ -148,6 +148,16 @@ async def test_errors_are_tried_again_only_when_asked_and_count_as_a_further_att
     assert report.results[3].attempt == 2
 
 
+async def test_the_errors_of_a_finished_run_are_tried_again_in_that_run() -> None:
+    store = open_store("memory:")
+    first = await EvalSuite("s", doubles(4), Counting(1, 3), exact_match, version="1").run(store=store)
+    assert (first.status, first.pass_rate_all) == ("finished", 0.5)
+    task = Counting()
+    second = await EvalSuite("s", doubles(4), task, exact_match, version="1").run(store=store, retry_errors=True)
+    assert (second.run_id, second.status, second.pass_rate_all) == (first.run_id, "finished", 1.0)
+    assert sorted(task.calls) == [1, 3]
+
+
 @dataclass(frozen=True)
 class Answer:
     text: str

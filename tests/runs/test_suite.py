@@ -192,6 +192,13 @@ async def test_the_cost_cap_stops_the_run_cleanly() -> None:
     assert (report.total, report.status) == (3, "interrupted")
     assert report.cost_usd == pytest.approx(1.2)
     assert report.total_tokens == 45
+    store = open_store("memory:")
+    for cap, total in ((1.0, 3), (1.0, 3), (2.0, 5), (9.0, 10)):
+        capped = EvalConfig(max_cost_usd=cap, max_concurrent=1)
+        report = await EvalSuite("s", doubles(10), costly, exact_match, config=capped, version="1").run(store=store)
+        assert report.total == total
+    assert len(store.runs(suite="s")) == 1
+    assert report.status == "finished"
 
 
 @pytest.mark.proves("R110")

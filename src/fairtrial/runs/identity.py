@@ -59,20 +59,23 @@ def describe_run(
     )
 
 
-def open_run(store: RunStore, wanted: RunRecord, *, fresh: bool) -> ResumedRun:
+def open_run(store: RunStore, wanted: RunRecord, *, fresh: bool, reopen: bool = False) -> ResumedRun:
     """Resume the latest run of this suite if it is unfinished and of the same make; start a new one otherwise.
+
+    `reopen` goes on with a finished run too: its errors are to be tried again.
 
     Raises:
         RunMismatchError: the latest run is unfinished and something it was made of has changed.
     """
     latest = None if fresh else next(iter(store.runs(suite=wanted.suite, limit=1)), None)
-    if latest is None or latest.status in ("finished", "stopped") or latest.parent_run is not None:
+    ended = latest is not None and latest.status in ("finished", "stopped") and not reopen
+    if latest is None or ended or latest.parent_run is not None:
         return ResumedRun(store.create_run(wanted), resumed=False)
     changes = _changes(latest, wanted)
     if changes:
         raise RunMismatchError(
-            f"run {latest.run_id} of suite {wanted.suite!r} is unfinished, and {'; '.join(changes)}. "
-            "Undo the change to finish that run, or start a new one with fresh=True (--fresh)"
+            f"run {latest.run_id} of suite {wanted.suite!r} is {latest.status}, and {'; '.join(changes)}. "
+            "Undo the change to go on with that run, or start a new one with fresh=True (--fresh)"
         )
     warning = None
     if latest.code_hash != wanted.code_hash:

@@ -168,8 +168,10 @@ async def execute_run(
             remaining = run.planned - stored + again.count
             if remaining and request.config.warmup:
                 await _warm_up(request, run, rules)
-            if request.observers or remaining:
-                request.store.update_run(run.run_id, status="running")
+            request.store.update_run(run.run_id, status="running")
+            spent = sum(totals.cost_usd or 0.0 for totals in request.store.totals(run.run_id))
+            limits = Limits(request.config.stop_on_error, request.config.max_cost_usd, spent)
+            limits.check_cost(stop)
             writer = Writer(request.store, run.run_id)
 
             async def execute(trial: PlannedTrial) -> EvalResult:
@@ -185,7 +187,7 @@ async def execute_run(
                 writer,
                 workers=min(request.config.max_concurrent, max(remaining, 1)),
                 stop=stop,
-                limits=Limits(request.config.stop_on_error, request.config.max_cost_usd),
+                limits=limits,
                 observers=request.observers,
                 grace_seconds=request.config.grace_seconds,
                 on_result=on_result,
@@ -211,7 +213,7 @@ def _open(request: RunRequest) -> Any:
         code_hash=code_hash(request.version),
         tags=request.tags,
     )
-    return open_run(request.store, wanted, fresh=request.fresh)
+    return open_run(request.store, wanted, fresh=request.fresh, reopen=request.retry_errors)
 
 
 async def _end(

@@ -45,6 +45,10 @@ class Limits:
             stop.request(f"stop_on_error: trial {result.key} ended as {result.outcome}", resumable=True)
         if result.usage.cost_usd:
             self.spent_usd += result.usage.cost_usd
+        self.check_cost(stop)
+
+    def check_cost(self, stop: Stop) -> None:
+        """Stop the run if it has cost what it may; what it cost before it was resumed counts."""
         if self.max_cost_usd is not None and self.spent_usd >= self.max_cost_usd:
             stop.request(f"the cost reached {self.spent_usd:.2f} of {self.max_cost_usd:.2f} USD", resumable=True)
 
