@@ -16,12 +16,12 @@ from typing import Any, Literal, get_args
 
 import anyio
 import anyio.to_thread
-import sniffio
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import decode, dumps
 from fairtrial.errors import CodecError, ConfigurationError, StoreError
 from fairtrial.models.reply import ModelReply
+from fairtrial.offload import on_trio
 
 type CachePolicy = Literal["off", "read", "read-write", "refresh"]
 """Use nothing; use what is there; also keep new answers; ask anew and keep the answers."""
@@ -213,7 +213,7 @@ class _Flight:
 
 def _loop_id() -> int:
     """What tells event loops apart: waiting across them would need threads to wake each other."""
-    if sniffio.current_async_library() == "trio":
+    if on_trio():
         import trio
 
         return id(trio.lowlevel.current_trio_token())

@@ -22,7 +22,6 @@ from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, Literal, Protocol, Self, TypedDict
 
 import anyio
-import sniffio
 
 from fairtrial.codec import parse_json, to_json
 from fairtrial.data.attachment import Attachment, BlobFolder
@@ -49,6 +48,7 @@ from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import RetryPolicy
 from fairtrial.models.schema import OutputSchema
 from fairtrial.models.tools import UNPARSED
+from fairtrial.offload import on_trio
 from fairtrial.session.trajectory import ToolCall
 from fairtrial.store.redact import register_secret
 
@@ -231,7 +231,7 @@ class SdkAdapter(BaseAdapter):
         return self
 
     async def _client(self) -> Client:
-        if sniffio.current_async_library() != "asyncio":
+        if on_trio():
             raise ConfigurationError(
                 f"{type(self).__name__} works under asyncio: the SDK's aiohttp transport knows no other event loop; "
                 "run the suite with asyncio, or give it an adapter of your own"

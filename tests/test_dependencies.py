@@ -1,0 +1,44 @@
+"""What is imported is declared: a core install must not lean on what its neighbours happen to bring."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# The names packages are imported by, where they differ from those they are installed by.
+IMPORTED_AS = {"typing-extensions": "typing_extensions", "genai-prices": "genai_prices"}
+# Brought along by a declared dependency, as a documented part of it.
+PARTS = {"pydantic_core": "pydantic", "httpx2": "openai", "trio": "anyio", "referencing": "jsonschema"}
+# Brought by whoever runs the suites of `fairtrial.testing` on a part of their own.
+BROUGHT = {"pytest", "hypothesis"}
+
+
+def declared() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    names = {re.match(r"[\w.-]+", line)[0] for line in (*project["dependencies"], *extras)}  # type: ignore[index]
+    return {IMPORTED_AS.get(name, name) for name in names}
+
+
+def imported() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            for name in names:
+                found.setdefault(name.partition(".")[0], str(path.relative_to(ROOT)))
+    return found
+
+
+def test_everything_imported_is_declared() -> None:
+    known = declared() | set(sys.stdlib_module_names) | {"fairtrial"} | BROUGHT
+    strangers = {
+        name: place for name, place in imported().items() if name not in known and PARTS.get(name, "") not in known
+    }
+    assert strangers == {}
