@@ -1,0 +1,150 @@
+"""Results on their way into the store: patience, crowds, and stores that refuse."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from fairtrial import Dataset, EvalConfig, EvalReport, EvalResult, EvalSuite, Sample, StoreError, exact_match
+from fairtrial.errors import StoreUnavailableError
+from fairtrial.runs.writer import Writer
+from fairtrial.store.memory import MemoryStore
+from fairtrial.store.protocol import Committed
+from fairtrial.trials.keys import TrialKey
+
+pytestmark = pytest.mark.anyio
+
+
+def doubles(count: int) -> Dataset[int, int]:
+    return Dataset([Sample(f"s{i}", i, 2 * i) for i in range(count)], name="doubles")
+
+
+async def double(given: int) -> int:
+    return 2 * given
+
+
+class Moody(MemoryStore):
+    """A store whose commits do first what they are told to."""
+
+    def __init__(self, before: Callable[[int], None]) -> None:
+        super().__init__()
+        self.before = before
+        self.batches: list[int] = []
+
+    def commit(
+        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = {}
+    ) -> Committed:
+        self.before(len(self.batches))
+        self.batches.append(len(results))
+        return super().commit(run_id, results, samples)
+
+
+async def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    failures = iter([StoreUnavailableError("down"), StoreUnavailableError("still down")])
+
+    def before(batch: int) -> None:
+        error = next(failures, None)
+        if error is not None:
+            raise error
+
+    with caplog.at_level(logging.WARNING):
+        report = await EvalSuite("s", doubles(20), double, exact_match).run(store=Moody(before))
+    assert (report.total, report.status) == (20, "finished")
+    assert caplog.text.count("trying again") == 2
+
+
+async def test_a_store_that_refuses_ends_the_run_with_its_own_error() -> None:
+    def before(batch: int) -> None:
+        raise StoreError("the disk is full")
+
+    store = Moody(before)
+    with pytest.raises(StoreError, match="the disk is full"):
+        await EvalSuite("s", doubles(3000), double, exact_match).run(store=store)
+    assert store.runs()[0].status in ("interrupted", "running")
+
+
+async def test_patience_with_a_store_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairtrial.runs.writer._RETRY_SECONDS", -1.0)
+
+    def before(batch: int) -> None:
+        raise StoreUnavailableError("gone")
+
+    with pytest.raises(StoreUnavailableError, match="gone"):
+        await EvalSuite("s", doubles(3), double, exact_match).run(store=Moody(before))
+
+
+async def test_trials_wait_for_a_store_that_falls_behind_and_none_is_lost() -> None:
+    release = threading.Event()
+    most = 0
+
+    def before(batch: int) -> None:
+        if batch == 0:
+            release.wait(30)
+
+    store = Moody(before)
+    store.create_run(_run())
+    writer = Writer(store, "r", batch=10, wait_seconds=0.01)
+    handed = 0
+
+    async def hand_over() -> None:
+        nonlocal handed
+        for ordinal in range(100):
+            await writer.put(_result(ordinal), ordinal, Sample(f"s{ordinal}", 1))
+            handed += 1
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(hand_over)
+        await anyio.sleep(0.2)
+        most = handed
+        release.set()
+    await writer.close()
+    assert most <= 20
+    assert (handed, writer.new, writer.duplicate) == (100, 100, 0)
+    assert max(store.batches) <= 10
+
+
+async def test_a_result_the_store_refuses_is_said_and_the_others_are_kept(caplog: pytest.LogCaptureFixture) -> None:
+    class Picky(MemoryStore):
+        def commit(
+            self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = {}
+        ) -> Committed:
+            bad = [result for result in results if result.sample_id == "s1"]
+            kept = super().commit(run_id, [result for result in results if result.sample_id != "s1"], samples)
+            return Committed(kept.new, kept.duplicate, tuple((result.key, "too odd") for result in bad))
+
+    store = Picky()
+    with caplog.at_level(logging.ERROR):
+        report = await EvalSuite("s", doubles(3), double, exact_match).run(store=store)
+    assert "could not be stored: too odd" in caplog.text
+    assert (report.total, report.not_run) == (2, 1)
+
+
+async def test_results_are_a_sequence_that_streams() -> None:
+    report = await EvalSuite("s", doubles(6), double, exact_match, config=EvalConfig()).run(store="memory:")
+    results = report.results
+    assert [result.sample_id for result in results[1:4]] == ["s1", "s2", "s3"]
+    assert [result.sample_id for result in results[::-2]] == ["s5", "s3", "s1"]
+    assert results[-1].sample_id == "s5"
+    with pytest.raises(IndexError):
+        results[6]
+    assert repr(results) == f"<6 results of run {report.run_id}>"
+    part = report["baseline"]
+    assert (part.name, part.mean_score_all, part.cost_usd) == ("baseline", 1.0, None)
+    assert len(part.failed_samples()) == 0
+    assert isinstance(report, EvalReport)
+    assert report.__rich__() is not None
+
+
+def _run() -> Any:
+    from fairtrial.store.protocol import RunRecord
+
+    return RunRecord("r", "s", "d", "1.0", "f", 100, ("baseline",), 1)
+
+
+def _result(ordinal: int) -> EvalResult:
+    return EvalResult(TrialKey("r", "baseline", f"s{ordinal}"), ordinal, "task_error", error="x", execution=ordinal)

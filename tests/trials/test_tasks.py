@@ -1,0 +1,98 @@
+"""How a task is called, from what its parameters show and what is said about it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from fairtrial import ConfigurationError, TrialContext, task
+from fairtrial.trials.task import resolve_task
+
+
+def plain(given: str) -> int:
+    return 1
+
+
+def with_context(given: str, ctx: TrialContext) -> str:
+    return "x"
+
+
+def annotated(given: str, where: TrialContext | None = None) -> str:
+    return "x"
+
+
+def optional(given: str, ctx: Any = None) -> str:
+    return "x"
+
+
+def flag(given: str, loud: bool = False) -> str:
+    return "x"
+
+
+async def waits(given: str) -> None:
+    return None
+
+
+class Agent:
+    def __call__(self, given: str) -> float:
+        return 1.0
+
+    async def reply(self, given: str, ctx: TrialContext) -> list[str]:
+        return []
+
+
+class Broken:
+    def __call__(self, given: NoSuchType) -> NoSuchType:  # type: ignore[name-defined]  # noqa: F821
+        return given
+
+
+@pytest.mark.parametrize(
+    ("fn", "takes_context", "is_async", "output_type"),
+    [
+        (plain, False, False, int),
+        (with_context, True, False, str),
+        (optional, True, False, str),
+        (flag, False, False, str),
+        (waits, False, True, object),
+        (Agent(), False, False, float),
+        (Agent().reply, True, True, list[str]),
+        (partial(with_context, ctx=None), False, False, str),
+        (Broken(), False, False, object),
+        (len, False, False, object),
+        (lambda *args: 1, False, False, object),
+    ],
+)
+def test_a_task_is_understood_from_its_parameters(
+    fn: Any, takes_context: bool, is_async: bool, output_type: Any
+) -> None:
+    found = resolve_task(fn)
+    assert (found.takes_context, found.is_async, found.output_type) == (takes_context, is_async, output_type)
+
+
+def test_what_is_said_about_a_task_is_kept_for_functions_and_for_methods() -> None:
+    assert resolve_task(task(inline=True, name="quick")(plain)).name == "quick"
+    assert resolve_task(task(Agent().reply)).is_async
+    assert resolve_task(task(isolate=True)(Agent().__call__)).isolate
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="not both"):
+        task(inline=True, isolate=True)
+    with pytest.raises(ConfigurationError, match="is async"):
+        resolve_task(task(isolate=True)(waits))
+
+    def needs_more(given: str, *, key: str) -> str:
+        return key
+
+    with pytest.raises(ConfigurationError, match="a task takes"):
+        resolve_task(needs_more)
+
+
+def test_whatever_knows_how_to_be_a_task_is_one() -> None:
+    class Loop:
+        def as_task(self) -> Any:
+            return with_context
+
+    assert resolve_task(Loop()).takes_context
