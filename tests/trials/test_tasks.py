@@ -58,7 +58,7 @@ class Broken:
         (waits, False, True, object),
         (Agent(), False, False, float),
         (Agent().reply, True, True, list[str]),
-        (partial(with_context, ctx=None), False, False, str),
+        (partial(optional, ctx=None), False, False, str),
         (Broken(), False, False, object),
         (len, False, False, object),
         (lambda *args: 1, False, False, object),
