@@ -72,7 +72,11 @@ def test_a_task_is_understood_from_its_parameters(
 
 
 def test_what_is_said_about_a_task_is_kept_for_functions_and_for_methods() -> None:
-    assert resolve_task(task(inline=True, name="quick")(plain)).name == "quick"
+    @task(inline=True, name="quick")
+    def marked(given: str) -> int:
+        return 1
+
+    assert resolve_task(marked).name == "quick"
     assert resolve_task(task(Agent().reply)).is_async
     assert resolve_task(task(isolate=True)(Agent().__call__)).isolate
 
@@ -80,8 +84,13 @@ def test_what_is_said_about_a_task_is_kept_for_functions_and_for_methods() -> No
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="not both"):
         task(inline=True, isolate=True)
+
+    @task(isolate=True)
+    async def marked(given: str) -> None:
+        return None
+
     with pytest.raises(ConfigurationError, match="is async"):
-        resolve_task(task(isolate=True)(waits))
+        resolve_task(marked)
 
     def needs_more(given: str, *, key: str) -> str:
         return key
