@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 
 from fairtrial import Sample, TokenUsage
 from fairtrial.errors import StoreError, StoreUnavailableError, UnknownRunError
-from fairtrial.store import RunStore, commit
+from fairtrial.store import RunStore, commit, open_store
 from fairtrial.store.compress import compress, decompress
 from fairtrial.store.rows import Entry
 from fairtrial.store.sql import SqlStore
@@ -130,3 +131,15 @@ def test_what_is_compressed_comes_back_and_is_never_larger(size: int) -> None:
         assert decompress(packed) == data
         assert len(packed) <= max(len(data), 40)
     assert len(compress(b"ab" * 5000)) < 100
+
+
+def test_a_store_nobody_closed_closes_itself(tmp_path: Path) -> None:
+    store: Any = open_store(str(tmp_path / "runs.db"))
+    store.runs()
+    borrowed = store._engine.raw_connection()
+    connection = borrowed.driver_connection
+    borrowed.close()
+    del store, borrowed
+    gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,6 +38,8 @@ class SqlStore(SqlReads):
         self._writer = Writer(engine.dialect.paramstyle)
         self._clock = clock
         self._plans: dict[str, tuple[int, RunRecord]] = {}
+        # A report keeps the store it was opened for; when both are gone, so are the files and connections.
+        weakref.finalize(self, engine.dispose)
         self._datasets: dict[str, int] = {}  # Run -> its dataset when last seen; checked in each transaction.
 
     @classmethod
