@@ -34,7 +34,7 @@ class SqlStore(SqlReads):
     def __init__(self, engine: Any, place: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(engine, place)
         self._writing = engine.execution_options(**{WRITE: True})
-        self._writer = Writer(engine.dialect.paramstyle)
+        self._writer = Writer(engine.dialect.name)
         self._clock = clock
         self._plans: dict[str, tuple[int, RunRecord]] = {}
         self._datasets: dict[str, int] = {}  # Run -> its dataset when last seen; checked in each transaction.
