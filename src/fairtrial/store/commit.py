@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Table, select, update
+from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, StoreUnavailableError
+from fairtrial.store.bulk import BulkInsert
 from fairtrial.store.protocol import Committed, RunRecord
 from fairtrial.store.redact import Redactor
 from fairtrial.store.rows import (
@@ -31,6 +32,7 @@ from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 
 _KNOWN = 5_000  # Samples remembered as stored; trials of one sample come close together.
+_KNOWN_DATASETS = 8
 _RACES = 100
 
 
@@ -86,20 +88,14 @@ class Batch:
 class Writer:
     """Writes batches. One per store; it remembers which samples are stored."""
 
-    def __init__(self, paramstyle: str) -> None:
-        mark = "?" if paramstyle == "qmark" else "%s"
-        self._insert_result = _insert(results, RESULT_COLUMNS, mark, "ON CONFLICT DO NOTHING")
-        marks = ", ".join([mark] * len(SAMPLE_COLUMNS))
-        self._insert_sample = (
-            f"INSERT INTO samples (dataset, {', '.join(SAMPLE_COLUMNS)}) VALUES (:dataset, {marks}) "  # noqa: S608
-            "ON CONFLICT DO NOTHING"
-        )
+    def __init__(self, dialect: str) -> None:
+        self._insert_results = BulkInsert(dialect, results, RESULT_COLUMNS, "ON CONFLICT DO NOTHING")
+        self._insert_samples = BulkInsert(dialect, samples, SAMPLE_COLUMNS, "ON CONFLICT DO NOTHING", lead="dataset")
         changes = ", ".join(f"{name} = excluded.{name}" for name in DETAIL_COLUMNS[3:])
         # An execution that is scored again brings its own details anew.
-        self._insert_detail = _insert(
-            details, DETAIL_COLUMNS, mark, f"ON CONFLICT (run, ordinal, execution) DO UPDATE SET {changes}"
+        self._insert_details = BulkInsert(
+            dialect, details, DETAIL_COLUMNS, f"ON CONFLICT (run, ordinal, execution) DO UPDATE SET {changes}"
         )
-        self._delete_result = f"DELETE FROM results WHERE run = {mark} AND ordinal = {mark}"  # noqa: S608
         self._known: dict[int, dict[int, str]] = {}  # Dataset -> sample ordinal -> id.
         self._lock = threading.Lock()
 
@@ -145,8 +141,10 @@ class Writer:
         stored = {place: sample.id for place, sample in batch.samples.items() if place not in batch.unfit}
         with self._lock:
             # Replaced as a whole, never changed: other threads may be reading it.
+            others = [item for item in self._known.items() if item[0] != batch.dataset]
             known = self._known.get(batch.dataset, {})
-            self._known = {batch.dataset: known | stored if len(known) < _KNOWN else stored}
+            fresh = known | stored if len(known) < _KNOWN else stored
+            self._known = dict([*others[-_KNOWN_DATASETS + 1 :], (batch.dataset, fresh)])
 
     def _put_samples(self, connection: Connection, batch: Batch, own: bool) -> None:
         _count, lost = _halving(
@@ -155,9 +153,7 @@ class Writer:
         batch.unfit.update((row[0], f"its sample cannot be stored: {why}") for row, why in lost)
 
     def _put_sample_rows(self, connection: Connection, rows: Sequence[tuple[Any, ...]], batch: Batch, own: bool) -> int:
-        # The dataset is a number of ours; in the text it is one value less to bind for each row.
-        statement = self._insert_sample.replace(":dataset", str(batch.dataset))
-        if connection.exec_driver_sql(statement, list(rows)).rowcount == len(rows):
+        if self._insert_samples.run(connection, rows, batch.dataset) == len(rows):
             return len(rows)
         query = select(samples.c.ordinal, samples.c.id, samples.c.input.is_(None)).where(
             samples.c.dataset == batch.dataset, samples.c.ordinal.in_([row[0] for row in rows])
@@ -196,8 +192,10 @@ class Writer:
             try:
                 with connection.begin_nested():
                     if better:
-                        gone = [(entry.row[0], entry.ordinal) for entry in better]
-                        connection.exec_driver_sql(self._delete_result, gone)
+                        gone = [entry.ordinal for entry in better]
+                        connection.execute(
+                            delete(results).where(results.c.run == entries[0].row[0], results.c.ordinal.in_(gone))
+                        )
                     if absent or better:
                         self._insert_all(connection, [*absent, *better])
                 return len(absent) + len(better)
@@ -206,12 +204,11 @@ class Writer:
         raise StoreUnavailableError("other writers keep changing the same trials")
 
     def _insert_all(self, connection: Connection, entries: Sequence[Entry]) -> None:
-        inserted = connection.exec_driver_sql(self._insert_result, [entry.row for entry in entries])
-        if inserted.rowcount != len(entries):
+        if self._insert_results.run(connection, [entry.row for entry in entries]) != len(entries):
             raise _Overlap
         rows = [entry.detail for entry in entries if entry.detail is not None]
         if rows:
-            connection.exec_driver_sql(self._insert_detail, rows)
+            self._insert_details.run(connection, rows)
 
     def _stored(self, connection: Connection, entries: Sequence[Entry]) -> dict[int, tuple[int, int]]:
         """The stored (outcome, attempt) of these trials, locked against other writers."""
@@ -222,13 +219,6 @@ class Writer:
             .with_for_update()
         )
         return {ordinal: (outcome, attempt) for ordinal, outcome, attempt in connection.execute(query)}
-
-
-def _insert(table: Table, columns: Iterable[str], mark: str, on_conflict: str) -> str:
-    # Plain text with plain tuples: building statements and dicts per row would cost more than the insert itself.
-    names = tuple(columns)
-    marks = ", ".join([mark] * len(names))
-    return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks}) {on_conflict}"  # noqa: S608
 
 
 def _waves(entries: list[Entry]) -> Iterable[list[Entry]]:

@@ -35,7 +35,7 @@ class SqlStore(SqlReads):
     def __init__(self, engine: Any, place: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(engine, place)
         self._writing = engine.execution_options(**{WRITE: True})
-        self._writer = Writer(engine.dialect.paramstyle)
+        self._writer = Writer(engine.dialect.name)
         self._clock = clock
         self._plans: dict[str, tuple[int, RunRecord]] = {}
         # A report keeps the store it was opened for; when both are gone, so are the files and connections.
