@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
+from typing import Any
 
 from fairtrial.portal import portal
 from fairtrial.runs.runner import Interrupt
@@ -31,32 +33,57 @@ def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]]) -> RunR
         finally:
             ended.set()
 
-    with _terminate_as_interrupt():
-        future = portal().start_task_soon(to_its_end)
+    future = portal().start_task_soon(to_its_end)
+    requests = _Requests(interrupt, future)
+    with requests.heard():
         try:
-            return future.result()
-        except KeyboardInterrupt:
-            interrupt()
-            print("\ninterrupted: finishing the trials in flight (once more to cancel them)", file=sys.stderr)
-        try:
-            future.result()
-        except KeyboardInterrupt:
-            future.cancel()
+            run = future.result()
+        except CancelledError:
             ended.wait(_SETTLE_SECONDS)  # The future is done at once; closing and storing take a moment longer.
+        except KeyboardInterrupt:  # From a handler that is not ours.
+            interrupt()
+            requests.count += 1
+            ended.wait(_SETTLE_SECONDS)
+        else:
+            if not requests.count:
+                return run
     raise KeyboardInterrupt(f"the run is stored as far as it got; go on with: {resume_command()}")
 
 
-@contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """A polite request to end (SIGTERM) drains the run as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+class _Requests:
+    """Requests to end, by Ctrl-C or SIGTERM: counted by a handler, for an exception can come at any line."""
+
+    def __init__(self, interrupt: Interrupt, future: Future[RunRecord]) -> None:
+        self._interrupt = interrupt
+        self._future = future
+        self._previous: dict[int, Any] = {}
+        self.count = 0
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Hear them in here, where nobody else has asked to; only the main thread can."""
+        usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in usual.items():
+                if signal.getsignal(number) is handler or signal.getsignal(number) == handler:
+                    self._previous[number] = signal.signal(number, self._hear)
+        try:
+            yield
+        finally:
+            self._restore()
+
+    def _restore(self) -> None:
+        while self._previous:
+            signal.signal(*self._previous.popitem())
+
+    def _hear(self, number: int, frame: object) -> None:
+        self.count += 1
+        if self.count == 1:
+            self._interrupt()
+            os.write(2, b"\ninterrupted: finishing the trials in flight (once more to cancel them)\n")
+        else:
+            self._restore()  # A third time ends the process as it would any other.
+            self._future.cancel()
 
 
 def resume_command() -> str:
