@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from fairtrial.trials.result import EvalResult
@@ -53,6 +53,3 @@ def describe(
         "pass_rate_all": passed / (count + errors) if count + errors else None,
         "errors": errors,
     }
-
-
-type Groups = Mapping[Any, dict[str, Any]]

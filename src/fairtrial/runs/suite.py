@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -202,7 +201,7 @@ def _evaluation(
     dataset = _as_dataset(samples)
     settings = config or EvalConfig()
     name = settings.experiment_name or dataset.name
-    return EvalSuite(name, dataset, task, evaluator, experiments=experiments, config=replace(settings))
+    return EvalSuite(name, dataset, task, evaluator, experiments=experiments, config=settings)
 
 
 async def evaluate(
