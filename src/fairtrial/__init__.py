@@ -74,30 +74,16 @@ from fairtrial.trials import (
 
 if TYPE_CHECKING:
     from fairtrial.report import EvalReport, ExperimentReport, group_by, summarize
-    from fairtrial.runs import (
-        EvalRunCompleted,
-        EvalRunStarted,
-        EvalSuite,
-        Observer,
-        SampleEvaluated,
-        evaluate,
-        evaluate_sync,
-    )
+    from fairtrial.runs import EvalRunCompleted, EvalRunStarted, Observer, SampleEvaluated
     from fairtrial.store import RunStore, open_store
+    from fairtrial.suites import EvalSuite, evaluate, evaluate_sync
 
 # What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
 _LATER = {
     "fairtrial.report": ("EvalReport", "ExperimentReport", "group_by", "summarize"),
-    "fairtrial.runs": (
-        "EvalRunCompleted",
-        "EvalRunStarted",
-        "EvalSuite",
-        "Observer",
-        "SampleEvaluated",
-        "evaluate",
-        "evaluate_sync",
-    ),
+    "fairtrial.runs": ("EvalRunCompleted", "EvalRunStarted", "Observer", "SampleEvaluated"),
     "fairtrial.store": ("RunStore", "open_store"),
+    "fairtrial.suites": ("EvalSuite", "evaluate", "evaluate_sync"),
 }
 _HOME = {name: module for module, names in _LATER.items() for name in names}
 

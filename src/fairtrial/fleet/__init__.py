@@ -1,0 +1,1 @@
+"""Trials over mailboxes: loops that execute and score them, and what submits and collects."""
