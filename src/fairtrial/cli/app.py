@@ -114,7 +114,7 @@ def invoke(arguments: Sequence[str]) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     command = typer.main.get_command(app)
     try:
-        code = command.main(arguments, prog_name="fairtrial", standalone_mode=False)
+        code = command.main(arguments, prog_name="fairtrial", standalone_mode=False, obj=tuple(arguments))
         sys.stdout.flush()
     except typer.TyperException as error:
         return _usage(error)

@@ -145,6 +145,7 @@ class SdkAdapter(BaseAdapter):
     default_url: ClassVar[str]
 
     wraps_outputs = True
+    shares_cache = True
 
     def __init__(
         self,
