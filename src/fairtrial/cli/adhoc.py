@@ -110,7 +110,11 @@ def _adapter(model: str) -> Any:
     if provider.endswith(".py"):
         return load_object(model, "a model")
     near = difflib.get_close_matches(provider, PROVIDERS, 1)
-    meant = f"did you mean --model {near[0]}:{name or 'NAME'}?" if near else "use openai:NAME, anthropic:NAME or file.py:adapter"
+    meant = (
+        f"did you mean --model {near[0]}:{name or 'NAME'}?"
+        if near
+        else "use openai:NAME, anthropic:NAME or file.py:adapter"
+    )
     raise Mistake(f"there is no provider {provider!r}", meant)
 
 

@@ -76,9 +76,7 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere in a command.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere in a command.")] = False,
 ) -> None:
     """Evaluate prompts, agents and models, and get numbers you can defend.
 

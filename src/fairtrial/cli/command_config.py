@@ -23,7 +23,7 @@ def config(json: options.Json = False) -> int:
       fairtrial config
       FAIRTRIAL_STORE=postgresql://db/evals fairtrial config --json
     """
-    from fairtrial.cli.screen import add_row, make_table, out, print_json
+    from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
     from fairtrial.cli.settings import load_settings
     from fairtrial.store.redact import current
 
@@ -41,10 +41,14 @@ def config(json: options.Json = False) -> int:
         ]
         print_json({"schema": "fairtrial.config/1", "settings": facts})
         return 0
-    table = make_table("setting", "value", "origin", "what it is", cut=("value", "what it is"))
+    console = out()
+    wide = console.width >= 120
+    columns = ("setting", "value", "origin", "what it is") if wide else ("setting", "value", "origin")
+    table = make_table(*columns, cut=("value", "what it is"))
     for setting in settings.found.values():
         value = setting.value
         shown = "-" if value in (None, ()) else ", ".join(value) if isinstance(value, tuple) else str(value)
-        add_row(table, setting.name, redact(shown), setting.origin, setting.about)
-    out().print(table)
+        cells = (setting.name, redact(shown), setting.origin, setting.about)
+        add_row(table, *cells[: len(columns)])
+    print_table(console, table)
     return 0

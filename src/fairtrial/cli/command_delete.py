@@ -39,7 +39,10 @@ def delete(
     for text in runs:
         named = find_run(opened, text)
         if named.experiment is not None:
-            raise Mistake(f"{text} names one experiment, and runs are deleted whole", f"as in: fairtrial delete {name_of(named.run)}")
+            raise Mistake(
+                f"{text} names one experiment, and runs are deleted whole",
+                f"as in: fairtrial delete {name_of(named.run)}",
+            )
         found[named.run.run_id] = named.run
     names = ", ".join(f"{name_of(run)} ({run.run_id}, {run.status})" for run in found.values())
     if not yes and not confirm(f"delete {names} for good?"):

@@ -39,7 +39,7 @@ def failures(
 
     from fairtrial.cli.facts import trial_facts
     from fairtrial.cli.names import find_run
-    from fairtrial.cli.screen import commands, note, out, print_json
+    from fairtrial.cli.screen import commands, note, out, print_json, print_table
 
     opened = options.open_existing(store)
     named = find_run(opened, run)
@@ -64,7 +64,7 @@ def failures(
         note(f"nothing of that kind in {named}" if kind else f"every trial of {named} passed")
         return 0
     console = out()
-    console.print(_table(named.run, found))
+    print_table(console, _table(named.run, found))
     if more:
         console.print(f"more than {limit}: see the others with --limit")
     first = found[0]
@@ -119,10 +119,15 @@ def _table(run: Any, found: list[EvalResult]) -> Any:
 
 
 def why(result: EvalResult) -> str:
-    """One line on why a trial did not pass."""
+    """One line on why a trial did not pass: its error, the criteria it did not meet, or the reason for its score."""
+    from fairtrial.cli.trial import value_text
+
     if result.score is None:
         return result.error or ""
-    if result.score.reason:
-        return result.score.reason
-    low = [metric.name for metric in result.score.metrics if metric.value < 0.5]
-    return f"low: {', '.join(low)}" if low else f"score {result.score.value:.3f}"
+    metrics = result.score.metrics
+    low = [metric.name for metric in metrics if metric.value < 0.5]
+    if low and len(low) < len(metrics):
+        # The reasons of all parts stand together, those of the parts that were content too: the answer says more.
+        return f"{', '.join(low)}: {value_text(result.output)}"
+    reason = result.score.reason or f"got {value_text(result.output)}"
+    return f"{', '.join(low)}: {reason}" if low else reason

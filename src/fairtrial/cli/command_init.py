@@ -50,7 +50,7 @@ def init(
     if taken:
         raise Mistake(
             f"{_shown(folder)} already has {', '.join(taken)}, and nothing of yours is overwritten",
-            f"run what is there with: {_cd(folder)}fairtrial run evals.py; or name another folder: fairtrial init demo2",
+            f"run what is there: {_cd(folder)}fairtrial run evals.py; or make another one: fairtrial init demo2",
         )
     folder.mkdir(parents=True, exist_ok=True)
     made = []
@@ -66,7 +66,10 @@ def init(
     console = out()
     sentence(console, f"made {', '.join(made)} in {_shown(folder)}")
     if not settled:
-        sentence(console, 'to run it by `fairtrial run` alone, add to your pyproject.toml: [tool.fairtrial] suites = ["evals.py"]')
+        sentence(
+            console,
+            'to run it by `fairtrial run` alone, add to your pyproject.toml: [tool.fairtrial] suites = ["evals.py"]',
+        )
     console.print()
     run = f"{_cd(folder)}fairtrial run{'' if settled else ' evals.py'}"
     commands(console, "next", [(run, "40 questions, 2 experiments")])

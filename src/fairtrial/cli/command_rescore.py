@@ -33,8 +33,8 @@ def rescore(
 
     from fairtrial.cli.loading import load
     from fairtrial.cli.names import RunName, find_run, name_of
-    from fairtrial.cli.rerun import NOTE
     from fairtrial.cli.reporting import show_report
+    from fairtrial.cli.rerun import NOTE
     from fairtrial.cli.screen import note
     from fairtrial.portal import call_sync
 

@@ -12,7 +12,6 @@ from fairtrial.cli import options
 
 if TYPE_CHECKING:
     from fairtrial.cli.running import Orders, Ran
-    from fairtrial.cli.selection import Selection
     from fairtrial.cli.settings import Settings
     from fairtrial.suites import EvalSuite
 
@@ -51,7 +50,9 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A parameter of every experiment; JSON, or else text."),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="What trials' seeds come from.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", min=0, help="What trials' seeds come from.")
+    ] = None,
     store: options.Store = None,
     mailbox: Annotated[
         str | None, typer.Option("--mailbox", metavar="URL", help="Let a fleet's workers do it: redis://...")
@@ -89,7 +90,9 @@ def run(
         list[str] | None,
         typer.Option("--evaluator", metavar="NAME", help="With --prompt: exact_match, contains, ... or file.py:name."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no report beyond its figures.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress, and no report beyond its figures.")
+    ] = False,
     json: options.Json = False,
 ) -> int:
     """Run suites: every sample in every experiment. An unfinished run goes on where it stopped.
@@ -212,14 +215,15 @@ def _show(ran: Ran, orders: Orders, code: int, reason: str) -> None:
     from fairtrial.cli.names import RunName, name_of
     from fairtrial.cli.reporting import rate, show_report
     from fairtrial.cli.running import common_errors
-    from fairtrial.cli.screen import err, out, sentence
+    from fairtrial.cli.screen import count, err, out, sentence
     from fairtrial.report.untrusted import plain
 
     report = ran.report
     if orders.quiet:
         for name in report.experiments:
             part = report[name]
-            figures = f"{rate(part.pass_rate)} of {part.successful:,} scored passed, {sum(part.errors.values()):,} errors"
+            errors = count(sum(part.errors.values()), "error")
+            figures = f"{rate(part.pass_rate)} of {part.successful:,} scored passed, {errors}"
             out().print(f"{name_of(report.run)}:{plain(name)}  {figures}", soft_wrap=True)
     else:
         show_report(orders.store, RunName(report.run), json=False, next_commands=True)

@@ -36,7 +36,7 @@ def runs(
 
     from fairtrial.cli.facts import run_facts
     from fairtrial.cli.pairs import parse_pairs
-    from fairtrial.cli.screen import note, out, print_json
+    from fairtrial.cli.screen import note, out, print_json, print_table
 
     opened = options.open_existing(store)
     wanted = dict(parse_pairs("--tag", tag or (), as_text=True))
@@ -47,12 +47,14 @@ def runs(
     )
     chosen = list(islice(found, limit))
     if json:
-        print_json({"schema": "fairtrial.runs/1", "runs": [run_facts(run, opened.totals(run.run_id)) for run in chosen]})
+        print_json(
+            {"schema": "fairtrial.runs/1", "runs": [run_facts(run, opened.totals(run.run_id)) for run in chosen]}
+        )
         return 0
     if not chosen:
         note(f"no runs{' of ' + suite if suite else ''} here; make one with: fairtrial run SUITE")
         return 0
-    out().print(_table(opened, chosen))
+    print_table(out(), _table(opened, chosen))
     return 0
 
 
@@ -67,23 +69,34 @@ def _status(text: str | None) -> Any:
     if text is None or text in known:
         return text
     near = difflib.get_close_matches(text, known, 1)
-    raise Mistake(f"no run is ever {text!r}", f"did you mean {near[0]}?" if near else f"it is one of {', '.join(known)}")
+    raise Mistake(
+        f"no run is ever {text!r}", f"did you mean {near[0]}?" if near else f"it is one of {', '.join(known)}"
+    )
 
 
 def _table(store: Any, chosen: list[Any]) -> Any:
     from fairtrial.cli.names import name_of
     from fairtrial.cli.screen import add_row, ago, make_table
+    from fairtrial.report.untrusted import plain
 
     table = make_table(
         "run", "id", "status", "when", "trials", "passed", "experiments", right=("trials", "passed"),
-        cut=("run", "experiments"),
+        cut=("experiments",),
     )  # fmt: skip
     for run in chosen:
         totals = store.totals(run.run_id)
         stored = sum(sum(part.outcomes.values()) for part in totals)
         trials = f"{stored:,}" if stored == run.planned else f"{stored:,}/{run.planned:,}"
-        add_row(table, name_of(run), run.run_id, run.status, ago(run.created_at), trials, _passed(totals),
-                ", ".join(run.experiments))  # fmt: skip
+        add_row(
+            table,
+            plain(name_of(run), limit=24),
+            run.run_id,
+            run.status,
+            ago(run.created_at),
+            trials,
+            _passed(totals),
+            ", ".join(run.experiments),
+        )
     return table
 
 

@@ -96,7 +96,7 @@ def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
 
     from fairtrial.cli.facts import totals_facts
     from fairtrial.cli.faults import Mistake
-    from fairtrial.cli.screen import add_row, make_table, out, print_json
+    from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
     from fairtrial.report.untrusted import plain
 
     groups: list[tuple[Any, Any]] = [
@@ -119,7 +119,7 @@ def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
     for value, totals in sorted(groups, key=lambda group: str(group[0])):
         shown = "-" if value is None else value if isinstance(value, str) else json_text.dumps(value)
         add_row(table, shown, totals.experiment, *_figures(totals_facts(totals)))
-    out().print(table)
+    print_table(out(), table)
     return 0
 
 

@@ -32,7 +32,7 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
       fairtrial store stats --store postgresql://db/evals --json
     """
     from fairtrial.cli.facts import moment
-    from fairtrial.cli.screen import add_row, make_table, out, print_json
+    from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
 
     _, url = options.settings_with(store)
     opened = options.open_existing(store)
@@ -57,7 +57,7 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
     for row in rows:
         add_row(table, row["suite"], f"{row['runs']:,}", f"{row['unfinished']:,}", f"{row['results']:,}", row["latest"])
     if rows:
-        console.print(table)
+        print_table(console, table)
     else:
         console.print("no runs yet")
     return 0

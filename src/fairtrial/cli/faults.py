@@ -71,7 +71,7 @@ def explain(error: BaseException) -> Explanation:
     place = place_of(error)
     what = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, FairtrialError):
-        if place is not None and (place in what or isinstance(error, DatasetError) and error.path is not None):
+        if place is not None and (place in what or (isinstance(error, DatasetError) and error.path is not None)):
             place = None  # It says so itself, or names a file that is more to the point.
         return Explanation(what, place, _remedy(error), ExitCode.USAGE)
     if place is not None and _is_users(error):

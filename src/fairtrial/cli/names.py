@@ -83,7 +83,9 @@ def _run(store: RunStore, name: str, which: str | None) -> RunRecord:
         if found is not None:
             return found
         if runs:
-            has = f"{name}@{runs[0].number}" if len(runs) == 1 else f"{name}@{runs[-1].number} to {name}@{runs[0].number}"
+            has = (
+                f"{name}@{runs[0].number}" if len(runs) == 1 else f"{name}@{runs[-1].number} to {name}@{runs[0].number}"
+            )
             raise UnknownName(f"suite {plain(name)!r} has no run {which}", f"there is {has}; see: fairtrial runs")
     everything = store.runs()
     if which is None and len(name) >= _SHORTEST:

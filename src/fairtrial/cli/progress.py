@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fairtrial.cli.screen import count
 from fairtrial.report.untrusted import plain
 from fairtrial.runs.events import EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
 from fairtrial.store.protocol import RunStore
@@ -138,7 +139,7 @@ class Display:
     def _verdicts(self) -> list[tuple[str, str]]:
         tally = self.tally
         parts = [(passed_so_far(tally), "green" if tally.scored else "dim")]
-        parts.extend((f"{count:,} {name.replace('_', ' ')}", "red") for name, count in sorted(tally.errors.items()))
+        parts.extend((text, "red") for text in _errors(tally))
         if not tally.errors:
             parts.append(("no errors", "dim"))
         return parts
@@ -177,11 +178,16 @@ class Display:
     def plain_line(self) -> str:
         """The same for a log file."""
         tally = self.tally
-        errors = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(tally.errors.items()))
+        errors = ", ".join(_errors(tally))
         return (
             f"{plain(tally.suite)}: {tally.done:,} of {tally.planned:,} trials, {passed_so_far(tally)}, "
             f"{errors or 'no errors'}, {self.rate():,.1f}/s, {self._eta()}"
         )
+
+
+def _errors(tally: Tally) -> list[str]:
+    # A copy first: the event loop counts on while this thread draws.
+    return [count(number, name.replace("_", " ")) for name, number in sorted(tally.errors.copy().items())]
 
 
 def passed_so_far(tally: Tally) -> str:

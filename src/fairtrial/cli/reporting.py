@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fairtrial.report import EvalReport
     from fairtrial.store.protocol import RunRecord, RunStore
 
-__all__ = ["duration", "money", "next_commands", "number", "rate", "report_facts", "show_report"]
+__all__ = ["duration", "money", "number", "rate", "report_facts", "show_report"]
 
 
 def report_facts(store: RunStore, named: RunName) -> dict[str, Any]:

@@ -71,7 +71,8 @@ def carry_out(suite: EvalSuite, orders: Orders) -> Ran:
         orders.store.update_run(event.run_id, notes={NOTE: list(orders.base)})
         if event.done and not orders.quiet:
             console.print(
-                f"resuming {name_of(event.run)} ({event.run_id}): {event.done:,} of {event.planned:,} trials are stored",
+                f"resuming {name_of(event.run)} ({event.run_id}): "
+                f"{event.done:,} of {event.planned:,} trials are stored",
                 soft_wrap=True,
             )
 
@@ -182,7 +183,8 @@ def verdict(report: EvalReport, *, fail_under: float | None, max_error_share: fl
             if rate is None or rate < fail_under:
                 shown_rate = "nothing was scored" if rate is None else f"{rate:.1%} passed"
                 return ExitCode.FAILED, (
-                    f"{shown_rate}{_of(report, name)}, under the floor of {fail_under:.1%} (--fail-under; errors count as failures)"
+                    f"{shown_rate}{_of(report, name)}, under the floor of {fail_under:.1%} "
+                    "(--fail-under; errors count as failures)"
                 )
     return ExitCode.OK, ""
 

@@ -73,6 +73,16 @@ def add_row(table: Table, *cells: str | Text, style: str | None = None) -> None:
     table.add_row(*row, style=style)
 
 
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; in a pipe, lines end where their text does."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+
+
 def commands(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Commands to type next, with what each is for; where both do not fit, the remark goes."""
     rows = list(rows)

@@ -76,8 +76,11 @@ def _part(suite: EvalSuite, selection: Selection) -> Dataset[Any, Any]:
         texts = list(parse_pairs("--filter", selection.filters, as_text=True))
         # `--filter level=3` finds both the number 3 and the text "3": nobody remembers which it is.
         pairs = [(key, (value, text)) for (key, value), (_, text) in zip(facts, texts, strict=True)]
-        everything, dataset = dataset, dataset.filter(
-            lambda sample: all(key in sample.metadata and sample.metadata[key] in values for key, values in pairs)
+        everything, dataset = (
+            dataset,
+            dataset.filter(
+                lambda sample: all(key in sample.metadata and sample.metadata[key] in values for key, values in pairs)
+            ),
         )
         if not len(dataset):
             raise _nothing_left(suite, everything, selection.filters, [key for key, _ in pairs])
@@ -87,8 +90,12 @@ def _part(suite: EvalSuite, selection: Selection) -> Dataset[Any, Any]:
 def _no_sample(suite: EvalSuite, dataset: Dataset[Any, Any], wanted: str) -> Mistake:
     ids = [sample.id for sample in dataset]
     near = difflib.get_close_matches(wanted, ids, 3, 0.5)
-    hint = f"did you mean {' or '.join(map(plain, near))}?" if near else f"ids look like: {', '.join(map(plain, ids[:3]))}"
-    return Mistake(f"dataset {plain(suite.dataset.name)!r} of suite {suite.name!r} has no sample {plain(wanted)!r}", hint)
+    hint = (
+        f"did you mean {' or '.join(map(plain, near))}?" if near else f"ids look like: {', '.join(map(plain, ids[:3]))}"
+    )
+    return Mistake(
+        f"dataset {plain(suite.dataset.name)!r} of suite {suite.name!r} has no sample {plain(wanted)!r}", hint
+    )
 
 
 def _nothing_left(suite: EvalSuite, dataset: Dataset[Any, Any], filters: Sequence[str], keys: Sequence[str]) -> Mistake:

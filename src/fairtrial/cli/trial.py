@@ -34,13 +34,13 @@ def print_trial(console: Console, run: RunRecord, result: EvalResult) -> None:
         soft_wrap=True,
     )
     sample = result.sample
-    _part(console, "input", _text(sample.input))
+    _part(console, "input", value_text(sample.input))
     if sample.expected is not None:
-        _part(console, "expected", _text(sample.expected))
+        _part(console, "expected", value_text(sample.expected))
     if sample.metadata:
-        _part(console, "metadata", ", ".join(f"{key}={_text(value)}" for key, value in sample.metadata.items()))
+        _part(console, "metadata", ", ".join(f"{key}={value_text(value)}" for key, value in sample.metadata.items()))
     if result.output is not None or result.outcome in ("scored", "scorer_error"):
-        _part(console, "output", _text(result.output))
+        _part(console, "output", value_text(result.output))
     if result.error:
         _part(console, "error", f"{result.error}\n(in stage {result.stage})" if result.stage else result.error)
     _score(console, result)
@@ -77,7 +77,7 @@ def _events(console: Console, result: EvalResult) -> None:
     attempts = len({event.attempt for event in recorded}) > 1
     for event in recorded:
         label, body, style = _event(event)
-        marks = f" (judge)" if event.actor == "judge" else ""
+        marks = " (judge)" if event.actor == "judge" else ""
         marks += f" (attempt {event.attempt})" if attempts else ""
         head = f"{event.time - start:7.2f} s  "
         _indented(console, head, f"{label}{marks}", body, style)
@@ -88,18 +88,21 @@ def _event(event: Any) -> tuple[str, str, str]:
     kind = event.kind.rpartition(":")[2]
     if kind == "ChatMessage":
         said = data.get("content") or ""
-        calls = "; ".join(f"calls {call['name']}({_arguments(call['arguments'])})" for call in data.get("tool_calls") or ())
-        return str(data["role"]), "\n".join(part for part in (_text(said), calls) if part), "bold"
+        calls = "; ".join(
+            f"calls {call['name']}({_arguments(call['arguments'])})" for call in data.get("tool_calls") or ()
+        )
+        return str(data["role"]), "\n".join(part for part in (value_text(said), calls) if part), "bold"
     if kind == "ToolInvoked":
-        ended = f"failed: {data['error'] or _text(data['result'])}" if data.get("error") or data.get("success") is False \
-            else _text(data.get("result"))  # fmt: skip
-        return "tool", f"{data['name']}({_arguments(data.get('params') or {})}) -> {ended}", "cyan"
+        ended = value_text(data.get("result"))
+        if data.get("error") or data.get("success") is False:
+            ended = f"failed: {data.get('error') or ended}"
+        return "invoked", f"{data['name']}({_arguments(data.get('params') or {})}) -> {ended}", "cyan"
     if kind == "PromptExecuted":
         usage = data.get("usage") or {}
         cost = f", ${usage['cost_usd']:.4f}" if usage.get("cost_usd") is not None else ""
         tokens = f"{usage.get('input_tokens', 0):,} + {usage.get('output_tokens', 0):,} tokens{cost}"
         return "model", f"{data.get('model') or data.get('adapter')}: {tokens}", "dim"
-    return kind, _text(data), "dim"
+    return kind, json.dumps(data, ensure_ascii=False), "dim"
 
 
 def _arguments(arguments: dict[str, Any]) -> str:
@@ -121,7 +124,7 @@ def _timing(result: EvalResult) -> str:
     return ", ".join(parts)
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value as people read it: text as it is, everything else as JSON."""
     tree = to_json(value)
     if isinstance(tree, str):
@@ -146,20 +149,25 @@ def _lines(console: Console, head: Text, text: str, indent: int) -> None:
     """Text after a head; further lines are indented, and long ones wrapped in a terminal only."""
     lines = text.splitlines() or [""]
     left_out = len(lines) - _LINES
-    room = max(console.width - indent, 20)
-    first = True
+    first: Text | None = head
     for line in lines[:_LINES]:
         clean = plain(line)
-        taken = len(head) - indent if first else 0
-        pieces = textwrap.wrap(
-            " " * taken + clean, room, break_long_words=True, drop_whitespace=False, replace_whitespace=False,
-            break_on_hyphens=False,
-        ) if console.is_terminal else [" " * taken + clean]  # fmt: skip
-        for piece in pieces or [""]:
-            if first:
-                console.print(Text.assemble(head, piece[taken:].rstrip()), soft_wrap=True)
-                first = False
-            else:
-                console.print(" " * indent + piece.strip(), soft_wrap=True)
+        pieces = [clean]
+        if console.is_terminal:
+            room = max(console.width - indent, 20)
+            lead = " " * max(len(head) - indent, 0) if first is not None else ""
+            pieces = [piece.removeprefix(lead) for piece in _wrapped(lead + clean, room)]
+        for piece in pieces:
+            start = first if first is not None else Text(" " * indent)
+            console.print(Text.assemble(start, piece.rstrip()), soft_wrap=True)
+            first = None
     if left_out > 0:
         console.print(" " * indent + f"... {left_out:,} more lines; all of it with --json", soft_wrap=True)
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    indent = " " * (len(text) - len(text.lstrip(" ")))
+    return textwrap.wrap(
+        text, room, drop_whitespace=False, replace_whitespace=False, break_on_hyphens=False,
+        subsequent_indent=indent if len(indent) < room // 2 else "",
+    ) or [text]  # fmt: skip
