@@ -11,12 +11,17 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 _NO_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
+def whole(text: str) -> str:
+    """`text` in which every character is one: halves and non-characters are replaced."""
+    return _NO_TEXT.sub("\ufffd", text)
+
+
 def lines(text: str, *, limit: int | None = None) -> str:
     """`text` without terminal escapes and control characters, its lines kept, cut to `limit` characters."""
     if limit is not None:
         text = text[: 4 * limit + 100]  # A giant output is not searched to its end for what is cut off anyway.
     clean = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    clean = _NO_TEXT.sub("\ufffd", _UNSAFE.sub("", clean))
+    clean = whole(_UNSAFE.sub("", clean))
     return clean if limit is None or len(clean) <= limit else clean[: max(limit - 1, 0)] + "…"
 
 

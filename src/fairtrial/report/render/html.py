@@ -44,7 +44,7 @@ body.ft{margin:0}.ft main{max-width:1000px;margin:0 auto;padding:24px 20px 60px}
 .ft h1{font-size:22px;line-height:1.3;margin:0 0 6px;overflow-wrap:anywhere}
 .ft h2{font-size:15px;margin:30px 0 8px;overflow-wrap:anywhere}
 .ft p{margin:2px 0;overflow-wrap:anywhere}.ft .about{color:var(--muted)}
-.ft .scroll{overflow-x:auto}
+.ft .scroll{overflow-x:auto;margin-top:18px}.ft h2+.scroll{margin-top:0}
 .ft table{border-collapse:collapse;font-variant-numeric:tabular-nums;background:none;margin:0}
 .ft th,.ft td{padding:5px 14px 5px 0;border-bottom:1px solid var(--rule);text-align:right;white-space:nowrap;
 background:none;color:inherit;font-size:14px}
@@ -140,9 +140,7 @@ def _table(table: Table) -> Iterator[str]:
         return
     if table.caption:
         yield f"<h2>{escaped(table.caption)}</h2>\n"
-    titles = "".join(
-        f'<th scope="col"{_kind(column)}>{escaped(column.title)}</th>' for column in table.columns
-    )
+    titles = "".join(f'<th scope="col"{_kind(column)}>{escaped(column.title)}</th>' for column in table.columns)
     yield f'<div class="scroll"><table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n'
     for row in table.rows:
         if isinstance(row, Section):

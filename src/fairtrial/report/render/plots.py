@@ -27,7 +27,6 @@ font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;display:block;wid
 """
 """The style of all plots. A page has it once; a plot that stands alone carries its own."""
 
-BINS = 20
 _WIDTH = 760
 _LEFT, _RIGHT = 200, 560  # The drawing lies between names and numbers.
 _ROW = 24
@@ -131,7 +130,9 @@ def distributions(panels: Sequence[Distribution], title: str, *, alone: bool = F
         scale = _Scale(panel.start, panel.end, left=40, right=_WIDTH - 20)
         step = (scale.right - scale.left) / len(panel.counts)
         most = max(panel.counts, default=0) or 1
-        parts.append(_text(40, top - 20, panel.name, kind="head", limit=70))
+        mean = "" if panel.mean is None else f", mean {panel.mean:.3f}"
+        parts.append(_text(40, top - 20, panel.name, kind="head", limit=60))
+        parts.append(_text(scale.right, top - 20, f"{sum(panel.counts):,} scores{mean}", kind="muted", anchor="end"))
         for place, count in enumerate(panel.counts):
             if count:
                 size = max(1.0, round(count / most * tall, 1))
@@ -141,32 +142,14 @@ def distributions(panels: Sequence[Distribution], title: str, *, alone: bool = F
                     f'height="{size}"/>'
                 )
                 parts.append(_text(x + step / 2, top + tall - size - 3, f"{count:,}", kind="muted", anchor="middle"))
-        parts.append(
-            f'<line class="zero" x1="{scale.left}" x2="{scale.right}" y1="{top + tall}" y2="{top + tall}"/>'
-        )
+        parts.append(f'<line class="zero" x1="{scale.left}" x2="{scale.right}" y1="{top + tall}" y2="{top + tall}"/>')
         for tick in _ticks(panel.start, panel.end):
             parts.append(_text(scale(tick), top + tall + 14, f"{tick:g}", kind="muted", anchor="middle"))
         if panel.mean is not None:
             x = scale(panel.mean)
-            parts.append(f'<line class="mean" x1="{x}" x2="{x}" y1="{top - 12}" y2="{top + tall}"/>')
-            near_end = x > _WIDTH - 120
-            parts.append(
-                _text(x - 5 if near_end else x + 5, top - 8, f"mean {panel.mean:.3f}", anchor="end" if near_end else "start")
-            )
+            parts.append(f'<line class="mean" x1="{x}" x2="{x}" y1="{top - 6}" y2="{top + tall}"/>')
     said = "; ".join(f"{panel.name}: {sum(panel.counts)} scores, mean {panel.mean}" for panel in shown)
     return _svg(title, said, height, parts, left_out=len(panels) - len(shown), alone=alone)
-
-
-def histogram(name: str, values: Iterable[float], *, start: float = 0.0, end: float = 1.0) -> Distribution:
-    """Count values into equal parts of `start` to `end`; both ends belong."""
-    counts = [0] * BINS
-    total, number = 0.0, 0
-    for value in values:
-        # The rounding keeps .15 out of the part below it, where 0.15 * 20 would put it by a hair.
-        counts[min(BINS - 1, max(0, math.floor(round((value - start) / (end - start) * BINS, 9))))] += 1
-        total += value
-        number += 1
-    return Distribution(name, tuple(counts), total / number if number else None, start, end)
 
 
 class _Scale:
@@ -198,7 +181,7 @@ def _ticks(start: float, end: float) -> list[float]:
     return [round(place * step, 12) + 0.0 for place in range(first, last + 1)]
 
 
-def _text(x: float, y: float, text: str, *, kind: str = "", anchor: str = "start", limit: int = 60) -> str:
+def _text(x: float, y: float, text: str, *, kind: str = "", anchor: str = "start", limit: int = 90) -> str:
     shown = html.escape(plain(text, limit=limit))
     kinds = f' class="{kind}"' if kind else ""
     side = "" if anchor == "start" else f' text-anchor="{anchor}"'

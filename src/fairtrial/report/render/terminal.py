@@ -7,6 +7,7 @@ where not even that is enough, every row becomes a few short lines.
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ WIDTH = 80
 """How wide text is that no terminal shows."""
 
 _GAP = 2
+_WIDEST = 140
 _SHORTEST_NAME = 10
 _FAIR_NAME = 24  # A name may be cut to this much to make room for a bar.
 _SHORTEST_BAR, _LONGEST_BAR = 12, 41
@@ -55,6 +57,22 @@ class Glyphs:
 
 UNICODE = Glyphs("·", "─", "├", "┤", "●", "│")
 ASCII = Glyphs(".", "-", "[", "]", "o", "|")
+
+
+def glyphs_for(encoding: str | None) -> Glyphs:
+    """The glyphs that text in this encoding can hold: not every file and every console takes more than ASCII."""
+    try:
+        "".join(getattr(UNICODE, name) for name in UNICODE.__slots__).encode(encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return UNICODE
+
+
+def width_of(stream: object, otherwise: int) -> int:
+    """How wide to write to a stream: as wide as the terminal it is, within reason, or `otherwise`."""
+    if not getattr(stream, "isatty", lambda: False)():
+        return otherwise
+    return max(40, min(shutil.get_terminal_size((otherwise, 24)).columns, _WIDEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +156,16 @@ def _cases(block: Cases, width: int) -> Iterator[Text]:
 def _table(table: Table, width: int, glyphs: Glyphs) -> Iterator[Text]:
     if table.caption:
         yield from _paragraph(table.caption, width, "bold")
-    columns = list(range(len(table.columns)))
     widths = _widths(table, width)
     if widths is None:
         yield from _stacked(table, width)
         return
-    columns = [at for at in columns if widths[at]]
-    yield _row([Cell(table.columns[at].title, "dim") for at in columns], table, columns, widths, glyphs)
+    columns = [at for at, column in enumerate(table.columns) if widths[at] or not column.bar]
+    tall = max((len(_title(table.columns[at])) for at in columns), default=0)
+    for line in range(tall):
+        # Titles of several lines stand at the bottom of their row.
+        titles = [[""] * (tall - len(_title(table.columns[at]))) + _title(table.columns[at]) for at in columns]
+        yield _row([Cell(title[line], "dim") for title in titles], table, columns, widths, glyphs)
     for row in _indented(table):
         if isinstance(row, Section):
             line = Text(plain(row.title), style="bold")
@@ -152,6 +173,10 @@ def _table(table: Table, width: int, glyphs: Glyphs) -> Iterator[Text]:
             yield line
         else:
             yield _row([row[at] for at in columns], table, columns, widths, glyphs)
+
+
+def _title(column: Column) -> list[str]:
+    return [plain(line) for line in column.title.split("\n")]
 
 
 def _indented(table: Table) -> list[tuple[Content, ...] | Section]:
@@ -171,7 +196,7 @@ def _widths(table: Table, width: int) -> list[int] | None:
     """How wide each column is, 0 for one that is left out, or None if the table cannot be shown in rows."""
     rows = [row for row in _indented(table) if not isinstance(row, Section)]
     full = [
-        max([cell_len(plain(column.title)), *(cell_len(_words(row[at])) for row in rows)])
+        max([*map(cell_len, _title(column)), *(cell_len(_words(row[at])) for row in rows)])
         for at, column in enumerate(table.columns)
     ]
     bars = [at for at, column in enumerate(table.columns) if column.bar]
