@@ -12,6 +12,7 @@ from fairtrial.report.columns import PASSED, SCORED, VALUE, Columns, read_column
 from fairtrial.report.estimates import Estimate, estimates
 from fairtrial.report.report import ExperimentReport
 from fairtrial.stats import Interval, VarianceSplit, betabinom_sequence, variance_split
+from fairtrial.store.protocol import RunRecord
 
 LEVEL = 0.95
 BINS = 20
@@ -51,11 +52,16 @@ class Figures:
         return Interval(found.low, found.high, self.level, found.method or "")
 
 
+def adaptive_note(run: RunRecord) -> Mapping[str, Any] | None:
+    """What a run noted that decided by its own results when to end; None for any other."""
+    note: Any = run.notes.get("adaptive")
+    return note if isinstance(note, Mapping) else None
+
+
 def read_figures(part: ExperimentReport) -> Figures:
     """Read an experiment's results once and make every figure of them."""
     columns = read_columns(part)
-    note = part.run.notes.get("adaptive")
-    adaptive = note if isinstance(note, Mapping) and part.name in (note.get("experiments") or {}) else None
+    adaptive = adaptive_note(part.run)
     if adaptive is not None:
         columns = columns.take(np.arange(min(int(adaptive["samples"]), len(columns.ids)), dtype=np.intp))
     # A sample has pass@K if it has all K repeats.

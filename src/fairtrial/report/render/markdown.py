@@ -32,7 +32,7 @@ _MARKUP = re.compile(r"([\\`*_\[\]|~$])")
 _LINKS = re.compile(r"(@|#(?=\d)|\bGH-(?=\d)|\b[a-z][a-z0-9+.-]*:(?=//)|\bmailto:|\bxmpp:|\bwww(?=\.))", re.IGNORECASE)
 _BLOCK_START = re.compile(r"^(\s*)([-+=#>]|\d+[.)])")
 _SIGNS: dict[Tone, str] = {"good": "✅ ", "bad": "❌ ", "unsure": "❔ ", "dim": "", "": ""}
-_CASES = 10
+_CASES, _FACTS = 10, 4
 
 
 def escaped(text: str) -> str:
@@ -122,7 +122,7 @@ def _cases(block: Cases) -> Iterator[str]:
             break
         shown += 1
         yield f"- {quoted(case.title, 80)} {escaped(case.outcome)}"
-        for label, text in case.facts:
+        for label, text in case.facts[:_FACTS]:
             yield f"  - {escaped(label)}: {quoted(text, 200)}"
     if shown < block.total:
         yield f"- and {block.total - shown:,} more"

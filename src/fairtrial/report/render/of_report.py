@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.report.estimates import Estimate
-from fairtrial.report.figures import Figures
+from fairtrial.report.figures import Figures, adaptive_note
 from fairtrial.report.render import plots, words
 from fairtrial.report.render.document import (
     Bar,
@@ -23,6 +23,7 @@ from fairtrial.report.render.document import (
     Tone,
 )
 from fairtrial.report.render.junit import shown
+from fairtrial.report.untrusted import plain
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.result import EvalResult, Outcome
 
@@ -35,10 +36,10 @@ _TITLES = {
     "mean_score": "mean score",
     "mean_score_all": "mean score, errors as 0",
 }
-_SHORT = {"pass_rate_all": "  errors as failures", "mean_score_all": "  errors as 0"}
+_SHORT = {"pass_rate_all": "… errors as failures", "mean_score_all": "… errors as 0"}
 _DRAWN = ("pass_rate", "pass_rate_all", "mean_score")
 _ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
-_CUT = 4_000
+_CUT, _NAME = 4_000, 80
 
 
 def document(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport], *, cases: int) -> Document:
@@ -53,15 +54,16 @@ def document(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport],
 
 def _title(run: RunRecord) -> str:
     took = "" if run.finished_at is None else f" in {words.duration((run.finished_at - run.created_at) * 1000)}"
-    return f"{run.suite}  run {run.run_id}, {run.status}{took}"
+    return f"{plain(run.suite, limit=_NAME)}  run {run.run_id}, {run.status}{took}"
 
 
 def _about(run: RunRecord, parts: Sequence[ExperimentReport]) -> str:
     total, planned = sum(part.total for part in parts), sum(part.planned for part in parts)
     repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
+    dataset, evaluator = plain(run.dataset_name, limit=_NAME), plain(run.evaluator, limit=_NAME)
     return (
-        f"dataset {run.dataset_name} ({words.count(run.dataset_size, 'sample')}), {total:,} of {planned:,} trials"
-        f"{repeats}, scored by {run.evaluator}"
+        f"dataset {dataset} ({words.count(run.dataset_size, 'sample')}), {total:,} of {planned:,} trials"
+        f"{repeats}, scored by {evaluator}"
     )
 
 
@@ -181,7 +183,7 @@ def _costs(parts: Sequence[ExperimentReport]) -> Table:
 
 
 def _remarks(run: RunRecord, parts: Sequence[ExperimentReport]) -> Iterator[str]:
-    yield from _adaptive(run.notes.get("adaptive"))
+    yield from _adaptive(adaptive_note(run))
     if run.repeats > 1:
         yield "Repeats are averaged within each sample first, so that an interval is as wide as its samples deserve."
     for part in parts:
@@ -197,7 +199,8 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentReport]) -> Iterator[str]
             yield f"{label}{note}{whose}"
     if run.status == "unscored":
         count = sum(part.errors.get("scorer_error", 0) for part in parts)
-        yield f"{words.count(count, 'trial')} could not be scored; the same command again scores them without their task."
+        trials = words.count(count, "trial")
+        yield f"{trials} could not be scored; the same command again scores them without their task."
     stopped = run.notes.get("stopped")
     if stopped:
         yield f"ended early: {stopped}"
@@ -214,8 +217,8 @@ def _split(figures: Figures, label: str) -> Iterator[str]:
         )
 
 
-def _adaptive(note: Any) -> Iterator[str]:
-    if not isinstance(note, Mapping):
+def _adaptive(note: Mapping[str, Any] | None) -> Iterator[str]:
+    if note is None:
         return
     how = "stopped adaptively" if note.get("stopped") else "the run could have stopped adaptively"
     yield (

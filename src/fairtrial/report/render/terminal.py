@@ -162,10 +162,10 @@ def _table(table: Table, width: int, glyphs: Glyphs) -> Iterator[Text]:
         return
     columns = [at for at, column in enumerate(table.columns) if widths[at] or not column.bar]
     tall = max((len(_title(table.columns[at])) for at in columns), default=0)
-    for line in range(tall):
+    for place in range(tall):
         # Titles of several lines stand at the bottom of their row.
         titles = [[""] * (tall - len(_title(table.columns[at]))) + _title(table.columns[at]) for at in columns]
-        yield _row([Cell(title[line], "dim") for title in titles], table, columns, widths, glyphs)
+        yield _row([Cell(title[place], "dim") for title in titles], table, columns, widths, glyphs)
     for row in _indented(table):
         if isinstance(row, Section):
             line = Text(plain(row.title), style="bold")
@@ -203,29 +203,22 @@ def _widths(table: Table, width: int) -> list[int] | None:
     names = [at for at, column in enumerate(table.columns) if column.name]
     for bar in bars:
         full[bar] = 0
-    others = [at for at in range(len(full)) if at not in bars]
-    room = width - sum(full) - _GAP * (len(others) - 1)
-    if room < 0:
-        short = _shortened([full[at] for at in names], -room)
-        if short is None:
-            return None
-        for at, size in zip(names, short, strict=True):
-            full[at] = size
-        return full
-    wanted = len(bars) * (_SHORTEST_BAR + _GAP)
-    if room < wanted:
-        short = _shortened([full[at] for at in names], wanted - room, _FAIR_NAME)
-        if short is None:
+    taken = sum(full) + _GAP * (len(full) - len(bars) - 1)
+    smallest = len(bars) * (_SHORTEST_BAR + _GAP)
+    # First with bars and names of a fair length, then without bars and with names as short as may be.
+    for beside, shortest in ((smallest, _FAIR_NAME), (0, _SHORTEST_NAME)):
+        short = _shortened([full[at] for at in names], taken + beside - width, shortest)
+        if short is not None:
+            for at, size in zip(names, short, strict=True):
+                taken += size - full[at]
+                full[at] = size
+            for bar in bars:
+                full[bar] = min(_LONGEST_BAR, (width - taken) // len(bars) - _GAP) if beside else 0
             return full
-        for at, size in zip(names, short, strict=True):
-            full[at] = size
-        room = wanted
-    for bar in bars:
-        full[bar] = min(_LONGEST_BAR, room // len(bars) - _GAP)
-    return full
+    return None
 
 
-def _shortened(names: list[int], excess: int, shortest: int = _SHORTEST_NAME) -> list[int] | None:
+def _shortened(names: list[int], excess: int, shortest: int) -> list[int] | None:
     """The widths of name columns, the widest cut first, with `excess` less in all; None if one would be too short."""
     sizes = list(names)
     for _ in range(excess):
