@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fairtrial.codec import from_json
-from fairtrial.errors import CodecError, FairtrialError
+from fairtrial.errors import CodecError, ConfigurationError, FairtrialError
+from fairtrial.report.rendered import Rendered
 from fairtrial.report.results import Results
 from fairtrial.report.slices import describe, group_by, summarize
 from fairtrial.store.export import ExportFormat
@@ -17,16 +18,30 @@ from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.result import EvalResult, Outcome
 
+if TYPE_CHECKING:
+    from fairtrial.report.estimates import Estimate
+    from fairtrial.report.figures import Figures
+    from fairtrial.report.render.document import Document
+    from fairtrial.stats import Interval
+
+type ReportFormat = ExportFormat | Literal["html", "md", "json", "xml"]
+"""Tables of results, one row per trial; or the report itself as a page, Markdown, JSON or JUnit XML."""
+
 ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
 
 
-class ExperimentReport:
+class ExperimentReport(Rendered):
     """The figures of one experiment of a run. Undefined figures are None, never 0."""
 
     def __init__(self, store: RunStore, run: RunRecord, totals: Totals) -> None:
         self._store = store
         self.run = run
         self.totals = totals
+
+    @property
+    def store(self) -> RunStore:
+        """Where the results are."""
+        return self._store
 
     @property
     def name(self) -> str:
@@ -93,6 +108,38 @@ class ExperimentReport:
         """What the task's model calls cost; None where no price is known."""
         return self.totals.cost_usd
 
+    @cached_property
+    def figures(self) -> Figures:
+        """Every rate and mean with its interval, read once."""
+        from fairtrial.report.figures import read_figures
+
+        return read_figures(self)
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """Every rate and mean with its interval; repeats and clusters are allowed for."""
+        return self.figures.estimates
+
+    @property
+    def pass_rate_interval(self) -> Interval | None:
+        """Where the pass rate over scored trials may lie."""
+        return self.figures.interval("pass_rate")
+
+    @property
+    def pass_rate_all_interval(self) -> Interval | None:
+        """Where the pass rate may lie, with errors as failures."""
+        return self.figures.interval("pass_rate_all")
+
+    @property
+    def mean_score_interval(self) -> Interval | None:
+        """Where the mean value of scored trials may lie."""
+        return self.figures.interval("mean_score")
+
+    @property
+    def mean_score_all_interval(self) -> Interval | None:
+        """Where the mean value may lie, with errors as 0."""
+        return self.figures.interval("mean_score_all")
+
     @property
     def scores_by_criterion(self) -> Mapping[str, float]:
         """The mean of every metric over the scored trials that have it."""
@@ -119,8 +166,27 @@ class ExperimentReport:
         count = self.successful - self.totals.passed
         return Results(self._store, self.run.run_id, count, experiment=self.name, passed=False)
 
+    def to_junit(self) -> str:
+        """JUnit XML with a test case for every trial."""
+        from fairtrial.report.render.junit import as_junit
 
-class EvalReport:
+        return as_junit(self._store, self.run, [self])
+
+    def _document(self, cases: int) -> Document:
+        from fairtrial.report.render.of_report import document
+
+        return document(self._store, self.run, [self], cases=cases)
+
+    def _record(self) -> dict[str, Any]:
+        from fairtrial.report.render.record import report_record
+
+        return report_record(self.run, [self])
+
+    def __repr__(self) -> str:
+        return f"<ExperimentReport {self.name} of {self.run.run_id}: {self.total} of {self.planned} trials>"
+
+
+class EvalReport(Rendered):
     """The report of a run: one `ExperimentReport` for each experiment, and the figures that can be added up.
 
     With one experiment its figures are here too; with several, `report["terse"].pass_rate` says whose is meant.
@@ -171,6 +237,13 @@ class EvalReport:
         except KeyError:
             known = ", ".join(self.experiments)
             raise KeyError(f"no experiment {experiment!r} in run {self.run_id}; it has {known}") from None
+
+    def only(self, example: str) -> ExperimentReport:
+        """The report's one experiment; with several, an error that shows by `example` how to name one."""
+        if len(self.experiments) == 1:
+            return self[self.experiments[0]]
+        names = ", ".join(self.experiments)
+        raise ConfigurationError(f"this report covers {len(self.experiments)} experiments ({names}): {example}")
 
     def _only(self, figure: str) -> ExperimentReport:
         if len(self._parts) != 1:
@@ -236,6 +309,26 @@ class EvalReport:
         return self._only("mean_score").mean_score
 
     @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """Every rate and mean with its interval; repeats and clusters are allowed for."""
+        return self._only("estimates").estimates
+
+    @property
+    def pass_rate_interval(self) -> Interval | None:
+        """Where the pass rate over scored trials may lie."""
+        return self._only("pass_rate_interval").pass_rate_interval
+
+    @property
+    def pass_rate_all_interval(self) -> Interval | None:
+        """Where the pass rate may lie, with errors as failures."""
+        return self._only("pass_rate_all_interval").pass_rate_all_interval
+
+    @property
+    def mean_score_interval(self) -> Interval | None:
+        """Where the mean value of scored trials may lie."""
+        return self._only("mean_score_interval").mean_score_interval
+
+    @property
     def mean_latency_ms(self) -> float | None:
         """How long the task took on average, in milliseconds."""
         return self._only("mean_latency_ms").mean_latency_ms
@@ -290,26 +383,33 @@ class EvalReport:
         store, run_id = load_run(Path(path))
         return cls(store, store.get_run(run_id))
 
-    def export(self, path: Path | str, format: ExportFormat | None = None) -> None:
-        """Write the results as csv, jsonl or parquet; the format is the file's suffix unless given."""
-        from fairtrial.store.export import export_results
+    def export(self, path: Path | str, format: ReportFormat | None = None) -> None:
+        """Write the results as csv, jsonl or parquet, or the report as html, md, json or xml (JUnit).
 
-        export_results(self.store, self.run_id, Path(path), format)
+        The format is the file's suffix unless given. Whatever the number of results, few are held at a time.
+        """
+        from fairtrial.report.render.files import write_report
 
-    def __str__(self) -> str:
-        from fairtrial.report.render import as_text
+        write_report(self, Path(path), format)
 
-        return as_text(self)
+    def to_junit(self) -> str:
+        """JUnit XML with a test case for every trial; `export("report.xml")` holds none of it in memory."""
+        from fairtrial.report.render.junit import as_junit
 
-    def __rich__(self) -> Any:
-        from fairtrial.report.render import as_renderable
+        return as_junit(self.store, self.run, self._all())
 
-        return as_renderable(self)
+    def _all(self) -> list[ExperimentReport]:
+        return [self[name] for name in self.experiments]
 
-    def _repr_html_(self) -> str:
-        from fairtrial.report.render import as_html
+    def _document(self, cases: int) -> Document:
+        from fairtrial.report.render.of_report import document
 
-        return as_html(self)
+        return document(self.store, self.run, self._all(), cases=cases)
+
+    def _record(self) -> dict[str, Any]:
+        from fairtrial.report.render.record import report_record
+
+        return report_record(self.run, self._all())
 
     def __repr__(self) -> str:
         return f"<EvalReport {self.run.suite} {self.run_id}: {self.total} of {self.planned} trials>"
