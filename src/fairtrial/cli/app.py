@@ -11,9 +11,12 @@ import typer
 from typer.core import TyperGroup
 
 from fairtrial.cli import (
+    command_compare,
     command_config,
     command_delete,
+    command_export,
     command_failures,
+    command_gate,
     command_init,
     command_rescore,
     command_run,
@@ -98,7 +101,10 @@ for _module in (
     command_runs,
     command_show,
     command_failures,
+    command_compare,
+    command_gate,
     command_rescore,
+    command_export,
     command_delete,
     command_store,
     command_config,

@@ -39,7 +39,7 @@ def config(json: options.Json = False) -> int:
             }
             for setting in settings.found.values()
         ]
-        print_json({"schema": "fairtrial.config/1", "settings": facts})
+        print_json({"format": "fairtrial.config/1", "settings": facts})
         return 0
     console = out()
     wide = console.width >= 120

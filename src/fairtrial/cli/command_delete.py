@@ -51,7 +51,7 @@ def delete(
     for run_id in found:
         opened.delete_run(run_id)
     if json:
-        print_json({"schema": "fairtrial.deleted/1", "deleted": list(found)})
+        print_json({"format": "fairtrial.deleted/1", "deleted": list(found)})
     else:
         note(f"deleted {count(len(found), 'run')}: {names}")
     return 0

@@ -58,7 +58,7 @@ def failures(
     more, found = len(found) > limit, found[:limit]
     if json:
         facts = [trial_facts(result) for result in found]
-        print_json({"schema": "fairtrial.failures/1", "run_id": named.run.run_id, "truncated": more, "trials": facts})
+        print_json({"format": "fairtrial.failures/1", "run_id": named.run.run_id, "truncated": more, "trials": facts})
         return 0
     if not found:
         note(f"nothing of that kind in {named}" if kind else f"every trial of {named} passed")

@@ -61,7 +61,7 @@ def init(
             made.append(name)
     settled = "pyproject.toml" in made
     if json:
-        print_json({"schema": "fairtrial.init/1", "folder": str(folder), "files": made})
+        print_json({"format": "fairtrial.init/1", "folder": str(folder), "files": made})
         return 0
     console = out()
     sentence(console, f"made {', '.join(made)} in {_shown(folder)}")

@@ -179,7 +179,7 @@ def _cached(policy: Any, settings: Settings) -> Iterator[None]:
 
 def _run_all(chosen: Sequence[tuple[EvalSuite, Orders]], *, fail_under: float | None, max_error_share: float) -> int:
     from fairtrial.cli.faults import ExitCode
-    from fairtrial.cli.names import RunName
+    from fairtrial.cli.names import RunName, name_of
     from fairtrial.cli.reporting import report_facts
     from fairtrial.cli.running import Interrupted, carry_out, verdict
     from fairtrial.cli.screen import out, print_json
@@ -195,15 +195,22 @@ def _run_all(chosen: Sequence[tuple[EvalSuite, Orders]], *, fail_under: float | 
         code, reason = verdict(ran.report, fail_under=fail_under, max_error_share=max_error_share)
         codes.append(code)
         if as_json:
-            made = report_facts(orders.store, RunName(ran.report.run))["run"]
-            facts.append({**made, "resumed": ran.resumed, "exit_code": int(code), "reason": reason or None})
+            facts.append(
+                {
+                    "name": name_of(ran.report.run),
+                    "resumed": ran.resumed,
+                    "exit_code": int(code),
+                    "reason": reason or None,
+                    "report": report_facts(orders.store, RunName(ran.report.run)),
+                }
+            )
         else:
             if position:
                 out().print()
             _show(ran, orders, code, reason)
     worst = min(codes, key=_ORDER.index)
     if as_json:
-        print_json({"schema": "fairtrial.run/1", "exit_code": int(worst), "runs": facts})
+        print_json({"format": "fairtrial.run/1", "exit_code": int(worst), "runs": facts})
     return int(worst)
 
 

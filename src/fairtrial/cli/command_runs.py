@@ -48,7 +48,7 @@ def runs(
     chosen = list(islice(found, limit))
     if json:
         print_json(
-            {"schema": "fairtrial.runs/1", "runs": [run_facts(run, opened.totals(run.run_id)) for run in chosen]}
+            {"format": "fairtrial.runs/1", "runs": [run_facts(run, opened.totals(run.run_id)) for run in chosen]}
         )
         return 0
     if not chosen:

@@ -66,7 +66,7 @@ def _trials(store: RunStore, named: RunName, sample_id: str, repeat: int | None,
     if not results:
         raise _unknown_sample(store, named, sample_id, repeat)
     if json:
-        print_json({"schema": "fairtrial.trials/1", "trials": [trial_facts(result, whole=True) for result in results]})
+        print_json({"format": "fairtrial.trials/1", "trials": [trial_facts(result, whole=True) for result in results]})
         return 0
     console = out()
     for position, result in enumerate(results):
@@ -110,7 +110,7 @@ def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
         raise Mistake(f"no sample of run {named} has metadata {plain(key)!r}", hint)
     if json:
         facts = [{"value": value, **totals_facts(totals)} for value, totals in groups]
-        print_json({"schema": "fairtrial.slices/1", "run_id": named.run.run_id, "by": key, "slices": facts})
+        print_json({"format": "fairtrial.slices/1", "run_id": named.run.run_id, "by": key, "slices": facts})
         return 0
     table = make_table(
         plain(key), "experiment", "scored", "pass rate", "errors as failures", "mean score", "latency",

@@ -48,7 +48,7 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
     size = _size(url)
     rows = list(suites.values())
     if json:
-        print_json({"schema": "fairtrial.store/1", "store": place, "bytes": size, "suites": rows})
+        print_json({"format": "fairtrial.store/1", "store": place, "bytes": size, "suites": rows})
         return 0
     console = out()
     console.print(f"{place}{'' if size is None else f', {_bytes(size)}'}", soft_wrap=True)
@@ -81,7 +81,7 @@ def migrate(store: options.Store = None, json: options.Json = False) -> int:
     _, url = options.settings_with(store)
     open_store(url).close()
     if json:
-        print_json({"schema": "fairtrial.migrated/1", "store": _place(url), "version": VERSION})
+        print_json({"format": "fairtrial.migrated/1", "store": _place(url), "version": VERSION})
     else:
         note(f"{_place(url)} is up to date: schema {VERSION}")
     return 0

@@ -9,22 +9,25 @@ from fairtrial.report.render import duration, money, number, rate
 
 if TYPE_CHECKING:
     from fairtrial.cli.names import RunName
-    from fairtrial.report import EvalReport
+    from fairtrial.report import EvalReport, ExperimentReport
     from fairtrial.store.protocol import RunRecord, RunStore
 
 __all__ = ["duration", "money", "number", "rate", "report_facts", "show_report"]
 
 
 def report_facts(store: RunStore, named: RunName) -> dict[str, Any]:
-    """A report for programs."""
-    from fairtrial.cli.facts import run_facts
+    """A report for programs; docs/reports.md says what is in it."""
+    import json
 
-    parts = [part for part in store.totals(named.run.run_id) if part.experiment in named.experiments]
-    facts = run_facts(named.run, parts)
-    means = store.metric_means(named.run.run_id)
-    for part in facts["experiments"]:
-        part["metrics"] = {name: mean for name, (_, mean) in means.get(part["experiment"], {}).items()}
-    return {"schema": "fairtrial.report/1", "run": facts}
+    facts: dict[str, Any] = json.loads(_report(store, named).to_json())
+    return facts
+
+
+def _report(store: RunStore, named: RunName) -> EvalReport | ExperimentReport:
+    from fairtrial.report import EvalReport
+
+    report = EvalReport(store, named.run)
+    return report if named.experiment is None else report[named.experiment]
 
 
 def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: bool) -> None:
@@ -36,11 +39,12 @@ def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: b
         print_json(report_facts(store, named))
         return
     console = out()
-    report = EvalReport(store, named.run)
-    console.print(report)
+    console.print(_report(store, named))
     if next_commands:
-        console.print()
-        commands(console, "next", follow_ups(report))
+        rows = follow_ups(EvalReport(store, named.run))
+        if rows:
+            console.print()
+            commands(console, "next", rows)
 
 
 def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
@@ -54,13 +58,13 @@ def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
         rows.append((rerun_command(run), "go on where it stopped"))
     failed = len(report.failed_samples()) + sum(report.errors.values())
     if failed:
-        rows.append((f"fairtrial failures {name}", f"the {failed:,} that failed, and why"))
+        rows.append((f"fairtrial failures {name}", "what failed, and why"))
         sample = _worst(report)
         if sample is not None:
             rows.append((f"fairtrial show {name} --sample {shlex.quote(sample)}", "one trial, whole"))
     if len(run.experiments) > 1:
         pair = " ".join(shlex.quote(f"{name}:{experiment}") for experiment in run.experiments[:3])
-        rows.append((f"fairtrial compare {pair}", "is the difference real?"))
+        rows.append((f"fairtrial compare {pair}", "a real difference?"))
     return rows
 
 

@@ -84,6 +84,7 @@ class Settings:
 
     found: Mapping[str, Setting]
     root: Path | None  # Where the pyproject.toml with our table is.
+    gate: bool = False  # Whether that table has one with rules for a gate.
 
     def __getitem__(self, name: str) -> Any:
         return self.found[name].value
@@ -99,6 +100,7 @@ def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None 
     environ = os.environ if environ is None else environ
     file = _find(Path.cwd() if folder is None else folder)
     table = {} if file is None else _table(file)
+    gate = table.pop("gate", None)
     found: dict[str, Setting] = {}
     for name, known in KNOWN.items():
         variable = f"FAIRTRIAL_{name.upper().replace('-', '_')}"
@@ -113,7 +115,7 @@ def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None 
     if found["store"].value is None:
         place = DEFAULT_STORE if file is None else _relative(file.parent / DEFAULT_STORE)
         found["store"] = Setting("store", str(place), "default", KNOWN["store"].about)
-    return Settings(found, None if file is None else file.parent)
+    return Settings(found, None if file is None else file.parent, bool(gate))
 
 
 def _read(known: _Known, value: Any, origin: str) -> Any:
@@ -141,7 +143,7 @@ def _table(file: Path) -> dict[str, Any]:
     known: dict[str, Any] = {}
     for name, value in table.items():
         plain = name.replace("_", "-")
-        if plain not in KNOWN:
+        if plain not in KNOWN and plain != "gate":
             near = difflib.get_close_matches(plain, KNOWN, 1)
             hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(KNOWN)}"
             raise Mistake(f"{shown_path(str(file))}: [tool.fairtrial] has no setting {name!r}", hint)
