@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fairtrial.types import JSON
 
 if TYPE_CHECKING:
     from fairtrial.report.render.document import Document
 
-_IN_MARKDOWN, _IN_HTML = 10, 200
+IN_MARKDOWN, IN_HTML = 10, 200
+"""How many trials of a kind are there to read."""
 
 
 class Rendered:
@@ -24,27 +28,27 @@ class Rendered:
         """What is said, with at most this many single trials to read."""
         raise NotImplementedError
 
-    def _record(self) -> dict[str, Any]:
-        """The same for programs."""
+    def to_json(self) -> dict[str, JSON]:
+        """All figures as JSON values; docs/reports.md says what is in them."""
         raise NotImplementedError
 
     def to_markdown(self) -> str:
         """Markdown for a pull request, with some of the trials to read."""
         from fairtrial.report.render.markdown import as_markdown
 
-        return as_markdown(self._document(_IN_MARKDOWN))
+        return as_markdown(self._document(IN_MARKDOWN))
 
     def to_html(self) -> str:
         """One web page with plots and with trials to read, up to a number it states. It fetches nothing."""
         from fairtrial.report.render.html import as_page
 
-        return as_page(self._document(_IN_HTML))
+        return as_page(self._document(IN_HTML))
 
-    def to_json(self) -> str:
-        """All figures as JSON; docs/reports.md says what is in it."""
-        from fairtrial.report.render.record import as_json
+    def export(self, path: Path | str, format: Any = None) -> None:
+        """Write it as html, md or json, and what has test cases as xml (JUnit); by the file's suffix unless given."""
+        from fairtrial.report.render.files import write
 
-        return as_json(self._record())
+        write(self, Path(path), format)
 
     def __str__(self) -> str:
         from fairtrial.report.render.terminal import WIDTH, as_text, glyphs_for, width_of

@@ -17,6 +17,7 @@ from fairtrial.store.export import ExportFormat
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.types import JSON
 
 if TYPE_CHECKING:
     from fairtrial.report.estimates import Estimate
@@ -177,7 +178,8 @@ class ExperimentReport(Rendered):
 
         return document(self._store, self.run, [self], cases=cases)
 
-    def _record(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JSON]:
+        """All figures as JSON values; docs/reports.md says what is in them."""
         from fairtrial.report.render.record import report_record
 
         return report_record(self.run, [self])
@@ -388,28 +390,31 @@ class EvalReport(Rendered):
 
         The format is the file's suffix unless given. Whatever the number of results, few are held at a time.
         """
-        from fairtrial.report.render.files import write_report
+        from fairtrial.report.render.files import write
 
-        write_report(self, Path(path), format)
+        write(self, Path(path), format)
 
     def to_junit(self) -> str:
         """JUnit XML with a test case for every trial; `export("report.xml")` holds none of it in memory."""
         from fairtrial.report.render.junit import as_junit
 
-        return as_junit(self.store, self.run, self._all())
+        return as_junit(self.store, self.run, self.parts)
 
-    def _all(self) -> list[ExperimentReport]:
+    @property
+    def parts(self) -> list[ExperimentReport]:
+        """The experiments, in their order."""
         return [self[name] for name in self.experiments]
 
     def _document(self, cases: int) -> Document:
         from fairtrial.report.render.of_report import document
 
-        return document(self.store, self.run, self._all(), cases=cases)
+        return document(self.store, self.run, self.parts, cases=cases)
 
-    def _record(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JSON]:
+        """All figures as JSON values; docs/reports.md says what is in them."""
         from fairtrial.report.render.record import report_record
 
-        return report_record(self.run, self._all())
+        return report_record(self.run, self.parts)
 
     def __repr__(self) -> str:
         return f"<EvalReport {self.run.suite} {self.run_id}: {self.total} of {self.planned} trials>"

@@ -123,7 +123,7 @@ def _block(block: Block) -> Iterator[str]:
             yield from _table(block)
         case Verdict():
             yield (
-                f'<p class="verdict {block.tone}"><strong>{escaped(block.word)}</strong> '
+                f'<p class="verdict {block.tone}"><strong>{escaped(block.word)}:</strong> '
                 f"<span>{escaped(block.text)}</span></p>\n"
             )
         case Remarks():

@@ -30,7 +30,7 @@ _MARKUP = re.compile(r"([\\`*_\[\]|~$])")
 # Mentions, issue numbers, addresses and commits become links (and mails to people) after Markdown is read, so a
 # backslash does not help.
 _LINKS = re.compile(r"(@|#(?=\d)|\bGH-(?=\d)|\b[a-z][a-z0-9+.-]*:(?=//)|\bmailto:|\bxmpp:|\bwww(?=\.))", re.IGNORECASE)
-_BLOCK_START = re.compile(r"^(\s*)([-+=#>]|\d+[.)])")
+_BLOCK_START = re.compile(r"^(\s*)([-+=#>]+|\d+[.)])(?=\s|$)")
 _SIGNS: dict[Tone, str] = {"good": "✅ ", "bad": "❌ ", "unsure": "❔ ", "dim": "", "": ""}
 _CASES, _FACTS = 10, 4
 

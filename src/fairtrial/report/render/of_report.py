@@ -225,6 +225,15 @@ def _adaptive(note: Mapping[str, Any] | None) -> Iterator[str]:
         f"{how}: the figures are those of the first {note['samples']:,} of {note['planned']:,} samples, and the "
         "intervals of pass rates stay valid however often the run looked."
     )
+    pair = note.get("pair")
+    if pair:
+        difference = words.signed(pair["estimate"], percent=True)
+        span = " to ".join(words.signed(pair[end], percent=True) for end in ("low", "high"))
+        yield (
+            f"{pair['candidate']} is {pair['verdict'] or 'not told apart'} {'than' if pair['verdict'] else 'from'} "
+            f"{pair['baseline']}: {difference} points ({words.level(pair['level'])} interval {span}), better on "
+            f"{pair['wins']:,} and worse on {pair['losses']:,} samples, p {words.p_value(pair['p_value'])} at any look."
+        )
     if note.get("beyond"):
         yield f"{words.count(note['beyond'], 'result')} came after the last look and are in no figure."
 

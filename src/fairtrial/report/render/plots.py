@@ -173,7 +173,7 @@ class _Scale:
 
 def _ticks(start: float, end: float) -> list[float]:
     """Four to ten round numbers between two others."""
-    rough = (end - start) / 5
+    rough = (end - start) / 7
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
     first = math.ceil(start / step - 1e-9)

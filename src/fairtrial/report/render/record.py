@@ -1,4 +1,4 @@
-"""Reports, comparisons and gates as JSON for programs. docs/reports.md describes what is in it.
+"""Reports as JSON for programs. docs/reports.md describes what is in it.
 
 The first field names the format and its version. Fields may be added to a version; none is taken away or changes its
 meaning. What is undefined is null, with the reason in the `note` beside it.
@@ -15,6 +15,7 @@ from fairtrial.codec import to_json
 from fairtrial.report.estimates import Estimate
 from fairtrial.report.untrusted import whole
 from fairtrial.store.protocol import RunRecord
+from fairtrial.types import JSON
 
 if TYPE_CHECKING:
     from fairtrial.report.report import ExperimentReport
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 REPORT_FORMAT = "fairtrial.report/1"
 
 
-def as_json(record: dict[str, Any]) -> str:
-    """JSON in ASCII, so that no tool between here and its reader can spoil it."""
+def as_text(record: dict[str, JSON]) -> str:
+    """JSON text, in ASCII, so that no tool between here and its reader can spoil it."""
     return json.dumps(_clean(record), indent=2, allow_nan=False) + "\n"
 
 
@@ -64,7 +65,7 @@ def run_record(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def report_record(run: RunRecord, parts: Sequence[ExperimentReport]) -> dict[str, Any]:
+def report_record(run: RunRecord, parts: Sequence[ExperimentReport]) -> dict[str, JSON]:
     """Every figure of a report."""
     return {
         "format": REPORT_FORMAT,

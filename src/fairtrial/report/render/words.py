@@ -38,8 +38,14 @@ def signed(value: float | None, *, percent: bool) -> str:
     """A difference, with its sign; shares in percentage points."""
     if value is None:
         return UNDEFINED
-    text = f"{100 * value:+.1f}" if percent else f"{value:+.3f}"
-    return text[1:] if float(text) == 0 else text
+    size = abs(value)
+    if percent:
+        text = f"{100 * value:+.1f}"
+    elif size >= 1e7 or 0 < size < 0.0005:
+        text = f"{value:+.2e}"
+    else:
+        text = f"{value:+,.0f}" if size >= 1000 else f"{value:+.1f}" if size >= 10 else f"{value:+.3f}"
+    return text[1:] if not text.strip("+-0.") else text
 
 
 def p_value(value: float | None) -> str:
