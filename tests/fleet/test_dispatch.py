@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +51,12 @@ def suite_of(count: int = 60, *, evaluator: Any = exact_match, experiments: Any 
     data = Dataset([Sample(f"s{i}", i, i) for i in range(count)], name="numbers")
     config = EvalConfig(**{"grace_seconds": 0.2, **settings})
     return EvalSuite("numbers", data, never, evaluator, experiments=experiments, config=config, version="1")
+
+
+async def until(met: Callable[[], bool]) -> None:
+    """Wait for something to have happened, for as long as the test's own time limit allows."""
+    while not met():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.005)
 
 
 class Watcher:
@@ -140,8 +146,8 @@ def dying_store(store: RunStore, *, after: int) -> RunStore:
         if changes.get("status") != "interrupted":
             type(store).update_run(store, run_id, **changes)
 
-    store.commit = commit  # type: ignore[method-assign]
-    store.update_run = update_run  # type: ignore[method-assign]
+    store.commit = commit  # type: ignore[method-assign,assignment]  # a store that fails
+    store.update_run = update_run  # type: ignore[method-assign]  # a store that fails
     return store
 
 
@@ -210,7 +216,7 @@ async def test_what_is_never_answered_ends_as_a_dead_letter() -> None:
 
 async def test_a_sample_that_is_too_large_to_send_is_a_dead_letter_and_the_others_go_on() -> None:
     office = MemoryPostOffice()
-    data = Dataset([Sample("small", "x"), Sample("large", "x" * 2_000_000), Sample("other", "y")])
+    data: Dataset[str, str] = Dataset([Sample("small", "x"), Sample("large", "x" * 2_000_000), Sample("other", "y")])
     async with FakeWorker(office, "numbers").at_work():
         report = await EvalSuite("numbers", data, never, exact_match).run(store="memory:", mailbox=office)
     assert [(result.sample_id, result.outcome) for result in report.results] == [
@@ -291,9 +297,7 @@ async def test_results_are_streamed_and_leaving_early_leaves_the_run_resumable(t
 async def test_a_client_without_workers_says_so(caplog: pytest.LogCaptureFixture) -> None:
     office = MemoryPostOffice()
     run = asyncio.create_task(suite_of(30).run(store="memory:", mailbox=office))
-    while "no worker takes them" not in caplog.text:
-        await asyncio.sleep(0.01)
-        assert not run.done()
+    await until(lambda: "no worker takes them" in caplog.text)
     assert "20 requests of suite 'numbers' are waiting" in caplog.text
     assert "`fairtrial worker SUITE --mailbox URL`" in caplog.text
     async with FakeWorker(office, "numbers").at_work():
@@ -316,6 +320,7 @@ async def test_a_client_whose_requests_are_handed_back_says_so(caplog: pytest.Lo
 
 async def test_replies_that_are_not_this_runs_are_set_aside() -> None:
     office = MemoryPostOffice()
+    kept: dict[int, Any] = {}
 
     async def forge(request: EvalRequest) -> None:
         if request.ordinal:
@@ -383,7 +388,7 @@ async def test_the_database_may_be_away_for_a_while() -> None:
             raise StoreUnavailableError("restarting")
         return whole(*args)
 
-    store.commit = commit  # type: ignore[method-assign]
+    store.commit = commit  # type: ignore[method-assign,assignment]  # a store that fails
     async with FakeWorker(office, "numbers").at_work():
         report = await suite_of(10).run(store=store, mailbox=office)
     assert (report.status, report.total, away) == ("finished", 10, 0)
@@ -394,19 +399,21 @@ async def test_requests_made_for_other_code_are_taken_back_and_made_anew(tmp_pat
     first = suite_of(30)
     run = asyncio.create_task(first.run(store=url, mailbox=office))
     requests = await office.requests("numbers")
-    while await requests.approximate_count() < 20:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(office._mailboxes["numbers.requests"]._waiting) == 20)
     run.cancel()
     await asyncio.wait([run])
     assert await requests.approximate_count() == 20  # Cancelled, not stopped: what is queued stays queued.
     changed = suite_of(30)
     changed.version = "2"
     old = {item.id for item in office._mailboxes["numbers.requests"]._waiting}
+    run = asyncio.create_task(changed.run(store=url, mailbox=office))
+
+    def now() -> set[str]:
+        return {item.id for item in office._mailboxes["numbers.requests"]._waiting}
+
     with pytest.warns(UserWarning, match="has changed since run"):
-        run = asyncio.create_task(changed.run(store=url, mailbox=office))
-        while not (now := {item.id for item in office._mailboxes["numbers.requests"]._waiting} - old):
-            await asyncio.sleep(0.01)
-    assert now.isdisjoint(old)
+        await until(lambda: bool(now() - old))
+    assert now().isdisjoint(old)
     async with FakeWorker(office, "numbers").at_work() as worker:
         report = await run
     assert (report.status, report.total) == ("finished", 30)
@@ -423,7 +430,7 @@ class TestLedger:
             samples, repeats = chance.randrange(1, 40), chance.randrange(1, 3)
             experiments = ("a", "b")[: chance.randrange(1, 3)]
             run = RunRecord("r", "s", "d", "1", "f", samples, experiments, repeats)
-            data = Dataset([Sample(f"s{i}", i) for i in range(samples)])
+            data: Dataset[int, int] = Dataset([Sample(f"s{i}", i) for i in range(samples)])
             planned = run.planned
             done = {i for i in range(planned) if chance.random() < 0.4}
             bits = bytearray()

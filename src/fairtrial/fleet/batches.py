@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -59,11 +60,12 @@ async def take(
     first = await results.receive(most, lease_seconds, wait_seconds)
     if not first or len(first) >= most:
         return first
-    await anyio.sleep(LINGER_SECONDS)
-    try:
-        return [*first, *await results.receive(most - len(first), lease_seconds, 0)]
-    except MailboxConnectionError:
-        return first
+    async with given_back(first):
+        await anyio.sleep(LINGER_SECONDS)
+        try:
+            return [*first, *await results.receive(most - len(first), lease_seconds, 0)]
+        except MailboxConnectionError:
+            return first
 
 
 async def commit(
@@ -85,6 +87,25 @@ async def acknowledge(messages: Sequence[Message[Any]]) -> None:
             raise outcome
     if failed:
         log.debug("%d of %d results will come again: %s", len(failed), len(messages), failed[0])
+
+
+async def hand_back(messages: Sequence[Message[Any]]) -> None:
+    """Give a batch back as if it had never been delivered; what cannot be comes back when its lease ends."""
+    outcomes = await asyncio.gather(*(message.hand_back() for message in messages), return_exceptions=True)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if failed:
+        log.debug("%d messages come back when their leases end: %s", len(failed), failed[0])
+
+
+@asynccontextmanager
+async def given_back(messages: Sequence[Message[Any]]) -> AsyncIterator[None]:
+    """If the block fails or is cancelled, what it has not settled goes back at once, not when its lease ends."""
+    try:
+        yield
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await hand_back([message for message in messages if not message.settled])
+        raise
 
 
 async def in_thread[T](call: Callable[[], T]) -> T:

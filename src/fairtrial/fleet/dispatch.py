@@ -18,7 +18,7 @@ import anyio
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import MailboxConnectionError, MailboxError
-from fairtrial.fleet.batches import acknowledge, commit, in_thread, send_all, take
+from fairtrial.fleet.batches import acknowledge, commit, given_back, hand_back, in_thread, send_all, take
 from fairtrial.fleet.ledger import Ledger
 from fairtrial.fleet.patience import log, persistently
 from fairtrial.fleet.post import PostOffice
@@ -327,7 +327,8 @@ class Dispatch:
                 finally:
                     self._receiving.discard(scope)
             if messages:
-                await self._settle(messages)
+                async with given_back(messages):
+                    await self._settle(messages)
 
     async def _take(self) -> Sequence[Message[EvalReply]]:
         return await take(self._results, self._config.batch, lease_seconds=self._config.lease_seconds, wait_seconds=5.0)
@@ -405,11 +406,7 @@ class Dispatch:
                     self._taken_back(message.body)
         except MailboxConnectionError as error:
             log.warning("requests that are waiting could not be taken back: %s", error)
-        for message in others:
-            try:
-                await message.hand_back()
-            except MailboxError as error:
-                log.debug("a request comes back when its lease ends: %s", error)
+        await hand_back(others)
 
     def _taken_back(self, body: EvalRequest) -> None:
         ledger: Ledger | None = getattr(self, "_ledger", None)

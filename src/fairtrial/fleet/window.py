@@ -23,9 +23,12 @@ class Window:
 
     def look(self, depth: MailboxDepth, returned: int, now: float) -> None:
         """Take note of the mailbox and of how many results have come back in all."""
-        if self._before is not None and now > self._before[0]:
-            rate = (returned - self._before[1]) / (now - self._before[0])
-            self._rate = max(rate, self._rate * _DECAY)
-        self._before = (now, returned)
+        if self._before is None:
+            self._before = (now, returned)
+        elif (
+            seconds := now - self._before[0]
+        ) >= _SECONDS:  # Results come in batches: a shorter look would see bursts.
+            self._rate = max((returned - self._before[1]) / seconds, self._rate * _DECAY)
+            self._before = (now, returned)
         wanted = max(self._floor, 2 * depth.in_flight, round(self._rate * _SECONDS))
         self.size = max(wanted, round(self.size * _DECAY))
