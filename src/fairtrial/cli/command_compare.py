@@ -57,6 +57,7 @@ def compare(
       fairtrial compare support@3 support@4 --by kind
       fairtrial compare support --all-metrics --json
     """
+    from fairtrial.cli.reporting import record_of
     from fairtrial.cli.screen import out, print_json
     from fairtrial.report.compare import compare as compared
 
@@ -65,9 +66,9 @@ def compare(
     wanted = None if every else tuple(metric) if metric else ("passed", "value")
     found = compared(*sides, metrics=wanted, cluster=cluster, slice_by=tuple(by or ()), alpha=alpha, seed=seed)
     if json:
-        print_json(as_record(found, "fairtrial.comparison/1"))
+        print_json(record_of(found))
         return 0
-    print_result(out(), found)
+    out().print(found)
     return 0
 
 
@@ -95,20 +96,3 @@ def _example(run: Any) -> str:
     if len(others) > 1:
         return f"as in: fairtrial compare {run.suite}:{others[0]} {run.suite}:{others[1]}"
     return f"as in: fairtrial compare {run.suite}@{max(run.number - 1, 1)} {run.suite}@{max(run.number, 2)}"
-
-
-def as_record(result: Any, format: str) -> dict[str, Any]:
-    """A comparison or a gate's decision for programs, whichever way it gives its JSON."""
-    import json as json_text
-
-    record = result.to_json()
-    tree: dict[str, Any] = json_text.loads(record) if isinstance(record, str) else record
-    return tree if "format" in tree else {"format": format, **tree}
-
-
-def print_result(console: Any, result: Any) -> None:
-    """Print a comparison or a gate's decision."""
-    if hasattr(result, "__rich__"):
-        console.print(result)
-    else:
-        console.print(str(result), soft_wrap=not console.is_terminal)

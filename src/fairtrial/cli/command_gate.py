@@ -55,9 +55,9 @@ def gate(
       fairtrial gate support:careful --baseline support:baseline --margin 0.02
       fairtrial gate support@latest --rules gate.toml --baseline support@3
     """
-    from fairtrial.cli.command_compare import as_record, print_result
     from fairtrial.cli.faults import Mistake
     from fairtrial.cli.names import find_run, name_of
+    from fairtrial.cli.reporting import record_of
     from fairtrial.cli.screen import out, print_json
     from fairtrial.report import EvalReport
     from fairtrial.report.gate import gate as decide
@@ -83,9 +83,9 @@ def gate(
     decided = decide(sides[0], chosen, sides[1] if baseline is not None else None)
     _summarize(decided)
     if json:
-        print_json(as_record(decided, "fairtrial.gate/1"))
+        print_json(record_of(decided))
     else:
-        print_result(out(), decided)
+        out().print(decided)
     return decided.exit_code
 
 
@@ -135,6 +135,6 @@ def _summarize(decided: Any) -> None:
     """Add the decision to the page that CI shows beside a change, where there is one."""
     file = os.environ.get("GITHUB_STEP_SUMMARY")
     if file:
-        text = decided.to_markdown() if hasattr(decided, "to_markdown") else f"```\n{decided}\n```\n"
+        text: str = decided.to_markdown()
         with open(file, "a", encoding="utf-8") as page:
             page.write(text.rstrip() + "\n\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,8 @@ import typer
 from fairtrial.cli import options
 
 if TYPE_CHECKING:
+    from fairtrial.cli.adhoc import Asked
+    from fairtrial.cli.faults import ExitCode
     from fairtrial.cli.running import Orders, Ran
     from fairtrial.cli.settings import Settings
     from fairtrial.suites import EvalSuite
@@ -112,42 +115,65 @@ def run(
           --evaluator exact_match                        models side by side
     """
     from fairtrial.cli import adhoc
-    from fairtrial.cli.loading import load
+    from fairtrial.cli.faults import ExitCode
     from fairtrial.cli.pairs import parse_pairs
-    from fairtrial.cli.running import Orders
+    from fairtrial.cli.running import Orders, stdout_for_facts
+    from fairtrial.cli.screen import print_json
     from fairtrial.cli.selection import Selection, selected
     from fairtrial.store import open_store
 
     settings, url = options.settings_with(store)
     selection = Selection(
-        max_samples, sample or (), filter or (), repeats, concurrency or settings["concurrency"],
-        experiment or (), set or (), seed,
-    )  # fmt: skip
-    asked = adhoc.Asked(prompt, dataset, tuple(model or ()), tuple(evaluator or ()))
-    if asked:
-        if suites:
-            from fairtrial.cli.faults import Mistake
-
-            raise Mistake("--prompt, --dataset, --model and --evaluator make a suite of their own", "leave SUITE out")
-        planned = [(adhoc.suite_of(asked), asked.words)]
-    else:
-        planned = [(load(where), (where,)) for where in _chosen(suites, settings)]
-    chosen = [(selected(suite, selection), words) for suite, words in planned]
-    opened = open_store(url)
+        max_samples=max_samples,
+        samples=sample or (),
+        filters=filter or (),
+        repeats=repeats,
+        concurrency=concurrency or settings["concurrency"],
+        experiments=experiment or (),
+        params=set or (),
+        seed=seed,
+    )
     tags = tuple(parse_pairs("--tag", tag or (), as_text=True))
-    with _cached(cache or settings["cache"], settings):
-        return _run_all(
-            [
-                (suite, Orders(opened, ctx.obj or ("run",), words, mailbox or settings["mailbox"], fresh, retry_errors,
-                               force, quiet, json, tags))
-                for suite, words in chosen
-            ],
+    asked = adhoc.Asked(prompt, dataset, tuple(model or ()), tuple(evaluator or ()))
+    with stdout_for_facts(json), _cached(cache or settings["cache"], settings):
+        planned = [(selected(suite, selection), words) for suite, words in _planned(suites or (), asked, settings)]
+        opened = open_store(url)
+        orders = Orders(
+            store=opened,
+            words=ctx.obj or ("run",),
+            mailbox=mailbox or settings["mailbox"],
+            fresh=fresh,
+            retry_errors=retry_errors,
+            force=force,
+            quiet=quiet,
+            json=json,
+            compares=len(asked.models) > 1,
+            tags=tags,
+        )
+        code, facts = _run_all(
+            [(suite, replace(orders, base=words)) for suite, words in planned],
             fail_under=fail_under,
             max_error_share=settings["max-error-share"] if max_error_share is None else max_error_share,
-        )  # fmt: skip
+        )
+    if json and code != ExitCode.INTERRUPTED:
+        print_json({"format": "fairtrial.run/1", "exit_code": int(code), "runs": facts})
+    return int(code)
 
 
-def _chosen(suites: Sequence[str] | None, settings: Settings) -> Sequence[str]:
+def _planned(suites: Sequence[str], asked: Asked, settings: Settings) -> list[tuple[EvalSuite, Sequence[str]]]:
+    """The suites to run, each with the words that name it."""
+    from fairtrial.cli import adhoc
+    from fairtrial.cli.faults import Mistake
+    from fairtrial.cli.loading import load
+
+    if not asked:
+        return [(load(where), (where,)) for where in _chosen(suites, settings)]
+    if suites:
+        raise Mistake("--prompt, --dataset, --model and --evaluator make a suite of their own", "leave SUITE out")
+    return [(adhoc.suite_of(asked), asked.words)]
+
+
+def _chosen(suites: Sequence[str], settings: Settings) -> Sequence[str]:
     from fairtrial.cli.faults import Mistake
 
     chosen: Sequence[str] = suites or settings["suites"]
@@ -177,12 +203,15 @@ def _cached(policy: Any, settings: Settings) -> Iterator[None]:
         cache.close()
 
 
-def _run_all(chosen: Sequence[tuple[EvalSuite, Orders]], *, fail_under: float | None, max_error_share: float) -> int:
+def _run_all(
+    chosen: Sequence[tuple[EvalSuite, Orders]], *, fail_under: float | None, max_error_share: float
+) -> tuple[ExitCode, list[dict[str, Any]]]:
+    """Run one suite after the other; the code that matters most, and facts if they were asked for."""
     from fairtrial.cli.faults import ExitCode
     from fairtrial.cli.names import RunName, name_of
-    from fairtrial.cli.reporting import report_facts
+    from fairtrial.cli.reporting import compared, record_of, report_facts
     from fairtrial.cli.running import Interrupted, carry_out, verdict
-    from fairtrial.cli.screen import out, print_json
+    from fairtrial.cli.screen import out
 
     codes: list[ExitCode] = []
     facts: list[dict[str, Any]] = []
@@ -191,7 +220,7 @@ def _run_all(chosen: Sequence[tuple[EvalSuite, Orders]], *, fail_under: float | 
         try:
             ran = carry_out(suite, orders)
         except Interrupted:
-            return int(ExitCode.INTERRUPTED)
+            return ExitCode.INTERRUPTED, facts
         code, reason = verdict(ran.report, fail_under=fail_under, max_error_share=max_error_share)
         codes.append(code)
         if as_json:
@@ -202,16 +231,14 @@ def _run_all(chosen: Sequence[tuple[EvalSuite, Orders]], *, fail_under: float | 
                     "exit_code": int(code),
                     "reason": reason or None,
                     "report": report_facts(orders.store, RunName(ran.report.run)),
+                    "comparison": record_of(compared(ran.report)) if orders.compares else None,
                 }
             )
         else:
             if position:
                 out().print()
             _show(ran, orders, code, reason)
-    worst = min(codes, key=_ORDER.index)
-    if as_json:
-        print_json({"format": "fairtrial.run/1", "exit_code": int(worst), "runs": facts})
-    return int(worst)
+    return min(codes, key=_ORDER.index), facts
 
 
 _ORDER = (4, 1, 3, 0)
@@ -220,7 +247,7 @@ _ORDER = (4, 1, 3, 0)
 
 def _show(ran: Ran, orders: Orders, code: int, reason: str) -> None:
     from fairtrial.cli.names import RunName, name_of
-    from fairtrial.cli.reporting import rate, show_report
+    from fairtrial.cli.reporting import compared, rate, show_report
     from fairtrial.cli.running import common_errors
     from fairtrial.cli.screen import count, err, out, sentence
     from fairtrial.report.untrusted import plain
@@ -233,7 +260,10 @@ def _show(ran: Ran, orders: Orders, code: int, reason: str) -> None:
             figures = f"{rate(part.pass_rate)} of {part.successful:,} scored passed, {errors}"
             out().print(f"{name_of(report.run)}:{plain(name)}  {figures}", soft_wrap=True)
     else:
-        show_report(orders.store, RunName(report.run), json=False, next_commands=True)
+        show_report(orders.store, RunName(report.run), json=False, next_commands=not orders.compares)
+    if orders.compares:
+        out().print()
+        out().print(compared(report))
     if code:
         sentence(err(), f"exit {int(code)}: {reason}", style="bold red")
     if code == 4:

@@ -10,6 +10,8 @@ from fairtrial.report.render import duration, money, number, rate
 if TYPE_CHECKING:
     from fairtrial.cli.names import RunName
     from fairtrial.report import EvalReport, ExperimentReport
+    from fairtrial.report.comparison import Comparison
+    from fairtrial.report.rendered import Rendered
     from fairtrial.store.protocol import RunRecord, RunStore
 
 __all__ = ["duration", "money", "number", "rate", "report_facts", "show_report"]
@@ -17,10 +19,15 @@ __all__ = ["duration", "money", "number", "rate", "report_facts", "show_report"]
 
 def report_facts(store: RunStore, named: RunName) -> dict[str, Any]:
     """A report for programs; docs/reports.md says what is in it."""
+    return record_of(_report(store, named))
+
+
+def record_of(rendered: Rendered) -> dict[str, Any]:
+    """A report, a comparison or a decision of a gate for programs."""
     import json
 
-    facts: dict[str, Any] = json.loads(_report(store, named).to_json())
-    return facts
+    record: dict[str, Any] = json.loads(rendered.to_json())
+    return record
 
 
 def _report(store: RunStore, named: RunName) -> EvalReport | ExperimentReport:
@@ -28,6 +35,14 @@ def _report(store: RunStore, named: RunName) -> EvalReport | ExperimentReport:
 
     report = EvalReport(store, named.run)
     return report if named.experiment is None else report[named.experiment]
+
+
+def compared(report: EvalReport) -> Comparison:
+    """The experiments of a report, held against its first."""
+    from fairtrial.report.compare import compare
+
+    first, *others = (report[name] for name in report.experiments)
+    return compare(first, *others)
 
 
 def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: bool) -> None:

@@ -31,13 +31,14 @@ class Orders:
 
     store: RunStore
     words: Sequence[str]  # What was typed after `fairtrial`.
-    base: Sequence[str]  # The words that name what to run; kept with the run, for commands that run it again.
+    base: Sequence[str] = ()  # The words that name what to run; kept with the run, for commands that run it again.
     mailbox: str | None = None
     fresh: bool = False
     retry_errors: bool = False
     force: bool = False
     quiet: bool = False
     json: bool = False
+    compares: bool = False  # Several models were named: the run ends in their comparison.
     tags: tuple[tuple[str, str], ...] = ()
 
 
@@ -88,7 +89,6 @@ def carry_out(suite: EvalSuite, orders: Orders) -> Ran:
     try:
         with (
             announcing(announce),
-            _stdout_for_facts(orders),
             warnings.catch_warnings(),
             shown(tally, console, quiet=orders.quiet, prints=sys.stdout.isatty() and not orders.json),
         ):
@@ -147,9 +147,9 @@ def _check_code(suite: EvalSuite, orders: Orders) -> None:
 
 
 @contextlib.contextmanager
-def _stdout_for_facts(orders: Orders) -> Iterator[None]:
+def stdout_for_facts(json: bool) -> Iterator[None]:
     """With --json, what user code prints goes to standard error: standard output holds JSON and nothing else."""
-    with contextlib.redirect_stdout(sys.stderr) if orders.json else contextlib.nullcontext():
+    with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
         yield
 
 

@@ -48,7 +48,8 @@ def note(text: str) -> None:
 
 def print_json(facts: Any) -> None:
     """Facts for programs: JSON on standard output, and nothing else there."""
-    sys.stdout.write(json.dumps(facts, ensure_ascii=False, indent=2, default=str, allow_nan=False) + "\n")
+    text = json.dumps(facts, indent=2, default=str, allow_nan=False)  # In ASCII, which nothing on its way can spoil.
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
