@@ -107,6 +107,7 @@ def _format(format: str | None, output: Path | None) -> tuple[Any, str]:
 def _print(report: Any, kind: str) -> None:
     """Write to standard output what is text, and bytes too where someone takes them."""
     from fairtrial.cli.faults import Mistake
+    from fairtrial.cli.screen import print_json
     from fairtrial.store.export import export_results
 
     if kind in ("csv", "jsonl"):
@@ -115,6 +116,8 @@ def _print(report: Any, kind: str) -> None:
         export_results(report.store, report.run_id, sys.stdout.buffer, "parquet")
     elif kind in ("parquet", "run"):
         raise Mistake(f"{kind} is not text to look at", "name a file with --output")
+    elif kind == "json":
+        print_json(report.to_json())
     else:
-        made = {"html": "to_html", "md": "to_markdown", "json": "to_json", "xml": "to_junit"}[kind]
+        made = {"html": "to_html", "md": "to_markdown", "xml": "to_junit"}[kind]
         sys.stdout.write(getattr(report, made)())

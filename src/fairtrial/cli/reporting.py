@@ -24,10 +24,7 @@ def report_facts(store: RunStore, named: RunName) -> dict[str, Any]:
 
 def record_of(rendered: Rendered) -> dict[str, Any]:
     """A report, a comparison or a decision of a gate for programs."""
-    import json
-
-    record: dict[str, Any] = json.loads(rendered.to_json())
-    return record
+    return dict(rendered.to_json())
 
 
 def _report(store: RunStore, named: RunName) -> EvalReport | ExperimentReport:
