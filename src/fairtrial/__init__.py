@@ -74,6 +74,9 @@ from fairtrial.trials import (
 
 if TYPE_CHECKING:
     from fairtrial.report import EvalReport, ExperimentReport, group_by, summarize
+    from fairtrial.report.compare import Comparison, compare
+    from fairtrial.report.gate import GateResult, gate
+    from fairtrial.report.rules import GateRules
     from fairtrial.runs import EvalRunCompleted, EvalRunStarted, Observer, SampleEvaluated
     from fairtrial.store import RunStore, open_store
     from fairtrial.suites import EvalSuite, evaluate, evaluate_sync
@@ -81,6 +84,9 @@ if TYPE_CHECKING:
 # What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
 _LATER = {
     "fairtrial.report": ("EvalReport", "ExperimentReport", "group_by", "summarize"),
+    "fairtrial.report.compare": ("Comparison", "compare"),
+    "fairtrial.report.gate": ("GateResult", "gate"),
+    "fairtrial.report.rules": ("GateRules",),
     "fairtrial.runs": ("EvalRunCompleted", "EvalRunStarted", "Observer", "SampleEvaluated"),
     "fairtrial.store": ("RunStore", "open_store"),
     "fairtrial.suites": ("EvalSuite", "evaluate", "evaluate_sync"),
@@ -106,6 +112,7 @@ __all__ = [
     "BlobFolder",
     "ChatMessage",
     "CodecError",
+    "Comparison",
     "ConfigurationError",
     "DataError",
     "Dataset",
@@ -124,6 +131,8 @@ __all__ = [
     "Experiment",
     "ExperimentReport",
     "FairtrialError",
+    "GateResult",
+    "GateRules",
     "Metric",
     "MissingExtraError",
     "Observer",
@@ -151,6 +160,7 @@ __all__ = [
     "all_of",
     "all_tools_succeeded",
     "any_of",
+    "compare",
     "composite",
     "contains",
     "current_trial",
@@ -159,6 +169,7 @@ __all__ = [
     "evaluator",
     "exact_match",
     "fuzzy_match",
+    "gate",
     "group_by",
     "json_schema",
     "json_subset",

@@ -2,6 +2,6 @@
 
 from fairtrial.report.report import EvalReport, ExperimentReport
 from fairtrial.report.results import Results
-from fairtrial.report.slices import group_by, summarize
+from fairtrial.report.slices import by_input, by_metric, group_by, summarize
 
-__all__ = ["EvalReport", "ExperimentReport", "Results", "group_by", "summarize"]
+__all__ = ["EvalReport", "ExperimentReport", "Results", "by_input", "by_metric", "group_by", "summarize"]

@@ -136,16 +136,18 @@ class Columns:
 
     def scores(self, metric: str, view: View, *, worst: float | None = 0.0) -> Repeats:
         """The counted trials of every sample, which may be none; a failure has the score `worst`, or none if None."""
-        values = self.values.get(metric)
-        if values is None:
+        values = self.values.get(metric, np.full((1, 1), np.nan))
+        finite = np.isfinite(values)
+        if not finite.any() and (self.count(SCORED) or metric in COSTS):
+            # Nobody measured it: failures alone would say something about a metric that does not exist.
             return Repeats(np.empty(0), np.zeros(len(self.ids), dtype=np.intp))
-        scored = (self.outcomes == SCORED) & np.isfinite(values)
+        scored = finite if metric in COSTS else (self.outcomes == SCORED) & finite
         counted = scored
         if worst is not None and view != "scored":
             counted = scored | np.isin(self.outcomes, _COUNTED[view][1:])
             values = np.where(scored, values, worst)
         counts = counted.sum(axis=1).astype(np.intp)
-        return Repeats(values.reshape(-1) if counted.all() else values[counted], counts)
+        return Repeats(np.broadcast_to(values, counted.shape)[counted], counts)
 
 
 def one_experiment(report: EvalReport | ExperimentReport, example: str) -> ExperimentReport:

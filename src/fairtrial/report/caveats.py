@@ -1,0 +1,83 @@
+"""What a reader of a comparison must bear in mind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fairtrial.report.comparison import MetricComparison, SliceComparison
+from fairtrial.report.pairs import Pairs
+from fairtrial.report.report import ExperimentReport
+from fairtrial.report.slicing import SMALL_SLICE
+from fairtrial.report.words import counted
+
+FEW_PAIRS = 30
+"""Below this many pairs a comparison says that it is small."""
+
+MISSING_WARNED = 0.05
+"""Above this share of missing trials a comparison says so, and a gate does not decide."""
+
+
+def about_pairs(
+    pairs: Pairs,
+    metrics: Sequence[MetricComparison],
+    slices: Sequence[SliceComparison],
+    names: tuple[str, str],
+    share: float,
+) -> Iterator[str]:
+    """What of a candidate and its baseline gives reason for care."""
+    candidate, baseline = names
+    if pairs.repeated_ids:
+        yield (
+            f"{counted(pairs.repeated_ids, 'sample id')} occurs more than once on a side: nothing tells which results "
+            "belong together, so they are left out."
+        )
+    if not pairs.matched:
+        yield f"{candidate} and {baseline} have no sample in common: they were run on different data."
+    elif pairs.only_baseline or pairs.only_candidate:
+        yield (
+            f"{counted(pairs.only_baseline, 'sample')} only in {baseline} and {pairs.only_candidate:,} only in "
+            f"{candidate} are left out; {pairs.matched:,} are compared."
+        )
+    if 0 < pairs.matched < FEW_PAIRS:
+        yield f"Only {counted(pairs.matched, 'pair')}: only large differences can show."
+    if share > MISSING_WARNED:
+        yield (
+            f"{share:.1%} of the trials or pairs are missing (not run, or not scored through no fault of the system): "
+            "if they are not like the others, the difference is not what it seems."
+        )
+    yield from dict.fromkeys(note for metric in metrics for note in metric.notes if note.startswith("Only "))
+    for metric in metrics:
+        if metric.scored_only is not None and metric.scored_only.verdict != metric.verdict and metric.same_as is None:
+            yield (
+                f"{metric.metric}: {metric.verdict} with task errors and timeouts as failures, but "
+                f"{metric.scored_only.verdict} on the {counted(metric.scored_only.n, 'pair')} scored on both sides: "
+                "the errors make the difference."
+            )
+    small = [part for part in slices if part.n < SMALL_SLICE]
+    if small:
+        shown = ", ".join(f"{part.name} ({part.n})" for part in small[:5])
+        more = f" and {len(small) - 5} more" if len(small) > 5 else ""
+        yield f"Slices of fewer than {SMALL_SLICE} samples show only large differences: {shown}{more}."
+
+
+def about_runs(reports: Sequence[ExperimentReport]) -> Iterator[str]:
+    """What the runs themselves give a reader to bear in mind."""
+    if not reports:
+        return
+    for run in {part.run.run_id: part.run for part in reports}.values():
+        if run.status in ("running", "interrupted", "unscored"):
+            yield f"Run {run.run_id} is not finished ({run.status}): these are not its final numbers."
+        elif run.status == "stopped":
+            yield (
+                f"Run {run.run_id} was stopped early: the intervals and p-values here are true only if it was not its "
+                "own numbers that stopped it."
+            )
+    evaluators = dict.fromkeys(part.run.evaluator for part in reports)
+    if len(evaluators) > 1:
+        yield (
+            f"The sides were scored by different evaluators ({', '.join(evaluators)}): part of the difference may be "
+            "theirs."
+        )
+    seen = {(part.run.run_id, part.name) for part in reports}
+    if len(seen) < len(reports):
+        yield "An experiment is compared with itself."

@@ -1,0 +1,199 @@
+"""The rules of a gate, each held against the numbers it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from scipy import stats as scipy_stats
+
+from fairtrial.report.columns import PASSED, UNIT, Columns
+from fairtrial.report.estimates import mean_of
+from fairtrial.report.pairs import Pairs, Settings, difference, scores_of
+from fairtrial.report.verdicts import Found, adjust
+from fairtrial.report.words import change_text, counted, mean_text, range_text, samples_text, size_text
+from fairtrial.stats import MeanEstimate, Undefined, samples_to_detect
+
+type CheckStatus = Literal["pass", "fail", "inconclusive"]
+
+
+@dataclass(frozen=True, slots=True)
+class GateCheck:
+    """One rule and what the numbers say to it.
+
+    `value` with `low` and `high` is a mean, or a difference where `kind` is "margin"; `bound` is the floor, the ceiling
+    or the margin. `needed` is the number of samples that would decide, where the check is open.
+    """
+
+    kind: Literal["floor", "ceiling", "margin"]
+    metric: str
+    slice: str | None
+    status: CheckStatus
+    bound: float
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    p: float | None
+    needed: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Floor:
+    """A mean must be at least (or, as a ceiling, at most) `bound`."""
+
+    metric: str
+    slice: str | None
+    bound: float
+    candidate: Columns
+    ceiling: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Margin:
+    """candidate - baseline must lie above -margin."""
+
+    metric: str
+    slice: str | None
+    margin: float
+    pairs: Pairs
+
+
+type Check = Floor | Margin
+
+
+def judged(checks: Sequence[Check], settings: Settings) -> tuple[GateCheck, ...]:
+    """Hold every rule against its numbers; that one is missed must hold allowing for how many there are."""
+    found = {
+        place: Found(difference(scores_of(one.pairs, one.metric, "system", settings), one.pairs.clusters, settings))
+        for place, one in enumerate(checks)
+        if isinstance(one, Margin)
+    }
+    adjust(list(found.values()), "holm")
+    for one in found.values():
+        one.tests = len(checks)
+    return tuple(
+        _margin(one, found[place], settings) if isinstance(one, Margin) else _floor(one, len(checks), settings)
+        for place, one in enumerate(checks)
+    )
+
+
+def _floor(rule: Floor, checks: int, settings: Settings) -> GateCheck:
+    metric, bound = rule.metric, rule.bound
+    worst = 1.0 if rule.ceiling else 0.0
+    found = mean_of(rule.candidate, metric, "system", worst=worst, level=settings.level)
+    strict = mean_of(rule.candidate, metric, "system", worst=worst, level=1 - settings.alpha / checks)
+    what = f"{_where(rule.slice)}{'pass rate' if metric == PASSED else metric}"
+    kind: Literal["floor", "ceiling"] = "ceiling" if rule.ceiling else "floor"
+    if found.mean is None or found.interval is None or strict.interval is None:
+        why = found.reason or "there is no interval."
+        if not found.n:
+            why = f"no trial of {rule.candidate.name} says anything about it."
+        return GateCheck(
+            kind, metric, rule.slice, "inconclusive", bound, found.mean, None, None, found.n, None, None,
+            f"{what}: cannot be decided: {why}",
+        )  # fmt: skip
+    low, high = float(found.interval.low), float(found.interval.high)
+    figures = (
+        f"{what} {mean_text(metric, found.mean)} ({settings.level:.0%} interval {mean_text(metric, low)} to "
+        f"{mean_text(metric, high)}, {counted(found.n, 'sample')})"
+    )
+    limit = mean_text(metric, bound)
+    needed: int | None = None
+    status: CheckStatus
+    if high <= bound if rule.ceiling else low >= bound:
+        status, told = "pass", f"all of the interval is {'at or below' if rule.ceiling else 'at or above'} {limit}."
+    elif strict.interval.low > bound if rule.ceiling else strict.interval.high < bound:
+        status, told = "fail", f"all of the interval is {'above' if rule.ceiling else 'below'} {limit}."
+    else:
+        status, needed = "inconclusive", _samples_for_floor(rule, found, settings)
+        told = f"the interval holds {limit}, so it may be met or missed; {_would_decide(needed)}"
+        if not low <= bound <= high:
+            told = f"missed alone, but not clearly enough for one of {checks} rules; {_would_decide(needed)}"
+    return GateCheck(
+        kind, metric, rule.slice, status, bound, float(found.mean), low, high, found.n, None, needed,
+        f"{figures}: {told}",
+    )  # fmt: skip
+
+
+def _margin(rule: Margin, found: Found, settings: Settings) -> GateCheck:
+    metric, one = rule.metric, found.difference
+    names = rule.pairs.candidate.name, rule.pairs.baseline.name
+    if one.difference is None or one.interval is None:
+        why = one.reason or "there is no interval."
+        return GateCheck(
+            "margin", metric, rule.slice, "inconclusive", rule.margin, one.difference, None, None, one.n, None, None,
+            f"{_where(rule.slice)}{metric} against {names[1]}: cannot be decided: {why}",
+        )  # fmt: skip
+    low, high = float(one.interval.low), float(one.interval.high)
+    # Turned so that up is better.
+    worst, best, moved = (-high, -low, -one.difference) if settings.lower(metric) else (low, high, one.difference)
+    figures = (
+        f"{_where(rule.slice)}{metric} of {names[0]} against {names[1]}: {change_text(metric, one.difference)} "
+        f"({settings.level:.0%} interval {range_text(metric, low, high)}, {counted(one.n, 'pair')})"
+    )
+    margin = size_text(metric, rule.margin)
+    needed: int | None = None
+    status: CheckStatus
+    if worst > -rule.margin:
+        at_worst = "no worse at all" if worst >= 0 else f"at worst {size_text(metric, worst)} worse"
+        status, told = "pass", f"{at_worst}, within the margin of {margin}."
+    elif best < 0 and (found.tests == 1 or (found.adjusted is not None and found.adjusted <= settings.alpha)):
+        status, told = "fail", "worse, and all of the interval says so."
+    else:
+        status, needed = "inconclusive", _samples_for_margin(moved, one.n, one.se, worst, best, rule.margin, settings)
+        told = (
+            f"it may be worse by more than {margin}, and it may not be worse at all"
+            if best >= 0
+            else f"worse alone, but not clearly enough for one of {found.tests} rules"
+        )
+        told = f"{told}; {_would_decide(needed)}"
+    return GateCheck(
+        "margin", metric, rule.slice, status, rule.margin, float(one.difference), low, high, one.n,
+        None if one.p_value is None else float(one.p_value), needed, f"{figures}: {told}",
+    )  # fmt: skip
+
+
+def _where(name: str | None) -> str:
+    return "" if name is None else f"[{name}] "
+
+
+def _would_decide(needed: int | None) -> str:
+    if needed is None:
+        return "no number of samples can be named that would decide."
+    return f"about {samples_text(needed)} samples would decide."
+
+
+def _quantiles(settings: Settings) -> float:
+    return float(scipy_stats.norm.ppf(1 - settings.alpha / 2) + scipy_stats.norm.ppf(settings.power))
+
+
+def _samples_for_floor(rule: Floor, found: MeanEstimate, settings: Settings) -> int | None:
+    """Samples at which the interval would clear the bound, if the mean stays where it is."""
+    mean = found.mean or 0.0
+    distance = mean - rule.bound
+    if not distance:
+        return None
+    if found.effective_n and rule.candidate.bounds(rule.metric) == UNIT and 0 < rule.bound < 1:
+        # Wilson's interval leaves out f if n_eff (m-f)^2 > z^2 f(1-f).
+        effective = _quantiles(settings) ** 2 * rule.bound * (1 - rule.bound) / distance**2
+        return max(found.n + 1, ceil(effective * found.n / found.effective_n))
+    if not found.se:
+        return None
+    needed = samples_to_detect(found.n, found.se, distance, level=settings.level, power=settings.power)
+    return None if isinstance(needed, Undefined) else max(found.n + 1, needed)
+
+
+def _samples_for_margin(
+    moved: float, n: int, se: float | None, worst: float, best: float, margin: float, settings: Settings
+) -> int | None:
+    """Samples at which the interval would clear -margin from above, or 0 from below, whichever is sooner."""
+    # Pairs that are all equal have no error of their own; the interval's width stands in for it.
+    error = se or (best - worst) / (2 * float(scipy_stats.norm.ppf(1 - settings.alpha / 2)))
+    distances = [step for step in (moved + margin, -moved) if step > 0]
+    counts = [samples_to_detect(n, error, step, level=settings.level, power=settings.power) for step in distances]
+    known = [count for count in counts if not isinstance(count, Undefined)]
+    return max(n + 1, min(known)) if known else None

@@ -1,0 +1,118 @@
+"""From a difference to a verdict: several tests at once, what could have shown, and how it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy import stats as scipy_stats
+
+from fairtrial.report.comparison import Verdict
+from fairtrial.report.pairs import Settings
+from fairtrial.report.words import change_text, mean_text, p_text, range_text, samples_text, size_text
+from fairtrial.stats import PairedDifference, Undefined, benjamini_hochberg, binary_mde, holm, samples_to_detect
+
+
+@dataclass(slots=True)
+class Found:
+    """A difference, its p-value allowing for the tests made with it, and how many those are."""
+
+    difference: PairedDifference
+    adjusted: float | None = None
+    tests: int = 1
+
+
+def adjust(found: Sequence[Found], how: Literal["holm", "bh"]) -> int:
+    """Allow for all these tests being made together, and say how many there are; without a p there is no test."""
+    tested = [one for one in found if one.difference.p_value is not None]
+    p_values = [one.difference.p_value or 0.0 for one in tested]
+    adjusted = (holm if how == "holm" else benjamini_hochberg)(p_values)
+    for one, p in zip(tested, adjusted.tolist(), strict=True):
+        one.adjusted, one.tests = p, len(tested)
+    return len(tested)
+
+
+def verdict_of(found: Found, settings: Settings, lower: bool) -> Verdict:
+    """The verdict is the interval's; among several tests the adjusted p-value must agree."""
+    interval = found.difference.interval
+    if interval is None:
+        return "unknown"
+    if interval.contains(0.0) or not _holds_among_others(found, settings):
+        return "no detectable difference"
+    return "better" if (interval.low > 0) is not lower else "worse"
+
+
+def _holds_among_others(found: Found, settings: Settings) -> bool:
+    return found.tests == 1 or (found.adjusted is not None and found.adjusted <= settings.alpha)
+
+
+def detectable(
+    found: PairedDifference, tests: int, settings: Settings, bounds: tuple[float, float] | None
+) -> float | None:
+    """The true difference found with the power asked for, when it has to show among so many tests.
+
+    The first of m tests must reach alpha/m (Holm): so does the level here, exactly for pass/fail pairs, elsewhere by
+    the ratio of normal quantiles.
+    """
+    if found.mde is None or tests <= 1:
+        return None if found.mde is None else float(found.mde)
+    level = 1 - settings.alpha / tests
+    if found.test is not None and "McNemar" in found.test:
+        exact = binary_mde(found.wins, found.losses, found.n, level=level, power=settings.power)
+        return None if isinstance(exact, Undefined) else exact
+    effect = float(found.mde) * _reach(level, settings.power) / _reach(settings.level, settings.power)
+    return None if bounds is not None and effect > bounds[1] - bounds[0] else effect
+
+
+def samples_needed(found: PairedDifference, tests: int, settings: Settings) -> int | None:
+    """How many samples would show a true difference as large as the observed one."""
+    if found.difference is None or not found.se:
+        return None
+    level = 1 - settings.alpha / max(1, tests)
+    needed = samples_to_detect(found.n, found.se, found.difference, level=level, power=settings.power)
+    return None if isinstance(needed, Undefined) else needed
+
+
+def _reach(level: float, power: float) -> float:
+    return float(scipy_stats.norm.ppf((1 + level) / 2) + scipy_stats.norm.ppf(power))
+
+
+def sentence(
+    metric: str,
+    names: tuple[str, str],
+    found: Found,
+    verdict: Verdict,
+    mde: float | None,
+    needed: int | None,
+    notes: Sequence[str],
+    settings: Settings,
+) -> str:
+    """The verdict on one metric in words."""
+    candidate, baseline = names
+    one = found.difference
+    if one.difference is None or one.interval is None:
+        why = " ".join(notes) or "there is no interval."
+        return f"{metric}: nothing can be said about {candidate} and {baseline}: {why}"
+    among = f", {p_text(found.adjusted)} allowing for {found.tests} tests" if found.tests > 1 else ""
+    figures = (
+        f"{mean_text(metric, one.mean_a)} against {mean_text(metric, one.mean_b)}, "
+        f"{change_text(metric, one.difference)} "
+        f"({settings.level:.0%} interval {range_text(metric, one.interval.low, one.interval.high)}), "
+        f"{p_text(one.p_value)}{among}"
+    )
+    if verdict in ("better", "worse"):
+        return f"{metric}: {candidate} is {verdict} than {baseline}: {figures}."
+    parts = [f"{metric}: no detectable difference between {candidate} and {baseline}: {figures}."]
+    if not one.interval.contains(0.0):
+        parts.append("Alone it would count as a difference; among so many tests one such is to be expected.")
+    size = f"{one.n:,} sample{'' if one.n == 1 else 's'}"
+    if not one.wins + one.losses:
+        parts.append("Every pair is equal.")
+    if mde is None:
+        parts.append(f"With {size}, even the largest possible difference might be missed.")
+    else:
+        parts.append(f"With {size}, a true difference below {size_text(metric, mde)} may well go unseen.")
+    if needed is not None and needed > one.n:
+        parts.append(f"About {samples_text(needed)} samples would settle one as small as this.")
+    return " ".join(parts)
