@@ -204,3 +204,25 @@ class TestClosingAndCancelling:
             (message,) = await mailbox.receive(2, 60, 1)
             assert message.body == 1
             assert "could not be set aside" in caplog.text
+
+
+class TestReaders:
+    async def test_a_mailbox_knows_who_receives_from_it_and_how_old_its_oldest_work_is(self, redis_url: str) -> None:
+        async with RedisMailbox("work", int, redis_url) as one, RedisMailbox("work", int, redis_url) as two:
+            assert (await one.readers()) == await two.readers()
+            assert (await one.readers()).oldest_seconds is None
+            for number in range(5):
+                await one.send(number)
+            await one.receive(2, 30, 0)
+            await one.receive(1, 60, 0)  # A lease of another length is the same reader.
+            await two.receive(2, 30, 0)
+            found = await two.readers()
+        assert sorted(reader.in_flight for reader in found.readers) == [2, 3]
+        assert all(reader.idle_seconds < 60 for reader in found.readers)
+        assert found.oldest_seconds is not None
+        assert 0 <= found.oldest_seconds < 60
+
+    async def test_a_mailbox_nobody_made_has_no_readers(self, redis_url: str) -> None:
+        mailbox = RedisMailbox("nowhere", int, redis_url)
+        assert (await mailbox.readers()).readers == ()
+        await mailbox.close()

@@ -117,6 +117,7 @@ def test_a_suite_killed_twenty_times_ends_with_the_results_of_an_uninterrupted_r
     kill_and_resume(f"sqlite:///{tmp_path}/runs.db", tmp_path, samples=6000, kills=20, server=None)
 
 
+@pytest.mark.long
 @pytest.mark.proves("R108")
 def test_the_same_on_postgresql_with_the_server_restarted_in_the_middle(
     tmp_path: Path, own_postgres: PostgresServer

@@ -29,7 +29,7 @@ from fairtrial.mailbox.redis.dead_letters import RedisDeadLetters
 from fairtrial.mailbox.redis.errors import translated
 from fairtrial.mailbox.redis.receipt import Consumers, RedisRenewer
 from fairtrial.mailbox.redis.receive import Receiver
-from fairtrial.mailbox.redis.scripts import DEPTH, GROUP, PURGE, RESIGN, SEND
+from fairtrial.mailbox.redis.scripts import DEPTH, GROUP, PURGE, READERS, RESIGN, SEND
 from fairtrial.mailbox.redis.sweeper import Sweeper
 from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
 
@@ -51,6 +51,23 @@ class Keys:
         """The keys of the mailbox of that name."""
         tag = f"{{fairtrial:{name}}}"
         return cls(f"{tag}:stream", f"{tag}:delayed", f"{tag}:dead", f"{tag}:sweeper")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A process that receives from a mailbox: its host and number, what it holds, and when it was last heard of."""
+
+    name: str
+    in_flight: int
+    idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Who receives from a mailbox, and for how long the oldest message in flight has been in it; None if none is."""
+
+    readers: tuple[Reader, ...]
+    oldest_seconds: float | None
 
 
 class RedisMailbox[T]:
@@ -182,6 +199,17 @@ class RedisMailbox[T]:
         keys = (self.keys.stream, self.keys.delayed, self.keys.dead)
         entries, pending, delayed, dead = await self.run("counting", DEPTH, keys, ())
         return MailboxDepth(max(0, entries - pending - delayed), delayed, pending, dead)
+
+    async def readers(self) -> Readers:
+        """Who receives from this mailbox. A process that died is listed until the group forgets it."""
+        now, oldest, rows = await self.run("looking at the readers of", READERS, (self.keys.stream,), ())
+        held: dict[str, Reader] = {}
+        for name, pending, idle in rows:
+            token = name.decode().split("/")[0]  # One process reads under a name for each length of lease.
+            known = held.get(token, Reader(token, 0, float("inf")))
+            held[token] = Reader(token, known.in_flight + pending, min(known.idle_seconds, idle / 1000))
+        age = max(0.0, int(now) - int(oldest.split(b"-")[0]) / 1000) if oldest else None
+        return Readers(tuple(held[token] for token in sorted(held)), age)
 
     async def purge(self) -> int:
         """Remove everything that is waiting, delayed or in flight; returns how many. Dead letters stay."""

@@ -322,4 +322,18 @@ end
 return removed
 """)
 
-ALL: Final = (SEND, ACK, NACK, EXTEND, BURY, REVIVE, SWEEP, RECLAIM, RESIGN, DEPTH, PURGE)
+READERS = Script("""
+-- KEYS stream. Returns {seconds now, id of the oldest entry in flight or '', {{name, pending, idle ms}, ...}}.
+local readers = {}
+local consumers = redis.pcall('XINFO', 'CONSUMERS', KEYS[1], 'fairtrial')
+if consumers.err then return {redis.call('TIME')[1], '', readers} end
+for _, consumer in ipairs(consumers) do
+  local facts = {}
+  for place = 1, #consumer, 2 do facts[consumer[place]] = consumer[place + 1] end
+  table.insert(readers, {facts['name'], facts['pending'], facts['idle']})
+end
+local pending = redis.call('XPENDING', KEYS[1], 'fairtrial')
+return {redis.call('TIME')[1], pending[2] or '', readers}
+""")
+
+ALL: Final = (SEND, ACK, NACK, EXTEND, BURY, REVIVE, SWEEP, RECLAIM, RESIGN, DEPTH, PURGE, READERS)

@@ -1,0 +1,142 @@
+"""Suites as tests, alone and under pytest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairtrial import ConfigurationError, Dataset, EvalConfig, EvalSuite, Experiment, TrialContext, exact_match
+from fairtrial.testing import assert_eval, eval_test
+
+
+def answer(question: str, ctx: TrialContext) -> str:
+    """Right but for a share of the questions that the experiment sets."""
+    wrong = ctx.experiment.params.get("wrong", 0)
+    return "no" if int(question) < int(str(wrong)) else question
+
+
+def make(samples: int = 100, experiments: tuple[Experiment, ...] = (), config: EvalConfig | None = None) -> EvalSuite:
+    dataset = Dataset.of({str(number): str(number) for number in range(samples)}, name="numbers")
+    return EvalSuite("numbers", dataset, answer, exact_match, experiments=experiments, config=config)
+
+
+def test_a_suite_whose_whole_interval_is_above_the_floor_passes_and_gives_its_report() -> None:
+    assert assert_eval(make(), floor=0.9).pass_rate == 1.0
+
+
+def test_a_suite_below_its_floor_fails_with_the_numbers_and_samples_that_failed() -> None:
+    suite = make(experiments=(Experiment("bad", params={"wrong": 60}),))
+    with pytest.raises(AssertionError) as caught:
+        assert_eval(suite, floor=0.9)
+    message = str(caught.value)
+    assert message.startswith("suite 'numbers' [bad] did not pass\n  pass rate 40")
+    assert "all of the interval is below" in message
+    assert message.count("  failed ") == 5
+    assert message.endswith("and 55 more")
+
+
+def test_too_few_samples_to_decide_fail_and_say_how_many_would_unless_told_otherwise() -> None:
+    suite = make(10)
+    with pytest.raises(AssertionError, match=r"is not decided\n.*samples would decide"):
+        assert_eval(suite, floor=0.9)
+    assert assert_eval(suite, floor=0.9, inconclusive="pass").pass_rate == 1.0
+
+
+def test_an_experiment_can_be_held_against_another() -> None:
+    suite = make(200, (Experiment("now"), Experiment("next", params={"wrong": 40})))
+    with pytest.raises(AssertionError, match=r"\[next\] did not pass\n  passed of .* worse"):
+        assert_eval(suite, rules={"margin": 0.02}, baseline="now")
+    better = assert_eval(suite, rules={"margin": 0.02}, baseline="next", experiment="now")
+    assert better.experiments == ("now", "next")
+
+
+def test_errors_of_the_task_are_counted_in_the_message() -> None:
+    def crash(question: str) -> str:
+        raise RuntimeError("no")
+
+    suite = EvalSuite("crashing", Dataset.of({str(n): "x" for n in range(50)}), crash, exact_match)
+    with pytest.raises(AssertionError, match="errors: 50 task_error"):
+        assert_eval(suite, floor=0.5)
+
+
+def test_neither_and_both_of_floor_and_rules_are_refused() -> None:
+    for wanted in ({}, {"floor": 0.5, "rules": {"min_pass_rate": 0.5}}):
+        with pytest.raises(ConfigurationError, match="one of the two"):
+            assert_eval(make(), **wanted)  # type: ignore[arg-type]  # the mistake under test
+
+
+def test_fewer_samples_can_be_asked_for(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/runs.db"
+    assert assert_eval(make(100), floor=0.5, max_samples=20, store=store).total == 20
+    assert assert_eval(make(config=EvalConfig(max_samples=10)), floor=0.5, max_samples=20).total == 10
+
+
+def test_a_suite_becomes_a_test_function() -> None:
+    eval_test(make(), floor=0.9)()
+    with pytest.raises(AssertionError):
+        eval_test(make(experiments=(Experiment("bad", params={"wrong": 60}),)), floor=0.9)()
+
+
+TESTS = """
+from fairtrial import Dataset, EvalSuite, exact_match
+from fairtrial.testing import assert_eval, eval_test
+
+suite = EvalSuite("echo", Dataset.of({str(n): str(n % 50) for n in range(100)}), lambda q: q, exact_match)
+test_low = eval_test(suite, floor=0.3)
+
+def test_high():
+    assert_eval(suite, floor=0.9)
+
+def test_nothing_of_ours():
+    assert True
+"""
+
+
+def run_pytest(folder: Path, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_evals.py").write_text(TESTS)
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    # The plugin by name, installed or not.
+    plugin = ["-p", "no:fairtrial", "-p", "pytest_fairtrial", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugin, "--rootdir", str(folder), *args, str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **variables},
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("args", [(), ("-n", "2")], ids=["alone", "in parallel"])
+def test_pytest_lists_every_eval_at_the_end_and_writes_a_step_summary(tmp_path: Path, args: tuple[str, ...]) -> None:
+    summary = tmp_path / "summary.md"
+    done = run_pytest(tmp_path, *args, GITHUB_STEP_SUMMARY=str(summary))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed, 2 passed" in done.stdout
+    section = done.stdout.split(" evals ")[1]
+    assert "pass         echo [baseline]  pass rate 50" in section
+    assert "fail         echo [baseline]  pass rate 50" in section
+    assert "def assert_eval" not in done.stdout  # The failure is the user's line and our message, not our code.
+    written = summary.read_text()
+    assert "**echo** [baseline]: **pass**" in written
+    assert "**echo** [baseline]: **fail**" in written
+
+
+def test_options_of_the_session_reach_every_eval(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path, "--eval-store", f"sqlite:///{tmp_path}/kept.db", "--eval-max-samples", "60")
+    assert "60 samples" in done.stdout, done.stdout
+    assert (tmp_path / "kept.db").exists()
+
+
+def test_a_session_without_evals_says_nothing_and_loads_nothing_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "test_plain.py").write_text(
+        "import sys\ndef test():\n    assert not [name for name in sys.modules if name.startswith('fairtrial')]\n"
+    )
+    done = run_pytest(tmp_path, "-k", "test_plain", "--ignore", str(tmp_path / "test_evals.py"))
+    assert done.returncode == 0, done.stdout
+    assert "evals" not in done.stdout
