@@ -235,7 +235,7 @@ def _run_all(
                 }
             )
         else:
-            if position:
+            if position and not orders.quiet:
                 out().print()
             _show(ran, orders, code, reason)
     return min(codes, key=_ORDER.index), facts
