@@ -16,6 +16,7 @@ import anyio
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError
 from fairtrial.offload import DaemonThreads, loop_caller
+from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
 from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, Observers
 from fairtrial.runs.identity import code_hash, describe_run, open_run
 from fairtrial.runs.plan import PlannedTrial, missing_trials
@@ -108,6 +109,7 @@ def prepare(
         raise ConfigurationError(f"two experiments share a name: {', '.join(names)}")
     if task is None and any(experiment.task is None for experiment in chosen):
         raise ConfigurationError(f"suite {name!r} has no task: give it one, or one to each experiment")
+    check_rule(config, names)
     scorer = resolve(evaluator)
     rules = TrialRules(
         tasks=tuple(resolve_task(experiment.task or task) for experiment in chosen),
@@ -164,9 +166,10 @@ async def execute_run(
                 EvalRunStarted(run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run)
             )
             again = _Again(request, run, rules)
+            stop.follow(await _blocking(lambda: follow(request.config, run, request.store, again.ordinals)))
             trials = chain(again.trials(), missing_trials(run, request.dataset, done))
             remaining = run.planned - stored + again.count
-            if remaining and request.config.warmup:
+            if remaining and request.config.warmup and stop.reason is None:
                 await _warm_up(request, run, rules)
             request.store.update_run(run.run_id, status="running")
             spent = sum(totals.cost_usd or 0.0 for totals in request.store.totals(run.run_id))
@@ -193,17 +196,17 @@ async def execute_run(
                 on_result=on_result,
             )
     except BaseException as error:
-        await _break_off(request, run, writer, error)
+        await _break_off(request, run, stop, writer, error)
         raise
     finally:
         threads.close()
     if stop.reason is None:
-        return await _end(request, run, writer, "finished", {"stopped": None})
-    status: RunStatus = "interrupted" if stop.resumable else "stopped"
-    return await _end(request, run, writer, status, {"stopped": stop.reason})
+        return await _end(request, run, stop, writer, "finished")
+    return await _end(request, run, stop, writer, "interrupted" if stop.resumable else "stopped", stop.reason)
 
 
 def _open(request: RunRequest) -> Any:
+    refuse_clusters(request.config.stop_when, request.dataset)
     wanted = describe_run(
         request.suite,
         request.dataset,
@@ -217,13 +220,17 @@ def _open(request: RunRequest) -> Any:
 
 
 async def _end(
-    request: RunRequest, run: RunRecord, writer: Writer | None, status: RunStatus, notes: Mapping[str, Any]
+    request: RunRequest, run: RunRecord, stop: Stop, writer: Writer | None, status: RunStatus, why: str | None = None
 ) -> RunRecord:
     """Commit what is on its way, then say how the run ended."""
+    notes: dict[str, Any] = {"stopped": why}
     if writer is not None:
         await writer.close()
     if status == "finished" and next(request.store.ordinals(run.run_id, ("scorer_error",)), None) is not None:
         status = "unscored"  # The answers are paid for: the same command again only scores them.
+    if stop.adaptive is not None or run.notes.get("adaptive"):
+        stored = sum(byte.bit_count() for byte in request.store.done(run.run_id))
+        notes["adaptive"] = None if stop.adaptive is None else stop.adaptive.note(stored)
     finished_at = None if status == "interrupted" else time.time()
     request.store.update_run(run.run_id, status=status, finished_at=finished_at, notes=notes)
     ended = request.store.get_run(run.run_id)
@@ -232,13 +239,15 @@ async def _end(
     return ended
 
 
-async def _break_off(request: RunRequest, run: RunRecord, writer: Writer | None, error: BaseException) -> None:
+async def _break_off(
+    request: RunRequest, run: RunRecord, stop: Stop, writer: Writer | None, error: BaseException
+) -> None:
     """The same after a cancellation or an error: shielded, and the error that ended the run is the one to hear of."""
     cancelled = isinstance(error, anyio.get_cancelled_exc_class())
     reason = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
     with anyio.CancelScope(shield=True):
         try:
-            await _end(request, run, writer, "interrupted", {"stopped": reason})
+            await _end(request, run, stop, writer, "interrupted", reason)
         except Exception as further:
             error.add_note(f"and then: {type(further).__name__}: {further}")
 
@@ -291,6 +300,11 @@ class _Again:
         store = request.store
         self.to_score = frozenset(store.ordinals(run.run_id, ("scorer_error",)))
         self.to_run = tuple(store.ordinals(run.run_id, _RETRIED)) if request.retry_errors else ()
+
+    @property
+    def ordinals(self) -> frozenset[int]:
+        """Their places in the plan."""
+        return self.to_score.union(self.to_run)
 
     @property
     def count(self) -> int:
