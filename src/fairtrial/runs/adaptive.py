@@ -117,10 +117,11 @@ class Adaptive:
         if score is None:
             return ERROR if result.outcome in _FAILURES else MISSING
         if not self.rule.verdicts and score.value != score.passed:
+            verdict = "passed" if score.passed else "failed"
             raise ConfigurationError(
                 f"stop_when is for scores that pass with 1 or fail with 0, and trial {result.key} "
-                f"{'passed' if score.passed else 'failed'} with {score.value:g}: leave stop_when out and the run goes on from here, or look "
-                "at verdicts alone with StopWhen(..., verdicts=True)"
+                f"{verdict} with {score.value:g}: leave stop_when out and the run goes on from here, or look at "
+                "verdicts alone with StopWhen(..., verdicts=True)"
             )
         return PASSED if score.passed else FAILED
 

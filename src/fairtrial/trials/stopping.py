@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from fairtrial.errors import ConfigurationError
 
@@ -37,12 +38,13 @@ class StopWhen:
         for name, value in (("narrower_than", self.narrower_than), ("level", self.level)):
             if value is not None and not _inside(value):
                 raise ConfigurationError(f"StopWhen.{name} lies between 0 and 1, not at {value!r}")
-        if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
+        every: object = self.every
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ConfigurationError(f"StopWhen.every is a whole number of at least 1, not {self.every!r}")
         if not isinstance(self.verdicts, bool):
             raise ConfigurationError(f"StopWhen.verdicts is True or False, not {self.verdicts!r}")
         if self.decides is not None:
-            pair = self.decides
+            pair: Any = self.decides
             if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
                 raise ConfigurationError(f"StopWhen.decides names two experiments, not {pair!r}")
             if pair[0] == pair[1]:
