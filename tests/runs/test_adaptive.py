@@ -102,12 +102,25 @@ class TestRules:
             calls.append(given)
             return given
 
-        data = Dataset([*samples([1, 1]), Sample("last", 1, 1, {"cluster": "passage 7"})])
+        data = Dataset([*samples([1, 1]), *(Sample(name, 1, 1, {"cluster": "passage 7"}) for name in "ab")])
         store = open_store("memory:")
         suite = EvalSuite("s", data, count, exact_match, config=EvalConfig(stop_when=NARROW))
-        with pytest.raises(ConfigurationError, match="sample 'last' belongs to cluster 'passage 7'"):
+        with pytest.raises(ConfigurationError, match="sample 'b' is not the first of cluster 'passage 7'"):
             await suite.run(store=store)
         assert (calls, store.runs()) == ([], [])
+
+    async def test_clusters_of_one_sample_each_are_no_clusters_and_the_key_can_be_another(self) -> None:
+        data = Dataset([Sample(f"s{i}", 1, 1, {"cluster": i, "repository": i // 2}) for i in range(30)])
+        report = await EvalSuite("s", data, echo, exact_match, config=EvalConfig(stop_when=NARROW)).run(store="memory:")
+        assert report.adaptive is not None
+        for key in ("repository", ""):
+            config = EvalConfig(stop_when=NARROW, cluster=key)
+            suite = EvalSuite("s", data, echo, exact_match, config=config)
+            if key:
+                with pytest.raises(ConfigurationError, match="not the first of repository 0"):
+                    await suite.run(store="memory:")
+            else:
+                assert (await suite.run(store="memory:")).status == "finished"
 
     async def test_a_graded_score_ends_the_run_with_a_sentence_and_no_interval(self) -> None:
         def grade(output: int, expected: int) -> float:
@@ -270,6 +283,10 @@ class TestRuns:
         assert (report.status, note["pair"]["verdict"], note["pair"]["losses"]) == ("stopped", "better", 0)
         assert note["pair"]["e_value"] >= 20
         assert report.not_run > 900
+        assert report["terse"].adaptive == note["experiments"]["terse"]
+        text = " ".join(str(report).split())
+        assert "stopping was adaptive: the run stopped by its own rule" in text
+        assert "terse is better than baseline: +" in text
 
     async def test_a_run_that_never_knows_enough_is_finished_and_still_says_that_it_looked(self) -> None:
         config = EvalConfig(stop_when=NARROW)
@@ -277,6 +294,7 @@ class TestRuns:
         note: Any = report.run.notes["adaptive"]
         assert (report.status, note["stopped"], note["samples"], note["beyond"]) == ("finished", False, 45, 0)
         assert report.run.notes["stopped"] is None
+        assert "the run could have stopped earlier by its own rule" in " ".join(str(report).split())
 
     async def test_a_decision_at_the_last_sample_stops_nothing(self) -> None:
         values = outcomes(600, 0.8)

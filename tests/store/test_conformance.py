@@ -639,3 +639,33 @@ def test_results_can_be_read_while_others_are_committed(store: RunStore) -> None
         first = next(reading)
         assert first.ordinal == 0
         assert len(list(reading)) == start + 299
+
+
+class TestNumbers:
+    def test_the_numbers_of_an_experiment_come_without_its_words(self, store: RunStore) -> None:
+        run = store.create_run(run_record(size=3, repeats=1))
+        rows = [result(run, 0), rich_result(run, 2), result(run, 4, "timeout", metadata={"warmup": True})]
+        store.commit(run.run_id, rows, samples(range(3)))
+        first, second, third = store.scores(run.run_id, experiment="baseline")
+        assert first == (0, "scored", True, 0.75, 100, 15, 0.25, {}, None)
+        assert (second.ordinal, second.passed, second.value) == (2, False, 0.5)
+        assert list(second.metrics.items()) == [("accuracy", 0.5), ("f1 \0", 0.25), ("speed", 12.0)]
+        assert (third.outcome, third.passed, third.value, third.latency_ms) == ("timeout", None, None, None)
+        assert second.weights is None
+        weights = [row.weights for row in store.scores(run.run_id, experiment="baseline", weights=True)]
+        assert weights == [None, [2.0, 0.0, 0.0], None]
+        assert list(store.scores(run.run_id, experiment="terse")) == []
+        with pytest.raises(StoreError, match="no experiment 'fast'"):
+            store.scores(run.run_id, experiment="fast")
+
+    def test_facts_about_samples_come_without_their_inputs(self, store: RunStore) -> None:
+        run = store.create_run(run_record(size=4))
+        known = {0: sample(0, topic="a", level=[1, 2]), 1: sample(1), 3: sample(3, other={"topic": 1})}
+        store.commit(run.run_id, [result(run, run.ordinal(2, 0, 0))], known)
+        assert list(store.sample_facts(run.run_id, ["topic", "level"])) == [
+            (0, "s0", ("a", [1, 2])),
+            (1, "s1", (None, None)),
+            (2, "s2", (None, None)),
+            (3, "s3", (None, None)),
+        ]
+        assert [facts for _, _, facts in store.sample_facts(run.run_id)] == [()] * 4

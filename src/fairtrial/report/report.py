@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairtrial.codec import from_json
-from fairtrial.errors import CodecError, FairtrialError
+from fairtrial.errors import CodecError, ConfigurationError, FairtrialError
 from fairtrial.report.adaptive import adaptive_note
 from fairtrial.report.results import Results
 from fairtrial.report.slices import describe, group_by, summarize
@@ -28,6 +28,11 @@ class ExperimentReport:
         self._store = store
         self.run = run
         self.totals = totals
+
+    @property
+    def store(self) -> RunStore:
+        """Where the results are."""
+        return self._store
 
     @property
     def name(self) -> str:
@@ -187,6 +192,13 @@ class EvalReport:
         except KeyError:
             known = ", ".join(self.experiments)
             raise KeyError(f"no experiment {experiment!r} in run {self.run_id}; it has {known}") from None
+
+    def only(self, example: str) -> ExperimentReport:
+        """The report's one experiment; with several, an error that shows by `example` how to name one."""
+        if len(self.experiments) == 1:
+            return self[self.experiments[0]]
+        names = ", ".join(self.experiments)
+        raise ConfigurationError(f"this report covers {len(self.experiments)} experiments ({names}): {example}")
 
     def _only(self, figure: str) -> ExperimentReport:
         if len(self._parts) != 1:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import Any
 
+from fairtrial.codec import dumps
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -22,8 +23,6 @@ from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.trials.stopping import StopWhen
 
 PASSED, FAILED, ERROR, MISSING = range(4)
-
-CLUSTER = "cluster"  # The metadata key under which samples say that they belong together.
 
 _FAILURES: frozenset[Outcome] = frozenset({"task_error", "timeout"})
 _PAGE = 1_000
@@ -247,16 +246,22 @@ def check_rule(config: EvalConfig, experiments: list[str]) -> None:
             )
 
 
-def refuse_clusters(rule: StopWhen | None, dataset: Dataset[Any, Any]) -> None:
-    """Refuse a dataset whose samples say that they belong together. It is read through, so only if there is a rule."""
-    if rule is None:
+def refuse_clusters(config: EvalConfig, dataset: Dataset[Any, Any]) -> None:
+    """Refuse a dataset in which samples belong together. It is read through, so only if there is a rule."""
+    if config.stop_when is None or not config.cluster:
         return
+    seen: set[str] = set()
     for sample in dataset:
-        if sample.metadata.get(CLUSTER) is not None:
+        label = sample.metadata.get(config.cluster)
+        if label is None:
+            continue
+        text = dumps(label)
+        if text in seen:
             raise ConfigurationError(
-                f"stop_when needs independent samples, and sample {sample.id!r} belongs to cluster "
-                f"{sample.metadata[CLUSTER]!r}: leave stop_when out; the report then allows for clusters"
+                f"stop_when needs independent samples, and sample {sample.id!r} is not the first of {config.cluster} "
+                f"{label!r}: leave stop_when out; the report then allows for clusters"
             )
+        seen.add(text)
 
 
 def follow(config: EvalConfig, run: RunRecord, store: RunStore, redo: Set[int]) -> Adaptive | None:

@@ -256,7 +256,7 @@ async def _execute(work: OpenRun) -> None:
 
 
 def _open(request: RunRequest) -> Any:
-    refuse_clusters(request.config.stop_when, request.dataset)
+    refuse_clusters(request.config, request.dataset)
     wanted = describe_run(
         request.suite,
         request.dataset,

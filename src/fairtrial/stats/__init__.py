@@ -5,6 +5,7 @@ this package only where numbers are made. A quantity that the data do not determ
 None in a record whose `reason` says why; it is never 0 and never NaN. Numbers that are not finite are refused.
 """
 
+from fairtrial.stats._arrays import Repeats
 from fairtrial.stats.agreement import (
     Confusion,
     RawAgreement,
@@ -73,6 +74,7 @@ __all__ = [
     "wilson",
     "wilson_effective",
     # repeats
+    "Repeats",
     "VarianceSplit",
     "mean_pass_at_k",
     "mean_pass_hat_k",

@@ -14,7 +14,6 @@ type FloatArray = NDArray[np.float64]
 type IntArray = NDArray[np.intp]
 # `Any` because numpy arrays of bools, integers and floats of every width are all welcome.
 type Values = Sequence[float] | NDArray[Any]
-type Samples = Values | Sequence[Values]
 type Labels = Sequence[Hashable] | NDArray[Any]
 
 
@@ -68,8 +67,15 @@ class Repeats:
         return Repeats(self.flat[np.repeat(keep, self.counts)], self.counts[keep])
 
 
+type Samples = Values | Sequence[Values] | Repeats
+
+
 def as_samples(values: Samples, name: str = "values") -> Repeats:
     """Read one score per sample, or a sequence of repeats per sample; the number of repeats may vary."""
+    if isinstance(values, Repeats):
+        if int(values.counts.sum()) != values.flat.size:
+            raise ValueError(f"{name} counts {int(values.counts.sum())} repeats and holds {values.flat.size}.")
+        return Repeats(as_values(values.flat, name), values.counts)
     if isinstance(values, np.ndarray) and values.ndim == 2:
         rows, columns = values.shape
         return Repeats(as_values(values.reshape(-1), name), np.full(rows, columns, dtype=np.intp))
@@ -84,7 +90,7 @@ def as_samples(values: Samples, name: str = "values") -> Repeats:
     return Repeats(as_values(list(chain.from_iterable(rows_of_scores)), name), counts)
 
 
-def _is_flat_array(values: Samples) -> bool:
+def _is_flat_array(values: Values | Sequence[Values]) -> bool:
     return isinstance(values, np.ndarray) and values.dtype != np.object_
 
 

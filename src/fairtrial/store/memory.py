@@ -17,7 +17,7 @@ from fairtrial.errors import CodecError, StoreError, UnknownRunError
 from fairtrial.frozen import EMPTY
 from fairtrial.session.snapshot import restore_session
 from fairtrial.session.views import RecordedView, SessionView
-from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunRecord, RunStatus, RunStore, Totals
+from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunRecord, RunStatus, RunStore, ScoreRow, Totals
 from fairtrial.store.records import (
     check_plan,
     experiment_index,
@@ -32,15 +32,18 @@ from fairtrial.store.rows import (
     NOT_RUN,
     OUTCOMES,
     READ_RESULT,
+    READ_SCORES,
     RESULT_COLUMNS,
     SCORED,
     Encoder,
     Entry,
     Refused,
     StoreSource,
+    read_facts,
     read_metrics,
     read_result,
     read_sample,
+    read_scores,
     replaces,
     sample_row,
     state,
@@ -54,6 +57,7 @@ from fairtrial.types import JSON
 
 _COLUMN = {name: place for place, name in enumerate(RESULT_COLUMNS)}
 _READ = tuple(_COLUMN[name] for name in READ_RESULT)
+_SCORES = tuple(_COLUMN[name] for name in READ_SCORES)
 
 
 @dataclass(slots=True)
@@ -270,6 +274,21 @@ class MemoryStore(RunStore):
             for entry in [entry for entry in entries if wanted(entry)][:limit]
         )
 
+    def scores(self, run_id: str, *, experiment: str, weights: bool = False) -> Iterator[ScoreRow]:
+        """The numbers of an experiment's results in plan order."""
+        with self._lock:
+            run = self._run(run_id)
+            entries = run.ordered()
+        column = experiment_index(run.record, experiment)
+        return (
+            read_scores(
+                [entry.row[place] for place in _SCORES],
+                entry.detail[5] if weights and entry.detail is not None else None,
+            )
+            for entry in entries
+            if entry.row[_COLUMN["experiment"]] == column
+        )
+
     def totals(self, run_id: str) -> list[Totals]:
         """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
         with self._lock:
@@ -325,6 +344,12 @@ class MemoryStore(RunStore):
             for place in sorted(rows)
             if place > after and rows[place][2] is not None
         )
+
+    def sample_facts(self, run_id: str, keys: Sequence[str] = ()) -> Iterator[tuple[int, str, tuple[JSON, ...]]]:
+        """(ordinal, id, values of these metadata keys) of the known samples, ascending."""
+        with self._lock:
+            rows = dict(self._run(run_id).samples)
+        return ((place, text_of(rows[place][1]), read_facts(rows[place][4], keys)) for place in sorted(rows))
 
     def session(self, run_id: str, ordinal: int) -> SessionView:
         """The session of a stored result (an empty one if none was kept)."""

@@ -98,6 +98,20 @@ class Totals:
     cost_usd: float | None = None
 
 
+class ScoreRow(NamedTuple):
+    """The numbers of one stored trial, without what was said in it."""
+
+    ordinal: int
+    outcome: Outcome
+    passed: bool | None
+    value: float | None
+    latency_ms: int | None  # None for a warm-up trial.
+    tokens: int
+    cost_usd: float | None
+    metrics: Mapping[str, float]
+    weights: Sequence[float] | None  # Of the metrics, in their order; None if there are none or they were left out.
+
+
 @dataclass(frozen=True, slots=True)
 class Label:
     """What a person said about a trial. Labels are only ever added."""
@@ -187,6 +201,13 @@ class RunStore(Protocol):
         """
         ...
 
+    def scores(self, run_id: str, *, experiment: str, weights: bool = False) -> Iterator[ScoreRow]:
+        """The numbers of an experiment's results in plan order, streamed: statistics need nothing else.
+
+        `weights` True brings the weights of the metrics along, which rest beside the outputs and take longer to read.
+        """
+        ...
+
     def totals(self, run_id: str) -> list[Totals]:
         """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
         ...
@@ -208,6 +229,14 @@ class RunStore(Protocol):
 
     def samples(self, run_id: str, *, after: int = -1) -> Iterator[tuple[int, Sample[Any, Any]]]:
         """The stored samples with their ordinals, ascending, streamed."""
+        ...
+
+    def sample_facts(self, run_id: str, keys: Sequence[str] = ()) -> Iterator[tuple[int, str, tuple[JSON, ...]]]:
+        """(ordinal, id, values of these metadata keys) of the known samples, ascending, streamed.
+
+        A value is None where a sample has no such key. Samples of which only the id is known are among them, and so
+        may be samples of the same dataset that this run has not come to.
+        """
         ...
 
     def session(self, run_id: str, ordinal: int) -> SessionView:

@@ -28,7 +28,7 @@ from fairtrial.store import aggregates
 from fairtrial.store.aggregates import dataset_of
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
-from fairtrial.store.protocol import Label, RunRecord, RunStatus, RunStore, Totals
+from fairtrial.store.protocol import Label, RunRecord, RunStatus, RunStore, ScoreRow, Totals
 from fairtrial.store.records import experiment_index, read_label, read_run
 from fairtrial.store.redact import current
 from fairtrial.store.rows import (
@@ -36,12 +36,16 @@ from fairtrial.store.rows import (
     OUTCOMES,
     READ_DETAIL,
     READ_RESULT,
+    READ_SCORES,
     SCORED,
     StoreSource,
+    read_facts,
     read_metrics,
     read_result,
     read_sample,
+    read_scores,
     stored_id,
+    text_of,
 )
 from fairtrial.store.schema import blobs, details, labels, results, runs, samples
 from fairtrial.store.totals import MetricMeans
@@ -223,6 +227,18 @@ class SqlReads(RunStore):
             if limit is not None:
                 limit -= len(found)
 
+    def scores(self, run_id: str, *, experiment: str, weights: bool = False) -> Iterator[ScoreRow]:
+        """The numbers of an experiment's results in plan order, streamed."""
+        number, run = self._run(run_id)
+        columns: list[ColumnElement[Any]] = [results.c[name] for name in READ_SCORES]
+        query = select(*columns, details.c.score).select_from(_with_details()) if weights else select(*columns)
+        query = query.where(results.c.run == number, results.c.experiment == experiment_index(run, experiment))
+        width = len(READ_SCORES)
+        return (
+            read_scores(row[:width], row[width] if weights else None)
+            for row in self._pages(query, results.c.ordinal, _SLIM_PAGE)
+        )
+
     def totals(self, run_id: str) -> list[Totals]:
         """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
         with self._read() as connection:
@@ -265,6 +281,17 @@ class SqlReads(RunStore):
             samples.c.dataset == dataset_of(number), samples.c.input.is_not(None)
         )
         return ((row[0], read_sample(*row[1:])) for row in self._pages(query, samples.c.ordinal, _PAGE, after=after))
+
+    def sample_facts(self, run_id: str, keys: Sequence[str] = ()) -> Iterator[tuple[int, str, tuple[JSON, ...]]]:
+        """(ordinal, id, values of these metadata keys) of the known samples, ascending, streamed."""
+        number, _run = self._run(run_id)
+        query = select(samples.c.ordinal, samples.c.id, samples.c.metadata).where(
+            samples.c.dataset == dataset_of(number)
+        )
+        return (
+            (ordinal, text_of(sample_id), read_facts(metadata, keys))
+            for ordinal, sample_id, metadata in self._pages(query, samples.c.ordinal, _SLIM_PAGE)
+        )
 
     def session(self, run_id: str, ordinal: int) -> SessionView:
         """The session of a stored result (an empty one if none was kept)."""

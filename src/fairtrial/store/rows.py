@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from fairtrial.codec import decode, dumps
@@ -15,10 +15,11 @@ from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.views import SessionView
-from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.store.protocol import RunRecord, RunStore, ScoreRow
 from fairtrial.store.redact import Redactor
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, ResultSource, Stage
+from fairtrial.types import JSON
 
 OUTCOMES: dict[Outcome, int] = {
     "scored": 1,
@@ -284,6 +285,38 @@ def read_result(
         snapshot=snapshot,
         source=source,
     )
+
+
+# What `read_scores` takes, in this order, and then the column of the score's rest.
+READ_SCORES = (
+    "ordinal", "outcome", "passed", "value", "timed", "latency_ms", "input_tokens", "output_tokens", "cost_usd",
+    "metrics",
+)  # fmt: skip
+
+
+def read_scores(row: Sequence[Any], rest_json: str | None) -> ScoreRow:
+    """The numbers of a result from its row."""
+    ordinal, outcome, passed, value, timed, latency, tokens_in, tokens_out, cost, metrics = row
+    return ScoreRow(
+        ordinal,
+        OUTCOME_NAMES[outcome],
+        None if passed is None else bool(passed),
+        value,
+        latency if timed else None,
+        tokens_in + tokens_out,
+        cost,
+        EMPTY if metrics is None else read_metrics(metrics),
+        None if rest_json is None else _mapping(rest_json).get("weights"),
+    )
+
+
+def read_facts(text: str | None, keys: Sequence[str]) -> tuple[JSON, ...]:
+    """The values of some keys of a sample's metadata; None where there is no such key."""
+    # Most metadata has none of the keys; looking for their text is a fraction of the cost of reading all of it.
+    if text is None or not any(_json(key) in text for key in keys):
+        return (None,) * len(keys)
+    found = _mapping(text)
+    return tuple(found.get(key) for key in keys)
 
 
 def read_metrics(text: str) -> Mapping[str, float]:

@@ -28,6 +28,8 @@ class EvalConfig:
         stop_when: End the run once it has seen enough (`StopWhen`).
         max_output_bytes: An output larger than this is an error of its trial.
         close_seconds: How long closing a trial's resources may take.
+        cluster: The metadata key whose value samples share when they are not independent (one passage, one
+            repository): errors and intervals allow for it. "" if samples are independent whatever their metadata.
         grace_seconds: How long trials in flight may go on after an interrupt before they are cancelled.
     """
 
@@ -45,6 +47,7 @@ class EvalConfig:
     max_output_bytes: int = 16 * 1024 * 1024
     close_seconds: float = 10.0
     grace_seconds: float = 5.0
+    cluster: str = "cluster"
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -56,6 +59,8 @@ class EvalConfig:
             if not fits or isinstance(value, bool) or not math.isfinite(value) or value < least:
                 kind = "a whole number" if whole else "a number"
                 raise ConfigurationError(f"EvalConfig.{name} is {kind} of at least {least}, not {value!r}")
+        if not isinstance(self.cluster, str):
+            raise ConfigurationError(f"EvalConfig.cluster is the name of a metadata key, not {self.cluster!r}")
         if self.timeout_seconds <= 0:
             raise ConfigurationError("EvalConfig.timeout_seconds must be more than 0")
         if self.stop_when is not None:

@@ -1,0 +1,308 @@
+"""The numbers of one experiment as columns: a row for each sample, a cell for each of its repeats.
+
+Read from the store without making a result of every row, so that a hundred thousand samples take a second or two.
+numpy is imported here: import this module only where numbers are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairtrial.codec import canonical
+from fairtrial.errors import ConfigurationError
+from fairtrial.frozen import EMPTY, FrozenDict
+from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.scoring.score import Metric, Score
+from fairtrial.stats import Repeats
+from fairtrial.store.protocol import ScoreRow
+from fairtrial.trials.config import EvalConfig
+from fairtrial.trials.result import Outcome
+
+type FloatArray = NDArray[np.float64]
+type IntArray = NDArray[np.intp]
+type View = Literal["scored", "system", "all"]
+"""Which trials count: those scored; also the failures of the system (task errors and timeouts), as the worst score;
+or every error as the worst score. A trial that was not run never counts."""
+
+SCORED, FAILED, MISSING, NOT_RUN = 1, 2, 3, 0
+_CLASS: Mapping[Outcome, int] = {
+    "scored": SCORED,
+    "task_error": FAILED,
+    "timeout": FAILED,
+    "scorer_error": MISSING,  # What the system did may have been good: the fault is ours.
+    "dead_letter": MISSING,
+    "not_run": NOT_RUN,
+}
+_COUNTED: Mapping[View, tuple[int, ...]] = {
+    "scored": (SCORED,),
+    "system": (SCORED, FAILED),
+    "all": (SCORED, FAILED, MISSING),
+}
+
+PASSED, VALUE, REWARD = "passed", "value", "reward"
+COSTS = ("latency_ms", "tokens", "cost_usd")
+"""What every trial has beside its score; less of it is better."""
+BUILT_IN = (PASSED, VALUE, REWARD, *COSTS)
+CLUSTER_KEY = EvalConfig().cluster
+UNIT = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The numbers of one experiment: `outcomes` and each of `values` have a row per sample and a column per repeat.
+
+    A value is NaN where a trial has none. `planned` counts all samples of the plan, `ids` those that are known by
+    name. `clusters` numbers the cluster of each sample; None if samples are independent. `groups` says for each way
+    of slicing which slice a sample is in.
+    """
+
+    name: str
+    ids: Sequence[str]
+    planned: int
+    outcomes: NDArray[np.int8]
+    values: Mapping[str, FloatArray]
+    clusters: IntArray | None = None
+    groups: Mapping[str, Sequence[Hashable]] = EMPTY
+    fingerprint: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, Any],
+        *,
+        name: str = "columns",
+        ids: Sequence[str] | None = None,
+        clusters: Sequence[Hashable] | NDArray[Any] | None = None,
+        outcomes: NDArray[Any] | None = None,
+        groups: Mapping[str, Sequence[Hashable]] = EMPTY,
+    ) -> Columns:
+        """Columns from arrays of one score, or one row of repeats, per sample; all scored unless `outcomes` says."""
+        arrays: dict[str, FloatArray] = {}
+        for key, given in values.items():
+            array = np.asarray(given, dtype=np.float64)
+            arrays[key] = array[:, None] if array.ndim == 1 else array
+        shape = next(iter(arrays.values())).shape
+        classes = np.full(shape, SCORED, dtype=np.int8) if outcomes is None else np.asarray(outcomes, dtype=np.int8)
+        known = [str(place) for place in range(shape[0])] if ids is None else list(ids)
+        codes = None if clusters is None else _codes(clusters)
+        return cls(name, known, shape[0], classes.reshape(shape), arrays, codes, groups)
+
+    @property
+    def repeats(self) -> int:
+        """How often each sample is tried, by the plan."""
+        return int(self.outcomes.shape[1])
+
+    @property
+    def trials(self) -> int:
+        """How many trials the plan has."""
+        return self.planned * self.repeats
+
+    def count(self, *classes: int) -> int:
+        """How many trials ended in one of these classes."""
+        return int(np.count_nonzero(np.isin(self.outcomes, classes)))
+
+    @property
+    def missing(self) -> int:
+        """Trials that say nothing about the system: not scored through no fault of its own, or not run."""
+        return self.trials - self.count(SCORED, FAILED)
+
+    def take(self, rows: NDArray[Any]) -> Columns:
+        """The samples at these places, or marked in a mask; all of them count as the plan."""
+        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return replace(
+            self,
+            ids=[self.ids[place] for place in places.tolist()],
+            planned=int(places.size),
+            outcomes=self.outcomes[places],
+            values={name: array[places] for name, array in self.values.items()},
+            clusters=None if self.clusters is None else self.clusters[places],
+            groups={name: [labels[place] for place in places.tolist()] for name, labels in self.groups.items()},
+        )
+
+    def bounds(self, metric: str) -> tuple[float, float] | None:
+        """The range of a metric as far as it is known: 0 to 1 for scores, and for what was never seen outside."""
+        if metric in (PASSED, VALUE):
+            return UNIT
+        values = self.values.get(metric)
+        if values is None or metric in COSTS:
+            return None
+        seen = values[np.isfinite(values)]
+        return UNIT if seen.size and seen.min() >= 0 and seen.max() <= 1 else None
+
+    def scores(self, metric: str, view: View, *, worst: float | None = 0.0) -> Repeats:
+        """The counted trials of every sample, which may be none; a failure has the score `worst`, or none if None."""
+        values = self.values.get(metric)
+        if values is None:
+            return Repeats(np.empty(0), np.zeros(len(self.ids), dtype=np.intp))
+        scored = (self.outcomes == SCORED) & np.isfinite(values)
+        counted = scored
+        if worst is not None and view != "scored":
+            counted = scored | np.isin(self.outcomes, _COUNTED[view][1:])
+            values = np.where(scored, values, worst)
+        counts = counted.sum(axis=1).astype(np.intp)
+        return Repeats(values.reshape(-1) if counted.all() else values[counted], counts)
+
+
+def one_experiment(report: EvalReport | ExperimentReport, example: str) -> ExperimentReport:
+    """The experiment that is meant; a report of several needs to be told which."""
+    return report.only(example) if isinstance(report, EvalReport) else report
+
+
+def read_columns(
+    report: EvalReport | ExperimentReport,
+    *,
+    metrics: Iterable[str] | None = None,
+    cluster: str | None = None,
+    keys: Sequence[str] = (),
+    inputs: Mapping[str, Callable[[Any], Hashable]] = EMPTY,
+    name: str | None = None,
+) -> Columns:
+    """The columns of one experiment, read from its store.
+
+    `metrics` None reads all there are, and of what is built in "passed" and "value". Clusters come from the metadata
+    key `cluster`; None stands for the run's own (`EvalConfig.cluster`, "cluster" unless changed), "" for none.
+    `groups` gets the values of the metadata `keys`, and what the functions `inputs` say of each sample's input.
+    """
+    part = one_experiment(report, 'name one, as in report["terse"]')
+    run, store = part.run, part.store
+    key = cluster_key(part) if cluster is None else cluster
+    ordinals, ids, facts = _facts(part, [*keys, key] if key else list(keys))
+    clusters = _codes(facts[-1]) if key and any(label is not None for label in facts[-1]) else None
+    if cluster and clusters is None and ids:
+        raise ConfigurationError(
+            f"no sample of run {run.run_id} has {cluster!r} in its metadata, so it names no cluster"
+        )
+    if clusters is not None and np.unique(clusters).size == len(ids):
+        clusters = None  # Each sample is a cluster of its own: they are independent.
+    groups: dict[str, Sequence[Hashable]] = dict(zip(keys, facts, strict=False))
+    if inputs:
+        groups |= _of_inputs(part, ordinals, inputs)
+    wanted = None if metrics is None else frozenset(metrics)
+    table = _Table(run.dataset_size, run.repeats, wanted)
+    for row in store.scores(run.run_id, experiment=part.name, weights=wanted is not None and REWARD in wanted):
+        place, _experiment, repeat = run.split(row.ordinal)
+        table.add(place * run.repeats + repeat, row)
+    outcomes, values = table.arrays(ordinals)
+    return Columns(
+        part.name if name is None else name,
+        ids,
+        run.dataset_size,
+        outcomes,
+        values,
+        clusters,
+        FrozenDict(groups),
+        run.dataset_fingerprint,
+    )
+
+
+def cluster_key(part: ExperimentReport) -> str:
+    """The metadata key that names clusters in this run; "" if it said that samples are independent."""
+    key = part.run.config.get("cluster", CLUSTER_KEY)
+    return key if isinstance(key, str) else CLUSTER_KEY
+
+
+class _Table:
+    """Cells by place: sample-major, as the plan is."""
+
+    def __init__(self, samples: int, repeats: int, wanted: frozenset[str] | None) -> None:
+        self._shape = (samples, repeats)
+        self._wanted = wanted
+        self._outcomes = np.zeros(samples * repeats, dtype=np.int8)
+        self._values: dict[str, FloatArray] = {}
+        for name in (PASSED, VALUE):
+            if wanted is None or name in wanted:
+                self._column(name)
+
+    def _column(self, name: str) -> FloatArray:
+        return self._values.setdefault(name, np.full(self._outcomes.size, np.nan))
+
+    def add(self, cell: int, row: ScoreRow) -> None:
+        self._outcomes[cell] = _CLASS[row.outcome]
+        wanted, values = self._wanted, self._values
+        if wanted is not None:
+            for name in wanted.intersection(COSTS):
+                cost = getattr(row, name)
+                if cost is not None and row.outcome != "not_run":
+                    self._column(name)[cell] = cost
+        if row.value is None:
+            return
+        for name, number in row.metrics.items():
+            # A metric that has the name of something built in gives way to it.
+            if (wanted is None or name in wanted) and name not in BUILT_IN:
+                column = values.get(name)
+                if column is None:
+                    column = self._column(name)
+                column[cell] = number
+        if PASSED in values:
+            values[PASSED][cell] = bool(row.passed)
+        if VALUE in values:
+            values[VALUE][cell] = row.value
+        if wanted is not None and REWARD in wanted:
+            self._column(REWARD)[cell] = _reward(row)
+
+    def arrays(self, ordinals: IntArray) -> tuple[NDArray[np.int8], dict[str, FloatArray]]:
+        outcomes = self._outcomes.reshape(self._shape)
+        values = {name: array.reshape(self._shape) for name, array in self._values.items()}
+        if ordinals.size == self._shape[0]:
+            return outcomes, values
+        return outcomes[ordinals], {name: array[ordinals] for name, array in values.items()}
+
+
+def _reward(row: ScoreRow) -> float:
+    if not row.weights or row.value is None:
+        return row.value or 0.0
+    weighted = zip(row.metrics.items(), row.weights, strict=True)
+    return Score(row.value, metrics=[Metric(name, value, weight) for (name, value), weight in weighted]).reward
+
+
+def _facts(part: ExperimentReport, keys: Sequence[str]) -> tuple[IntArray, list[str], list[list[Hashable]]]:
+    ordinals: list[int] = []
+    ids: list[str] = []
+    facts: list[list[Hashable]] = [[] for _ in keys]
+    for ordinal, sample_id, found in part.store.sample_facts(part.run.run_id, keys):
+        if ordinal < part.run.dataset_size:
+            ordinals.append(ordinal)
+            ids.append(sample_id)
+            for column, value in zip(facts, found, strict=True):
+                column.append(hashable(value))
+    return np.asarray(ordinals, dtype=np.intp), ids, facts
+
+
+def _of_inputs(
+    part: ExperimentReport, ordinals: IntArray, inputs: Mapping[str, Callable[[Any], Hashable]]
+) -> dict[str, Sequence[Hashable]]:
+    where = {ordinal: place for place, ordinal in enumerate(ordinals.tolist())}
+    groups: dict[str, list[Hashable]] = {name: [None] * len(where) for name in inputs}
+    for ordinal, sample in part.store.samples(part.run.run_id):
+        place = where.get(ordinal)
+        if place is not None:
+            for name, predicate in inputs.items():
+                groups[name][place] = hashable(predicate(sample.input))
+    return dict(groups)
+
+
+def hashable(value: Any) -> Hashable:
+    """A JSON value that can stand in a set: lists and objects become their canonical text."""
+    return canonical(value).decode() if isinstance(value, list | dict) else value
+
+
+def _codes(labels: Sequence[Hashable] | NDArray[Any]) -> IntArray:
+    """Clusters numbered from 0; a sample without one is a cluster of its own."""
+    if isinstance(labels, np.ndarray) and np.issubdtype(labels.dtype, np.integer):
+        return labels.astype(np.intp)
+    seen: dict[Hashable, int] = {}
+    names = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    # 1, 1.0 and True are equal in Python and three values in JSON.
+    return np.fromiter(
+        (
+            seen.setdefault((place,) if label is None else (label, type(label).__name__), len(seen))
+            for place, label in enumerate(names)
+        ),
+        dtype=np.intp,
+        count=len(names),
+    )

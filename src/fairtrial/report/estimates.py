@@ -1,0 +1,98 @@
+"""The rates and means of one experiment, each with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fairtrial.report.columns import BUILT_IN, PASSED, VALUE, Columns, View, read_columns
+from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.stats import MeanEstimate, mean_interval, mean_pass_at_k, mean_pass_hat_k
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A rate or mean over samples with its interval. What is undefined is None, and `note` says why.
+
+    `metric` is what was averaged and `view` which trials counted ("scored", or errors too, as failures). `n` counts
+    samples, `trials` their repeats, `clusters` groups of samples that are not independent (None: all are).
+    """
+
+    name: str
+    metric: str
+    view: View
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    trials: int
+    clusters: int | None
+    method: str | None
+    note: str | None
+
+
+def estimates(
+    of: EvalReport | ExperimentReport | Columns, *, cluster: str | None = None, level: float = 0.95
+) -> tuple[Estimate, ...]:
+    """Pass rate and mean score, over what was scored and with errors as failures, and every metric, with intervals.
+
+    They are named "pass_rate", "pass_rate_all", "mean_score", "mean_score_all", with repeats "pass@K" and "pass^K",
+    and then after the metrics. Repeats are averaged per sample. Clusters are taken from the samples' metadata:
+    see `read_columns`.
+    """
+    columns = of if isinstance(of, Columns) else read_columns(of, cluster=cluster)
+    return tuple(_estimates(columns, level))
+
+
+def _estimates(columns: Columns, level: float) -> Iterator[Estimate]:
+    main: tuple[tuple[str, str, View], ...] = (
+        ("pass_rate", PASSED, "scored"),
+        ("pass_rate_all", PASSED, "all"),
+        ("mean_score", VALUE, "scored"),
+        ("mean_score_all", VALUE, "all"),
+    )
+    for name, metric, view in main:
+        if metric in columns.values:
+            yield estimate(columns, metric, view=view, name=name, level=level)
+    if columns.repeats > 1 and PASSED in columns.values:
+        trials = columns.scores(PASSED, "system")
+        for name, formula in (("pass@", mean_pass_at_k), ("pass^", mean_pass_hat_k)):
+            found = formula(trials, columns.repeats, clusters=columns.clusters, level=level)
+            yield _named(f"{name}{columns.repeats}", PASSED, "system", found)
+    for metric in columns.values:
+        if metric not in BUILT_IN:
+            yield estimate(columns, metric, level=level)
+
+
+def estimate(
+    columns: Columns, metric: str, *, view: View = "scored", name: str | None = None, level: float = 0.95
+) -> Estimate:
+    """One metric's mean with its interval."""
+    return _named(metric if name is None else name, metric, view, mean_of(columns, metric, view, level=level))
+
+
+def mean_of(
+    columns: Columns, metric: str, view: View, *, worst: float | None = 0.0, level: float = 0.95
+) -> MeanEstimate:
+    """The statistics behind an estimate."""
+    bounds = columns.bounds(metric)
+    scores = columns.scores(metric, view, worst=None if bounds is None else worst)
+    return mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
+
+
+def _named(name: str, metric: str, view: View, found: MeanEstimate) -> Estimate:
+    interval = found.interval
+    notes = [*found.notes, *([found.reason] if found.reason else [])]
+    return Estimate(
+        name=name,
+        metric=metric,
+        view=view,
+        value=found.mean,
+        low=None if interval is None else interval.low,
+        high=None if interval is None else interval.high,
+        n=found.n,
+        trials=found.trials,
+        clusters=found.clusters,
+        method=None if interval is None else interval.method,
+        note=" ".join(notes) or None,
+    )
