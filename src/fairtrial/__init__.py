@@ -75,6 +75,8 @@ from fairtrial.trials import (
 
 if TYPE_CHECKING:
     from fairtrial.report import EvalReport, ExperimentReport, group_by, summarize
+    from fairtrial.report.calibrate import calibrate
+    from fairtrial.report.calibration import Calibration
     from fairtrial.runs import EvalRunCompleted, EvalRunStarted, Observer, SampleEvaluated
     from fairtrial.store import RunStore, open_store
     from fairtrial.suites import EvalSuite, evaluate, evaluate_sync
@@ -82,6 +84,8 @@ if TYPE_CHECKING:
 # What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
 _LATER = {
     "fairtrial.report": ("EvalReport", "ExperimentReport", "group_by", "summarize"),
+    "fairtrial.report.calibrate": ("calibrate",),
+    "fairtrial.report.calibration": ("Calibration",),
     "fairtrial.runs": ("EvalRunCompleted", "EvalRunStarted", "Observer", "SampleEvaluated"),
     "fairtrial.store": ("RunStore", "open_store"),
     "fairtrial.suites": ("EvalSuite", "evaluate", "evaluate_sync"),
@@ -105,6 +109,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "Attachment",
     "BlobFolder",
+    "Calibration",
     "ChatMessage",
     "CodecError",
     "ConfigurationError",
@@ -153,6 +158,7 @@ __all__ = [
     "all_of",
     "all_tools_succeeded",
     "any_of",
+    "calibrate",
     "composite",
     "contains",
     "current_trial",
