@@ -37,7 +37,7 @@ _TITLES = {
     "mean_score": "mean score",
     "mean_score_all": "mean score, errors as 0",
 }
-_SHORT = {"pass_rate_all": "… errors as failures", "mean_score_all": "… errors as 0"}
+_SHORT = {"pass_rate_all": "with errors as failures", "mean_score_all": "with errors as 0"}
 _DRAWN = ("pass_rate", "pass_rate_all", "mean_score")
 _ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
 _CUT, _NAME = 4_000, 80
