@@ -54,8 +54,8 @@ def test_what_models_say_is_text_on_a_page_and_in_a_notebook(render: str) -> Non
     found = read(page)
     allowed = {
         "html", "head", "meta", "link", "title", "style", "body", "main", "div", "h1", "h2", "p", "span", "strong",
-        "table", "thead", "tbody", "tr", "th", "td", "ul", "li", "figure", "details", "summary", "dl", "dt", "dd", "pre",
-        "svg", "desc", "line", "circle", "rect", "text",
+        "table", "thead", "tbody", "tr", "th", "td", "ul", "li", "figure", "details", "summary", "dl", "dt", "dd",
+        "pre", "svg", "desc", "line", "circle", "rect", "text",
     }  # fmt: skip
     assert {tag for tag, _ in found.tags} <= allowed
     for tag, attributes in found.tags:

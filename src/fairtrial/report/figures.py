@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fairtrial.report.adaptive import adaptive_note
 from fairtrial.report.columns import PASSED, SCORED, VALUE, Columns, read_columns
 from fairtrial.report.estimates import Estimate, estimates
 from fairtrial.report.report import ExperimentReport
 from fairtrial.stats import Interval, VarianceSplit, betabinom_sequence, variance_split
-from fairtrial.store.protocol import RunRecord
 
 LEVEL = 0.95
 BINS = 20
@@ -50,12 +50,6 @@ class Figures:
         if found is None or found.low is None or found.high is None:
             return None
         return Interval(found.low, found.high, self.level, found.method or "")
-
-
-def adaptive_note(run: RunRecord) -> Mapping[str, Any] | None:
-    """What a run noted that decided by its own results when to end; None for any other."""
-    note: Any = run.notes.get("adaptive")
-    return note if isinstance(note, Mapping) else None
 
 
 def read_figures(part: ExperimentReport) -> Figures:

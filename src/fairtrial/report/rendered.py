@@ -51,13 +51,10 @@ class Rendered:
         write(self, Path(path), format)
 
     def __str__(self) -> str:
-        from fairtrial.report.render.terminal import WIDTH, as_text, glyphs_for, width_of
+        from fairtrial.report.render.terminal import WIDTH, as_text, width_of
 
-        return as_text(
-            self._document(0),
-            width=width_of(sys.stdout, WIDTH),
-            glyphs=glyphs_for(getattr(sys.stdout, "encoding", None)),
-        )
+        width, encoding = width_of(sys.stdout, WIDTH), getattr(sys.stdout, "encoding", None)
+        return as_text(self._document(0), width=width, encoding=encoding)
 
     def __rich__(self) -> Any:
         from fairtrial.report.render.terminal import Shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -16,6 +16,7 @@ import anyio
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError
 from fairtrial.offload import DaemonThreads, loop_caller
+from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
 from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, Observers
 from fairtrial.runs.identity import code_hash, describe_run, open_run
 from fairtrial.runs.plan import PlannedTrial, missing_trials
@@ -108,6 +109,7 @@ def prepare(
         raise ConfigurationError(f"two experiments share a name: {', '.join(names)}")
     if task is None and any(experiment.task is None for experiment in chosen):
         raise ConfigurationError(f"suite {name!r} has no task: give it one, or one to each experiment")
+    check_rule(config, names)
     scorer = resolve(evaluator)
     rules = TrialRules(
         tasks=tuple(resolve_task(experiment.task or task) for experiment in chosen),
@@ -161,6 +163,15 @@ class OpenRun:
         )
         return done
 
+    async def follow(self, redo: Set[int]) -> None:
+        """Go by `EvalConfig.stop_when`, if there is one; stored trials in `redo` count when they are done again.
+
+        From here on `stop` takes every result through `Limits.check` and says when there are enough;
+        `stop.room_for(ordinal)` is to be awaited before a trial is started.
+        """
+        config, run, store = self.request.config, self.run, self.request.store
+        self.stop.follow(await blocking(lambda: follow(config, run, store, redo)))
+
     async def start(self) -> Limits:
         """Mark the run as running and work out what may still be spent."""
         store, config = self.request.store, self.request.config
@@ -195,8 +206,8 @@ async def carry_out(
         await _break_off(work, error)
         raise
     if work.stop.reason is None:
-        return await _end(work, "finished", {"stopped": None})
-    return await _end(work, "interrupted" if work.stop.resumable else "stopped", {"stopped": work.stop.reason})
+        return await _end(work, "finished")
+    return await _end(work, "interrupted" if work.stop.resumable else "stopped", work.stop.reason)
 
 
 async def execute_run(
@@ -214,9 +225,10 @@ async def _execute(work: OpenRun) -> None:
             rules = replace(request.rules, shared=shared, threads=threads)
             done = await work.done()
             again = Again(request, run, rules)
+            await work.follow(again.ordinals)
             trials = chain(again.trials(), missing_trials(run, request.dataset, done))
             remaining = run.planned - sum(byte.bit_count() for byte in done) + again.count
-            if remaining and request.config.warmup:
+            if remaining and request.config.warmup and work.stop.reason is None:
                 await _warm_up(request, run, rules)
             limits = await work.start()
             work.writer = Writer(request.store, run.run_id)
@@ -244,6 +256,7 @@ async def _execute(work: OpenRun) -> None:
 
 
 def _open(request: RunRequest) -> Any:
+    refuse_clusters(request.config, request.dataset)
     wanted = describe_run(
         request.suite,
         request.dataset,
@@ -256,13 +269,17 @@ def _open(request: RunRequest) -> Any:
     return open_run(request.store, wanted, fresh=request.fresh, reopen=request.retry_errors)
 
 
-async def _end(work: OpenRun, status: RunStatus, notes: Mapping[str, Any]) -> RunRecord:
+async def _end(work: OpenRun, status: RunStatus, why: str | None = None) -> RunRecord:
     """Commit what is on its way, then say how the run ended."""
-    request, run = work.request, work.run
+    request, run, adaptive = work.request, work.run, work.stop.adaptive
+    notes: dict[str, Any] = {"stopped": why}
     if work.writer is not None:
         await work.writer.close()
     if status == "finished" and next(request.store.ordinals(run.run_id, ("scorer_error",)), None) is not None:
         status = "unscored"  # The answers are paid for: the same command again only scores them.
+    if adaptive is not None or run.notes.get("adaptive"):
+        stored = sum(byte.bit_count() for byte in request.store.done(run.run_id))
+        notes["adaptive"] = None if adaptive is None else adaptive.note(stored)
     finished_at = None if status == "interrupted" else time.time()
     request.store.update_run(run.run_id, status=status, finished_at=finished_at, notes=notes)
     ended = request.store.get_run(run.run_id)
@@ -277,7 +294,7 @@ async def _break_off(work: OpenRun, error: BaseException) -> None:
     reason = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
     with anyio.CancelScope(shield=True):
         try:
-            await _end(work, "interrupted", {"stopped": reason})
+            await _end(work, "interrupted", reason)
         except Exception as further:
             error.add_note(f"and then: {type(further).__name__}: {further}")
 
@@ -332,6 +349,11 @@ class Again:
         store = request.store
         self.to_score = frozenset(store.ordinals(run.run_id, ("scorer_error",)))
         self.to_run = tuple(store.ordinals(run.run_id, _RETRIED)) if request.retry_errors else ()
+
+    @property
+    def ordinals(self) -> frozenset[int]:
+        """Their places in the plan."""
+        return self.to_score.union(self.to_run)
 
     @property
     def count(self) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fairtrial.report.adaptive import adaptive_remarks
 from fairtrial.report.estimates import Estimate
-from fairtrial.report.figures import Figures, adaptive_note
+from fairtrial.report.figures import Figures
 from fairtrial.report.render import plots, words
 from fairtrial.report.render.document import (
     Bar,
@@ -36,7 +37,7 @@ _TITLES = {
     "mean_score": "mean score",
     "mean_score_all": "mean score, errors as 0",
 }
-_SHORT = {"pass_rate_all": "… errors as failures", "mean_score_all": "… errors as 0"}
+_SHORT = {"pass_rate_all": "with errors as failures", "mean_score_all": "with errors as 0"}
 _DRAWN = ("pass_rate", "pass_rate_all", "mean_score")
 _ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
 _CUT, _NAME = 4_000, 80
@@ -183,7 +184,7 @@ def _costs(parts: Sequence[ExperimentReport]) -> Table:
 
 
 def _remarks(run: RunRecord, parts: Sequence[ExperimentReport]) -> Iterator[str]:
-    yield from _adaptive(adaptive_note(run))
+    yield from adaptive_remarks(run)
     if run.repeats > 1:
         yield "Repeats are averaged within each sample first, so that an interval is as wide as its samples deserve."
     for part in parts:
@@ -215,27 +216,6 @@ def _split(figures: Figures, label: str) -> Iterator[str]:
             f"{label}{words.rate(split.correlation)} of the variance of passing lies between samples, the rest between "
             "repeats of one sample: more repeats can shrink only the rest."
         )
-
-
-def _adaptive(note: Mapping[str, Any] | None) -> Iterator[str]:
-    if note is None:
-        return
-    how = "stopped adaptively" if note.get("stopped") else "the run could have stopped adaptively"
-    yield (
-        f"{how}: the figures are those of the first {note['samples']:,} of {note['planned']:,} samples, and the "
-        "intervals of pass rates stay valid however often the run looked."
-    )
-    pair = note.get("pair")
-    if pair:
-        difference = words.signed(pair["estimate"], percent=True)
-        span = " to ".join(words.signed(pair[end], percent=True) for end in ("low", "high"))
-        yield (
-            f"{pair['candidate']} is {pair['verdict'] or 'not told apart'} {'than' if pair['verdict'] else 'from'} "
-            f"{pair['baseline']}: {difference} points ({words.level(pair['level'])} interval {span}), better on "
-            f"{pair['wins']:,} and worse on {pair['losses']:,} samples, p {words.p_value(pair['p_value'])} at any look."
-        )
-    if note.get("beyond"):
-        yield f"{words.count(note['beyond'], 'result')} came after the last look and are in no figure."
 
 
 def _plots(figures: Mapping[str, Figures]) -> list[Block]:

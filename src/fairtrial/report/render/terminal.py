@@ -68,6 +68,18 @@ def glyphs_for(encoding: str | None) -> Glyphs:
     return UNICODE
 
 
+def writable(text: str, encoding: str | None) -> str:
+    """`text` with "?" for what the encoding lacks: a report that cannot be shown whole is still shown."""
+    encoding = encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.replace("…", "~").encode(encoding, "replace").decode(encoding)
+    except LookupError:
+        return writable(text, "ascii")
+    return text
+
+
 def width_of(stream: object, otherwise: int) -> int:
     """How wide to write to a stream: as wide as the terminal it is, within reason, or `otherwise`."""
     if not getattr(stream, "isatty", lambda: False)():
@@ -83,20 +95,21 @@ class Shown:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Each line as text of its own, marked never to wrap."""
-        glyphs = ASCII if options.ascii_only else UNICODE
+        glyphs = glyphs_for(options.encoding)
         for line in _document(self.document, options.max_width, glyphs):
+            line.plain = writable(line.plain, options.encoding)
             line.no_wrap = True
             line.overflow = "crop"
             yield line
 
 
-def as_text(document: Document, *, width: int = WIDTH, glyphs: Glyphs = UNICODE) -> str:
-    """The document as plain text."""
+def as_text(document: Document, *, width: int = WIDTH, encoding: str | None = None) -> str:
+    """The document as plain text that an encoding, UTF-8 unless given, can hold."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, highlight=False, markup=False, emoji=False)
-    for line in _document(document, width, glyphs):
+    for line in _document(document, width, glyphs_for(encoding)):
         console.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+    return writable("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()), encoding)
 
 
 def _document(document: Document, width: int, glyphs: Glyphs) -> Iterator[Text]:
