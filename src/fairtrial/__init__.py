@@ -73,6 +73,7 @@ from fairtrial.trials import (
 )
 
 if TYPE_CHECKING:
+    from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalRequest, MainLoop, MainLoopRequest, MainLoopResult
     from fairtrial.report import EvalReport, ExperimentReport, group_by, summarize
     from fairtrial.runs import EvalRunCompleted, EvalRunStarted, Observer, SampleEvaluated
     from fairtrial.store import RunStore, open_store
@@ -80,6 +81,14 @@ if TYPE_CHECKING:
 
 # What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
 _LATER = {
+    "fairtrial.fleet": (
+        "EvalLoop",
+        "EvalLoopConfig",
+        "EvalRequest",
+        "MainLoop",
+        "MainLoopRequest",
+        "MainLoopResult",
+    ),
     "fairtrial.report": ("EvalReport", "ExperimentReport", "group_by", "summarize"),
     "fairtrial.runs": ("EvalRunCompleted", "EvalRunStarted", "Observer", "SampleEvaluated"),
     "fairtrial.store": ("RunStore", "open_store"),
@@ -115,7 +124,10 @@ __all__ = [
     "EnvironmentRegistry",
     "EvalConfig",
     "EvalContext",
+    "EvalLoop",
+    "EvalLoopConfig",
     "EvalReport",
+    "EvalRequest",
     "EvalResult",
     "EvalRunCompleted",
     "EvalRunStarted",
@@ -124,6 +136,9 @@ __all__ = [
     "Experiment",
     "ExperimentReport",
     "FairtrialError",
+    "MainLoop",
+    "MainLoopRequest",
+    "MainLoopResult",
     "Metric",
     "MissingExtraError",
     "Observer",

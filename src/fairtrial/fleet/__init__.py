@@ -9,21 +9,53 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fairtrial.fleet.config import EvalLoopConfig, LoopConfig, MainLoopConfig
+    from fairtrial.fleet.counters import LoopCounters
+    from fairtrial.fleet.eval_loop import EvalLoop
+    from fairtrial.fleet.main_loop import MainLoop
+    from fairtrial.fleet.sessions import FolderSessionStore, InMemorySessionStore, RedisSessionStore, SessionStore
+    from fairtrial.fleet.solo import Solo, SubprocessSolo, serve_alone
     from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, suite_fingerprint
 
 _WHERE = {
+    "EvalLoop": "eval_loop",
+    "EvalLoopConfig": "config",
     "EvalReply": "wire",
     "EvalRequest": "wire",
+    "FolderSessionStore": "sessions",
+    "InMemorySessionStore": "sessions",
+    "LoopConfig": "config",
+    "LoopCounters": "counters",
+    "MainLoop": "main_loop",
+    "MainLoopConfig": "config",
     "MainLoopRequest": "wire",
     "MainLoopResult": "wire",
+    "RedisSessionStore": "sessions",
+    "SessionStore": "sessions",
+    "Solo": "solo",
+    "SubprocessSolo": "solo",
+    "serve_alone": "solo",
     "suite_fingerprint": "wire",
 }
 
 __all__ = [
+    "EvalLoop",
+    "EvalLoopConfig",
     "EvalReply",
     "EvalRequest",
+    "FolderSessionStore",
+    "InMemorySessionStore",
+    "LoopConfig",
+    "LoopCounters",
+    "MainLoop",
+    "MainLoopConfig",
     "MainLoopRequest",
     "MainLoopResult",
+    "RedisSessionStore",
+    "SessionStore",
+    "Solo",
+    "SubprocessSolo",
+    "serve_alone",
     "suite_fingerprint",
 ]
 
