@@ -15,11 +15,12 @@ Attachment BlobFolder ChatMessage CodecError ConfigurationError DataError Datase
 EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext EvalLoop EvalLoopConfig EvalReport EvalRequest
 EvalResult EvalRunCompleted EvalRunStarted EvalSuite Evaluator Experiment ExperimentReport FairtrialError MainLoop
 MainLoopRequest MainLoopResult Metric MissingExtraError Observer Outcome PromptExecuted RunMismatchError RunStore
-Sample SampleEvaluated Score Session SessionError SessionView SliceView StoreError Task TokenUsage ToolCall
-ToolInvoked Trajectory TrialContext TrialKey __version__ adapt all_of all_tools_succeeded any_of composite contains
-current_trial evaluate evaluate_sync evaluator exact_match fuzzy_match group_by json_schema json_subset load_jsonl
-matches negate one_of open_store restore_session slice_contains summarize task threshold token_usage_under
-tool_call_count tool_called tool_calls_match tool_not_called weighted within_tolerance
+Sample SampleEvaluated Score Session SessionError SessionView SliceView StoreError Task TokenUsage ToolCall ToolInvoked
+Trajectory TrialContext TrialKey __version__ adapt all_of all_tools_succeeded any_of collect_results
+collect_results_sync composite contains current_trial evaluate evaluate_sync evaluator exact_match fuzzy_match group_by
+json_schema json_subset load_jsonl matches negate one_of open_store restore_session slice_contains submit_dataset
+submit_dataset_sync summarize task threshold token_usage_under tool_call_count tool_called tool_calls_match
+tool_not_called weighted within_tolerance
 """
 
 HEAVY = ["numpy", "scipy", "sqlalchemy", "rich", "typer", "redis", "openai", "anthropic", "aiohttp", "pyarrow"]

@@ -73,7 +73,18 @@ from fairtrial.trials import (
 )
 
 if TYPE_CHECKING:
-    from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalRequest, MainLoop, MainLoopRequest, MainLoopResult
+    from fairtrial.fleet import (
+        EvalLoop,
+        EvalLoopConfig,
+        EvalRequest,
+        MainLoop,
+        MainLoopRequest,
+        MainLoopResult,
+        collect_results,
+        collect_results_sync,
+        submit_dataset,
+        submit_dataset_sync,
+    )
     from fairtrial.report import EvalReport, ExperimentReport, group_by, summarize
     from fairtrial.runs import EvalRunCompleted, EvalRunStarted, Observer, SampleEvaluated
     from fairtrial.store import RunStore, open_store
@@ -88,6 +99,10 @@ _LATER = {
         "MainLoop",
         "MainLoopRequest",
         "MainLoopResult",
+        "collect_results",
+        "collect_results_sync",
+        "submit_dataset",
+        "submit_dataset_sync",
     ),
     "fairtrial.report": ("EvalReport", "ExperimentReport", "group_by", "summarize"),
     "fairtrial.runs": ("EvalRunCompleted", "EvalRunStarted", "Observer", "SampleEvaluated"),
@@ -166,6 +181,8 @@ __all__ = [
     "all_of",
     "all_tools_succeeded",
     "any_of",
+    "collect_results",
+    "collect_results_sync",
     "composite",
     "contains",
     "current_trial",
@@ -184,6 +201,8 @@ __all__ = [
     "open_store",
     "restore_session",
     "slice_contains",
+    "submit_dataset",
+    "submit_dataset_sync",
     "summarize",
     "task",
     "threshold",

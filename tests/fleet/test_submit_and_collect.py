@@ -102,7 +102,7 @@ async def test_a_batch_is_committed_before_it_is_acknowledged(office: MemoryPost
         settle(*args)
 
     store.commit = commit  # type: ignore[method-assign,assignment]  # to see the order
-    results._settle = settled  # type: ignore[method-assign]  # to see the order
+    results._settle = settled  # type: ignore[method-assign,assignment]  # to see the order
     for place in range(3):
         await results.send(reply(place))
     await collect_results(results, 3, store=store)
@@ -122,7 +122,7 @@ async def test_a_collector_that_dies_before_its_commit_has_acknowledged_nothing(
 
     for place in range(5):
         await results.send(reply(place))
-    store.commit = commit  # type: ignore[method-assign]  # a crash
+    store.commit = commit  # type: ignore[method-assign,assignment]  # a crash
     with pytest.raises(RuntimeError, match="gone"):
         await collect_results(results, 5, store=store)
     assert await results.approximate_count() == 5
@@ -151,7 +151,9 @@ class Waits(InMemoryMailbox[EvalReply]):
 
     asked: list[float]
 
-    async def receive(self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20) -> Any:
+    async def receive(
+        self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
+    ) -> Any:
         self.asked.append(wait_time_seconds)
         return await super().receive(max_messages, visibility_timeout, wait_time_seconds)
 

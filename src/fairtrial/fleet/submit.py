@@ -136,7 +136,9 @@ def _record(
     else:
         plan = (known.experiments, known.repeats, known.dataset_fingerprint)
         if plan != ((experiment.name,), repeats, dataset.fingerprint):
-            raise ConfigurationError(f"run {run_id} is in the store already, with another plan: give this one its own id")
+            raise ConfigurationError(
+                f"run {run_id} is in the store already, with another plan: give this one its own id"
+            )
         return
     store.create_run(
         RunRecord(
