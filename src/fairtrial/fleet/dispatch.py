@@ -61,7 +61,7 @@ class DispatchConfig:
     lanes: int = 2
     floor: int = 100
     reserve: int = 500
-    lease_seconds: float = 30.0
+    lease_seconds: float = 15.0
     look_seconds: float = 0.2
     heal_seconds: float = 2.0
     hint_seconds: float = 10.0
