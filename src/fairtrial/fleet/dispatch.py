@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -60,7 +61,7 @@ class DispatchConfig:
     lanes: int = 2
     floor: int = 100
     reserve: int = 500
-    lease_seconds: float = 30.0
+    lease_seconds: float = 15.0
     look_seconds: float = 0.2
     heal_seconds: float = 2.0
     hint_seconds: float = 10.0
@@ -243,8 +244,11 @@ class Dispatch:
         now = self._looked = time.monotonic()
         self._window.look(depth, self._fresh, now)
         quiet = now - self._heard
-        if self._ledger.outstanding and quiet >= self._config.heal_seconds and self._may_be_lost(depth, quiet):
+        out = self._ledger.outstanding
+        if out and quiet >= self._config.heal_seconds and self._may_be_lost(depth, quiet):
             await self._heal()
+        elif out > depth.waiting + depth.delayed + depth.in_flight and quiet >= self._config.heal_seconds / 4:
+            await self._read_store()
         if quiet >= self._config.hint_seconds and not self._hinted:
             self._hint(depth)
 
@@ -263,6 +267,8 @@ class Dispatch:
         before = self._fresh
         if await persistently(self._results.approximate_count, "looking at the results") or self._fresh != before:
             return
+        if await self._read_store():
+            return
         self._rounds = self._rounds + 1 if self._fresh == self._fresh_at_heal else 0
         self._fresh_at_heal = self._fresh
         self._heard = time.monotonic()
@@ -274,6 +280,30 @@ class Dispatch:
         said = f"it was sent {self._rounds + 1} times and never answered: see the dead letters of {self._requests.name}"
         while trials := list(islice(lost, self._config.batch)):
             await self._give_up([(t.key, t.ordinal, t.attempt, t.sample) for t in trials], said)
+
+    async def _read_store(self) -> int:
+        """Take note of results that others stored: workers that write the store themselves, a second client."""
+        done = await in_thread(lambda: patiently(lambda: self._store.done(self._run.run_id)))
+        news = self._ledger.news(done)
+        for ordinal in news:
+            self._ledger.back(ordinal)
+        if news:
+            self._fresh += len(news)
+            self._heard = time.monotonic()
+            if self._observers or self._work.on_result is not None or self._limits.matter:
+                await self._tell(news)
+        return len(news)
+
+    async def _tell(self, ordinals: Sequence[int]) -> None:
+        def stored(ordinal: int) -> EvalResult:
+            return next(iter(self._store.results(self._run.run_id, after=ordinal - 1, limit=1)))
+
+        for ordinal in ordinals:
+            result = await in_thread(partial(stored, ordinal))
+            self._observers.publish(SampleEvaluated(self._run.run_id, result))
+            self._limits.check(result, self._stop)
+            if self._work.on_result is not None:
+                await self._work.on_result(result)
 
     async def _give_up(self, trials: Sequence[tuple[TrialKey, int, int, Sample[Any, Any]]], reason: str) -> None:
         replies = [

@@ -117,6 +117,17 @@ class Ledger:
             return False
         return result.success or result.attempt >= self._attempts.get(result.ordinal, 1)
 
+    def news(self, done: bytearray) -> list[int]:
+        """The trials that are done in this bitmap of the store's, and were not known to be."""
+        found: list[int] = []
+        for place, (known, stored) in enumerate(zip(self._done, done, strict=False)):
+            new = stored & ~known
+            if new:
+                found += [
+                    8 * place + bit for bit in range(8) if new >> bit & 1 and 8 * place + bit not in self._attempts
+                ]
+        return found
+
     def back(self, ordinal: int) -> None:
         """A trial has its result."""
         if self.is_done(ordinal):

@@ -287,6 +287,10 @@ class MainLoopRequest:
             if type(getattr(self, name)) is not FrozenDict:
                 object.__setattr__(self, name, freeze(dict(getattr(self, name))))
 
+    def typed(self, input_type: Any = object) -> Any:
+        """The input as this type. Raises `CodecError` if it is not one."""
+        return _typed(input_type, self.input, "input")
+
     def to_wire(self) -> bytes:
         """The request as JSON."""
         tree: dict[str, Any] = {"v": VERSION, "id": self.request_id, "input": self.input}

@@ -83,6 +83,10 @@ class EvalSuite:
         self.home = str(sys._getframe(1).f_globals.get("__file__", ""))  # The file it was made in.
         self._request(None, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
 
+    def prepared(self) -> RunRequest:
+        """What a worker needs to know: tasks, experiments, evaluator and settings, checked."""
+        return self._request(None, EMPTY, ())
+
     def _request(
         self,
         store: Any,

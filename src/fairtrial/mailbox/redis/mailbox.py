@@ -240,6 +240,17 @@ class RedisMailbox[T]:
         if self._owns_connection:
             await self.connection.close()
 
+    def for_replies[R](self, name: str, body_type: type[R], ttl_seconds: float) -> RedisMailbox[R]:
+        """A mailbox for answers to what is sent here: on the same Redis, and gone this long after its owner."""
+        return RedisMailbox(
+            name,
+            body_type,
+            self.connection,
+            claim_check=self.claim_check,
+            max_body_bytes=self.max_body_bytes,
+            ttl_seconds=ttl_seconds,
+        )
+
     async def run(self, doing: str, script: Any, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script on this mailbox now, with errors as ours."""
         self.check_open()
