@@ -11,15 +11,15 @@ import fairtrial
 from fairtrial import errors
 
 EXPORTED = """
-Attachment BlobFolder ChatMessage CodecError ConfigurationError DataError Dataset DatasetError Environment
+Attachment BlobFolder Calibration ChatMessage CodecError ConfigurationError DataError Dataset DatasetError Environment
 EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext EvalReport EvalResult EvalRunCompleted
 EvalRunStarted EvalSuite Evaluator Experiment ExperimentReport FairtrialError Metric MissingExtraError Observer
 Outcome PromptExecuted RunMismatchError RunStore Sample SampleEvaluated Score Session SessionError SessionView
 SliceView StopWhen StoreError Task TokenUsage ToolCall ToolInvoked Trajectory TrialContext TrialKey __version__ adapt
-all_of all_tools_succeeded any_of composite contains current_trial evaluate evaluate_sync evaluator exact_match
-fuzzy_match group_by json_schema json_subset load_jsonl matches negate one_of open_store restore_session slice_contains
-summarize task threshold token_usage_under tool_call_count tool_called tool_calls_match tool_not_called weighted
-within_tolerance
+all_of all_tools_succeeded any_of calibrate composite contains current_trial evaluate evaluate_sync evaluator
+exact_match fuzzy_match group_by json_schema json_subset load_jsonl matches negate one_of open_store restore_session
+slice_contains summarize task threshold token_usage_under tool_call_count tool_called tool_calls_match tool_not_called
+weighted within_tolerance
 """
 
 HEAVY = ["numpy", "scipy", "sqlalchemy", "rich", "typer", "redis", "openai", "anthropic", "aiohttp", "pyarrow"]

@@ -5,33 +5,26 @@ numpy is imported here: import this module only where numbers are made.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial import stats
 from fairtrial.codec import dumps
-from fairtrial.errors import ConfigurationError, DataError
-from fairtrial.judging.judge import PASSING_RATINGS, RATING_VALUES
+from fairtrial.errors import ConfigurationError
+from fairtrial.report.adaptive import adaptive_note
 from fairtrial.report.calibration import RANDOM_SAMPLE, Calibration, Confusion, Figure, Panel
-from fairtrial.report.columns import BUILT_IN, PASSED, SCORED, VALUE, Columns, read_columns
+from fairtrial.report.columns import PASSED, SCORED, VALUE, Columns, read_columns
+from fairtrial.report.labels import Found, Labels, collect
 from fairtrial.report.report import EvalReport, ExperimentReport
-from fairtrial.store.protocol import Label
-from fairtrial.trials.keys import TrialKey
-
-type Labels = Mapping[str, Any] | Mapping[TrialKey, Any] | Iterable[Label]
 
 type _Array = NDArray[np.float64]
 
 _FEW = 30
 _PICKED = 0.01
-_WORDS = {"pass": True, "passed": True, "fail": False, "failed": False}
 
 
 def calibrate(
@@ -56,34 +49,8 @@ def calibrate(
     """
     part = judged.only('name one, as in calibrate(report["terse"])') if isinstance(judged, EvalReport) else judged
     columns = _judged(part, metric)
-    found = _collect(part, columns, labels, metric, name)
+    found = collect(part, columns, labels, metric, name)
     return _calibration(part, columns, found, metric, level)
-
-
-@dataclass(slots=True)
-class _Found:
-    """Labels by trial (its row and repeat) and annotator, and what was odd about them."""
-
-    name: str = ""
-    by_trial: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
-    unknown: int = 0
-    unjudged: int = 0
-    rounded: int = 0
-    tied: int = 0
-
-    @property
-    def annotators(self) -> tuple[str, ...]:
-        return tuple(sorted({who for votes in self.by_trial.values() for who in votes}))
-
-    def settled(self, graded: bool) -> dict[tuple[int, int], float]:
-        """One label per trial: the majority's verdict, or the mean of graded labels. Ties are left out."""
-        labels = {}
-        for trial, votes in self.by_trial.items():
-            mean = math.fsum(votes.values()) / len(votes)
-            if graded or mean != 0.5:
-                labels[trial] = mean if graded else float(mean > 0.5)
-        self.tied = len(self.by_trial) - len(labels)
-        return labels
 
 
 def _judged(part: ExperimentReport, metric: str) -> Columns:
@@ -92,70 +59,6 @@ def _judged(part: ExperimentReport, metric: str) -> Columns:
         return columns
     known = ", ".join([PASSED, VALUE, *part.scores_by_criterion])
     raise ConfigurationError(f"no trial of experiment {part.name!r} has a metric {metric!r}; there are {known}")
-
-
-def _collect(part: ExperimentReport, columns: Columns, labels: Labels | None, metric: str, name: str | None) -> _Found:
-    rows = {sample_id: row for row, sample_id in enumerate(columns.ids)}
-    found = _Found()
-    names: Counter[str] = Counter()
-    judged = (columns.outcomes == SCORED) & np.isfinite(columns.values[metric])
-    for label in _labels(part, columns, labels, name):
-        if label.key.experiment != part.name:
-            continue
-        names[label.name] += 1
-        row = rows.get(label.key.sample_id)
-        if row is None or not 0 <= label.key.repeat < columns.repeats:
-            found.unknown += 1
-        elif not judged[row, label.key.repeat]:
-            found.unjudged += 1
-        else:
-            value = _read(label, metric)
-            if metric == PASSED and value not in (0.0, 1.0):
-                found.rounded += 1
-                value = float(value >= 0.5)
-            # Labels come oldest first: what an annotator said last counts.
-            found.by_trial.setdefault((row, label.key.repeat), {})[label.annotator] = value
-    if len(names) > 1:
-        listed = ", ".join(f"{key!r} ({count:,})" for key, count in sorted(names.items()))
-        raise ConfigurationError(f"the labels have several names, {listed}: choose one with name=")
-    found.name = next(iter(names), name or "")
-    return found
-
-
-def _labels(part: ExperimentReport, columns: Columns, labels: Labels | None, name: str | None) -> Iterator[Label]:
-    if labels is None:
-        yield from part.store.labels(part.run.run_id, name=name)
-        return
-    if not isinstance(labels, Mapping):
-        yield from (label for label in labels if name is None or label.name == name)
-        return
-    for key, value in labels.items():
-        if isinstance(key, str):
-            if columns.repeats > 1:
-                raise ConfigurationError(
-                    f"run {part.run.run_id} has {columns.repeats} repeats of sample {key!r}, each with an output of its "
-                    "own: give labels by TrialKey"
-                )
-            key = TrialKey(part.run.run_id, part.name, key)
-        yield Label(key, "", value)
-
-
-def _read(label: Label, metric: str) -> float:
-    value = label.value
-    if isinstance(value, str):
-        word = value.strip().lower()
-        if word in _WORDS:
-            return float(_WORDS[word])
-        if word in RATING_VALUES:
-            return float(word in PASSING_RATINGS) if metric == PASSED else RATING_VALUES[word]
-    elif isinstance(value, bool | int | float) and math.isfinite(value):
-        number = float(value)
-        if metric not in BUILT_IN or 0 <= number <= 1:
-            return number
-    raise DataError(
-        f"the label {value!r} of trial {label.key} cannot be held against {metric!r}: "
-        "say True or False, a number from 0 to 1, 'pass' or 'fail', or a rating"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +98,7 @@ def _figure(value: float | None, interval: stats.Interval | None, n: int, note: 
     return Figure(value, interval.low, interval.high, n, interval.method, note or None)
 
 
-def _calibration(part: ExperimentReport, columns: Columns, found: _Found, metric: str, level: float) -> Calibration:
+def _calibration(part: ExperimentReport, columns: Columns, found: Found, metric: str, level: float) -> Calibration:
     values = columns.values[metric]
     judged = (columns.outcomes == SCORED) & np.isfinite(values)
     every = values[judged]
@@ -207,7 +110,7 @@ def _calibration(part: ExperimentReport, columns: Columns, found: _Found, metric
     marked = np.zeros(judged.shape, dtype=np.bool_)
     for trial in labels:
         marked[trial] = True
-    lengths, models, families = _read_results(part, judged)
+    lengths, models, families = _read_results(part, columns)
     rows = np.broadcast_to(np.arange(len(columns.ids))[:, None], judged.shape)
     codes = rows if columns.clusters is None else columns.clusters[rows]
     together = columns.repeats > 1 or columns.clusters is not None
@@ -254,27 +157,23 @@ def _calibration(part: ExperimentReport, columns: Columns, found: _Found, metric
         rogan_gladen=_rogan_gladen(data, table),
         length=_figure(length.value, length.interval, length.n, length.reason),
         length_error=_figure(error.value, error.interval, error.n, error.reason),
-        panel=_panel(found, graded),
+        panel=_panel(found, graded, together),
         judge_models=models,
         same_family=families,
-        warnings=tuple(_warnings(data, found, families, together)),
+        warnings=tuple(_warnings(part, data, found, families)),
         notes=tuple(_notes(found)),
     )
 
 
-def _read_results(part: ExperimentReport, judged: NDArray[np.bool_]) -> tuple[_Array, tuple[str, ...], tuple[str, ...]]:
+def _read_results(part: ExperimentReport, columns: Columns) -> tuple[_Array, tuple[str, ...], tuple[str, ...]]:
     """The length of every output, the judges' models, and the models under test of a judge's family."""
-    lengths = np.zeros(judged.shape)
-    places: dict[str, int] = {}
-    for place, (_, sample_id, _) in enumerate(
-        fact for fact in part.store.sample_facts(part.run.run_id) if fact[0] < part.run.dataset_size
-    ):
-        places[sample_id] = place
+    lengths = np.zeros(columns.outcomes.shape)
+    rows = {sample_id: row for row, sample_id in enumerate(columns.ids)}
     models: set[str] = set()
     families: set[str] = set()
     for result in part.store.results(part.run.run_id, experiment=part.name, outcomes=("scored",)):
-        row = places[result.sample_id]
-        lengths[row, result.repeat] = len(result.output if isinstance(result.output, str) else dumps(result.output))
+        output = result.output if isinstance(result.output, str) else dumps(result.output)
+        lengths[rows[result.sample_id], result.repeat] = len(output)
         for metric in () if result.score is None else result.score.metrics:
             if "judge_model" in metric.metadata:
                 models.add(str(metric.metadata["judge_model"]))
@@ -356,7 +255,7 @@ def _rogan_gladen(data: _Data, table: Confusion | None) -> Figure:
     return _figure(found.estimate, found.interval, found.judged + found.labelled, note)
 
 
-def _panel(found: _Found, graded: bool) -> Panel | None:
+def _panel(found: Found, graded: bool, together: bool) -> Panel | None:
     shared = [votes for votes in found.by_trial.values() if len(votes) > 1]
     if not shared:
         return None
@@ -375,7 +274,7 @@ def _panel(found: _Found, graded: bool) -> Panel | None:
     return Panel(
         len(people),
         len(shared),
-        _figure(pairs.mean, pairs.interval, pairs.n, pairs.reason),
+        _figure(pairs.mean, None if together else pairs.interval, pairs.n, _TOGETHER if together else pairs.reason),
         _alone(kappa, len(shared)),
         _alone(alpha, len(shared)),
     )
@@ -387,20 +286,22 @@ def _alone(value: float | stats.Undefined, n: int) -> Figure:
     return Figure(value, None, None, n)
 
 
-def _warnings(data: _Data, found: _Found, families: tuple[str, ...], together: bool) -> Iterator[str]:
+def _warnings(part: ExperimentReport, data: _Data, found: Found, families: tuple[str, ...]) -> Iterator[str]:
     if not data.y.size:
         yield "There are no labels to hold the judge against: label a random sample of the judged trials first."
         return
     yield RANDOM_SAMPLE
     apart = stats.groups_differ(data.f, data.rest)
-    if not together and not isinstance(apart, stats.Undefined) and apart < _PICKED:
+    if data.groups is None and not isinstance(apart, stats.Undefined) and apart < _PICKED:
         yield (
-            f"The labelled trials do not look like a random sample: the judge's mean is {data.f.mean():.2f} on them and "
-            f"{data.rest.mean():.2f} on the others (p = {apart:.2g})."
+            f"The labelled trials do not look like a random sample: the judge's mean is {data.f.mean():.2f} on them "
+            f"and {data.rest.mean():.2f} on the others (p = {apart:.2g})."
         )
     if data.y.size < _FEW:
         plural = "s" if data.y.size > 1 else ""
         yield f"{data.y.size} label{plural} say little about a judge: {_FEW} to 100 are a start."
+    if adaptive_note(part.run) is not None:
+        yield "The run was allowed to stop by itself; the intervals here are for runs of a size fixed before."
     if families:
         yield (
             f"The judge is of one family with what it judges ({', '.join(families)}): models rate their own family's "
@@ -413,7 +314,7 @@ def _warnings(data: _Data, found: _Found, families: tuple[str, ...], together: b
         )
 
 
-def _notes(found: _Found) -> Iterator[str]:
+def _notes(found: Found) -> Iterator[str]:
     if found.unknown:
         yield f"{found.unknown:,} labels are of trials that this run does not have; they are left out."
     if found.unjudged:
