@@ -13,7 +13,7 @@ import pytest
 
 from fairtrial.cli.app import invoke
 
-EVALS = '''
+EVALS = """
 from fairtrial import Dataset, EvalSuite, Experiment, Sample, TrialContext, exact_match, task
 
 samples = [
@@ -32,7 +32,7 @@ def double(number: int, ctx: TrialContext) -> int:
 
 
 suite = EvalSuite("doubles", Dataset(samples, name="numbers"), double, exact_match)
-'''
+"""
 
 TWO = EVALS.replace(
     "double, exact_match)",

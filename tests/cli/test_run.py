@@ -85,7 +85,7 @@ class TestSettingsOfARun:
         assert run.experiments == ("triple",)
         assert run.repeats == 3
         assert (run.config["seed"], run.config["max_concurrent"]) == (7, 2)
-        assert dict(run.params["triple"]) == {"factor": 2, "mood": "calm"}  # type: ignore[call-overload, arg-type]
+        assert dict(run.params["triple"]) == {"factor": 2, "mood": "calm"}  # type: ignore[arg-type]
         assert dict(run.tags) == {"branch": "main"}
 
     def test_a_suite_without_experiments_takes_parameters_too(self, cli: Cli, evals: Path) -> None:
@@ -243,9 +243,7 @@ class TestAdHoc:
         run = open_store().runs()[0]
         assert (run.suite, run.experiments) == ("ask", ("openai-plain", "openai-wise"))
 
-    def test_the_cache_answers_the_second_time(
-        self, cli: Cli, prompts: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_cache_answers_the_second_time(self, cli: Cli, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with ModelServer("Paris") as server:
             monkeypatch.setenv("OPENAI_BASE_URL", f"{server.base_url}/v1")
             monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key")

@@ -11,11 +11,14 @@ import typer
 from typer.core import TyperGroup
 
 from fairtrial.cli import (
+    command_calibrate,
     command_compare,
     command_config,
     command_delete,
+    command_dlq,
     command_export,
     command_failures,
+    command_fleet,
     command_gate,
     command_init,
     command_rescore,
@@ -23,6 +26,7 @@ from fairtrial.cli import (
     command_runs,
     command_show,
     command_store,
+    command_worker,
 )
 from fairtrial.cli.faults import ExitCode, report_fault
 
@@ -103,11 +107,15 @@ for _module in (
     command_failures,
     command_compare,
     command_gate,
+    command_calibrate,
     command_rescore,
     command_export,
     command_delete,
     command_store,
     command_config,
+    command_worker,
+    command_fleet,
+    command_dlq,
 ):
     _module.register(app)
 

@@ -49,7 +49,9 @@ def compare(
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Compare candidates with a baseline, sample by sample: the difference, its interval, and a verdict.
+    """Compare candidates with a baseline: is the difference real?
+
+    Sample by sample: the difference with its interval, a verdict, and how many samples would settle it.
 
     \b
     Examples:

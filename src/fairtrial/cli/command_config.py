@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
 
 
 def config(json: options.Json = False) -> int:
-    """Print the settings that hold in this folder, each with its origin.
+    """Print the settings that hold here, each with its origin.
 
     Settings stand in pyproject.toml under [tool.fairtrial] or in the environment, as FAIRTRIAL_STORE and so on. An
     option on the command line comes before the environment, and the environment before the file.

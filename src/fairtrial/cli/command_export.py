@@ -42,7 +42,7 @@ def export(
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Write a run to a file: its results as a table, its report as a page, or the whole run.
+    """Write a run to a file: its results, its report, or all of it.
 
     csv, jsonl and parquet have one row per trial; html, markdown, json and junit are the report; run is everything,
     in one file that `EvalReport.load` and `--store` read anywhere.

@@ -27,7 +27,7 @@ def failures(
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """List the trials that did not pass: errors first, then failed ones.
+    """List the trials that did not pass, and why: errors first.
 
     \b
     Examples:

@@ -44,9 +44,9 @@ def gate(
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Decide whether a run passes: exit 0 if it does, 1 if it does not, 3 if the data cannot tell.
+    """Decide whether a run passes, by intervals: exit 0, 1 or 3.
 
-    Decisions are made by intervals, not by bare numbers. Rules come from --rules, or else from [tool.fairtrial.gate]
+    0 if it passes, 1 if it does not, 3 if the data cannot tell. Decisions are made by intervals, not by bare numbers. Rules come from --rules, or else from [tool.fairtrial.gate]
     in pyproject.toml; options come on top. Where GITHUB_STEP_SUMMARY names a file, the decision is added to it.
 
     \b

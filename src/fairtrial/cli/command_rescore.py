@@ -20,9 +20,9 @@ def rescore(
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Score the stored outputs of a run with a suite's evaluator as it is now. No task is called.
+    """Score the stored outputs of a run anew; no task is called.
 
-    The scores become a new run, so both can be compared.
+    The evaluator is the suite's as it is now. The scores become a new run, so both can be compared.
 
     \b
     Examples:

@@ -29,6 +29,10 @@ Store = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print facts as JSON, for programs.")]
+MailboxUrl = Annotated[
+    str | None,
+    typer.Option("--mailbox", metavar="URL", help="The fleet's queue: redis://host:port; or FAIRTRIAL_MAILBOX."),
+]
 Run = Annotated[
     str,
     typer.Argument(
@@ -59,3 +63,17 @@ def open_existing(store: str | None) -> RunStore:
         given = "--store" if store else "`fairtrial config` says where this place comes from; --store"
         raise Mistake(f"there is no store at {path}", f"make one with: fairtrial run SUITE ({given} names another)")
     return open_store(url)
+
+
+def mailbox_url(given: str | None) -> str:
+    """The address of the fleet's queue: the option's, or else the settings'."""
+    from fairtrial.cli.faults import Mistake
+    from fairtrial.cli.settings import load_settings
+
+    url: str | None = given or load_settings()["mailbox"]
+    if not url:
+        raise Mistake(
+            "no queue is named",
+            'name one: --mailbox redis://host:6379, FAIRTRIAL_MAILBOX, or mailbox = "..." under [tool.fairtrial]',
+        )
+    return url
