@@ -148,8 +148,8 @@ def _usage(error: typer.TyperException) -> int:
 
     context = getattr(error, "ctx", None)
     message = error.format_message()
-    if context is not None and not message:  # Called without arguments: the help is the answer.
-        typer.echo(context.get_help(), err=True)
+    if message.startswith("Usage:"):  # Called without arguments: the help is the answer.
+        typer.echo(message, err=True)
         return int(ExitCode.USAGE)
     sentence(err(), f"error: {message[:1].lower()}{message[1:]}", style="bold red")
     if context is not None:

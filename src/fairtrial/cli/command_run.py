@@ -133,6 +133,8 @@ def run(
         params=set or (),
         seed=seed,
     )
+    if mailbox:  # Never by a setting alone: nobody should send a run to a fleet without knowing.
+        selection.check_for_fleet()
     tags = tuple(parse_pairs("--tag", tag or (), as_text=True))
     asked = adhoc.Asked(prompt, dataset, tuple(model or ()), tuple(evaluator or ()))
     with stdout_for_facts(json), _cached(cache or settings["cache"], settings):
@@ -141,7 +143,7 @@ def run(
         orders = Orders(
             store=opened,
             words=ctx.obj or ("run",),
-            mailbox=mailbox or settings["mailbox"],
+            mailbox=mailbox,
             fresh=fresh,
             retry_errors=retry_errors,
             force=force,

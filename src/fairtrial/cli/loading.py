@@ -53,7 +53,8 @@ def _told(error: ConfigurationError, where: str) -> FairtrialError:
         remedy = told.remedy
         what = told.what if told.where is None else f"{place}: {told.what}"
     else:
-        what = f"{place}: {type(cause).__name__}: {' '.join(str(cause).split())}"
+        said = cause.msg if isinstance(cause, SyntaxError) else str(cause)  # The place has been named.
+        what = f"{place}: {type(cause).__name__}: {' '.join(said.split())}"
         remedy = _remedy(cause)
     return Mistake(what, remedy)
 

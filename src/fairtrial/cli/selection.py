@@ -37,6 +37,23 @@ class Selection:
         """True if only some samples are meant."""
         return self.max_samples is not None or bool(self.samples) or bool(self.filters)
 
+    def check_for_fleet(self) -> None:
+        """Workers run the suite as its file has it: refuse what would make another suite of it."""
+        given = {
+            "--max-samples": self.max_samples is not None,
+            "--sample": bool(self.samples),
+            "--filter": bool(self.filters),
+            "--experiment": bool(self.experiments),
+            "--set": bool(self.params),
+            "--seed": self.seed is not None,
+        }
+        wrong = [option for option, is_given in given.items() if is_given]
+        if wrong:
+            raise Mistake(
+                f"{' and '.join(wrong)} cannot go to a fleet: its workers run the suite as its file has it",
+                "leave --mailbox out to run this here",
+            )
+
 
 def selected(suite: EvalSuite, selection: Selection) -> EvalSuite:
     """A copy of the suite with the options applied. A part of its samples runs under a name of its own.
