@@ -123,7 +123,7 @@ def why(result: EvalResult) -> str:
     from fairtrial.cli.trial import value_text
 
     if result.score is None:
-        return result.error or ""
+        return (result.error or "").removeprefix("fairtrial.errors.")
     metrics = result.score.metrics
     low = [metric.name for metric in metrics if metric.value < 0.5]
     if low and len(low) < len(metrics):

@@ -17,7 +17,6 @@ from fairtrial.errors import (
     DatasetError,
     FairtrialError,
     MailboxConnectionError,
-    ModelAuthError,
     StoreUnavailableError,
 )
 
@@ -71,7 +70,7 @@ def explain(error: BaseException) -> Explanation:
     place = place_of(error)
     what = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, FairtrialError):
-        if place is not None and (place in what or (isinstance(error, DatasetError) and error.path is not None)):
+        if place is not None and (place in what or (isinstance(error, DatasetError) and error.line is not None)):
             place = None  # It says so itself, or names a file that is more to the point.
         return Explanation(what, place, _remedy(error), ExitCode.USAGE)
     if place is not None and _is_users(error):
@@ -94,8 +93,6 @@ def _remedy(error: FairtrialError) -> str:
         return "see that the database runs and that --store (or FAIRTRIAL_STORE) names it, then run the same again"
     if isinstance(error, MailboxConnectionError):
         return "see that the server runs and that --mailbox (or FAIRTRIAL_MAILBOX) names it, then run the same again"
-    if isinstance(error, ModelAuthError):
-        return "set the provider's key in the environment, as in: export OPENAI_API_KEY=..."
     return ""
 
 

@@ -205,7 +205,7 @@ def common_errors(report: EvalReport, limit: int = 3) -> list[tuple[str, int]]:
     found: Counter[str] = Counter()
     kinds: tuple[Any, ...] = ("task_error", "timeout", "scorer_error", "dead_letter")
     for result in report.store.results(report.run_id, outcomes=kinds, limit=2_000, outputs=False):
-        found[" ".join((result.error or result.outcome).split())] += 1
+        found[" ".join((result.error or result.outcome).removeprefix("fairtrial.errors.").split())] += 1
     return found.most_common(limit)
 
 

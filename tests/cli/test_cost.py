@@ -1,0 +1,71 @@
+"""What live progress costs."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_screens import environment
+
+TRIVIAL = """
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match, task
+
+
+@task(inline=True)
+def same(number: int) -> int:
+    return number
+
+
+suite = EvalSuite(
+    "trivial", Dataset([Sample(str(number), number, number) for number in range(100_000)]), same, exact_match
+)
+"""
+
+
+def seconds(place: Path, *words: str) -> float:
+    """How long the run itself took, by the store's clock, in a terminal."""
+    ours, theirs = pty.openpty()
+
+    def drain() -> None:
+        while True:
+            try:
+                if not os.read(ours, 65536):
+                    return
+            except OSError:
+                return
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "fairtrial.cli", "run", "trivial.py", *words, "--store", "trivial.db"],
+            stdin=theirs, stdout=theirs, stderr=theirs, check=True, cwd=place, timeout=280,
+            env=environment(COLUMNS="80", LINES="24"),
+        )  # fmt: skip
+    finally:
+        os.close(theirs)
+        reader.join(30)
+        os.close(ours)
+    from fairtrial import open_store
+
+    run = open_store(str(place / "trivial.db")).runs()[0]
+    assert run.finished_at is not None
+    return run.finished_at - run.created_at
+
+
+@pytest.mark.measured
+def test_live_progress_costs_at_most_a_seventh(place: Path) -> None:
+    (place / "trivial.py").write_text(TRIVIAL)
+    # Taken in turns, the best of each: a burst of someone else's work hits both alike.
+    quiet, live = [], []
+    for _ in range(2):
+        quiet.append(seconds(place, "--quiet"))
+        live.append(seconds(place))
+    print(f"quiet {min(quiet):.1f} s, live {min(live):.1f} s: {min(live) / min(quiet):.3f}")
+    assert min(live) <= 1.15 * min(quiet)
