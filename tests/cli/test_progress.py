@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import pytest
@@ -109,7 +110,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None
         for _ in range(1000):
             if file.getvalue():
                 break
-            progress.threading.Event().wait(0.01)
+            threading.Event().wait(0.01)
     assert file.getvalue().startswith("support: 1 of 10 trials, passed 100.0% [20.7%, 100.0%], no errors, ")
 
 
@@ -133,7 +134,7 @@ def test_a_terminal_gets_it_live() -> None:
 )
 def test_the_time_left_is_told_from_the_pace(seconds: float, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("fairtrial.cli.progress.time.monotonic", lambda: now[0])
     tally = Tally()
     started(tally)
     display = Display(tally)
