@@ -394,3 +394,19 @@ class TestRuns:
             store="memory:"
         )
         assert (report.status, dict(report.errors)) == ("interrupted", {"timeout": 1})
+
+    async def test_outputs_scored_anew_keep_the_figures_that_suit_how_many_they_are(self) -> None:
+        store = open_store("memory:")
+        values = outcomes(600, 0.8)
+        suite = EvalSuite("s", samples(values), echo, exact_match, config=EvalConfig(stop_when=NARROW))
+        first = await suite.run(store=store)
+        second = await suite.rescore(first.run_id, lambda output, expected: 0.25 if output else 0.75, store=store)
+        before, after = first.adaptive, second.adaptive
+        assert before is not None
+        assert after is not None
+        assert (after["samples"], after["stopped"]) == (before["samples"], True)
+        figures = after["experiments"]["baseline"]
+        assert figures["passed"] == before["samples"] - before["experiments"]["baseline"]["passed"]
+        assert figures["low"] == stats.betabinom_sequence(figures["passed"], figures["n"]).low
+        plain = await EvalSuite("t", samples([1]), echo, exact_match).run(store=store)
+        assert (await suite.rescore(plain.run_id, exact_match, store=store)).adaptive is None

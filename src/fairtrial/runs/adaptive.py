@@ -12,9 +12,10 @@ that could not be scored, or was lost on its way, is missing, and the figures ho
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from dataclasses import replace
 from typing import Any
 
-from fairtrial.codec import dumps
+from fairtrial.codec import dumps, from_json
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -33,7 +34,13 @@ class Adaptive:
     """What the plan's prefix says so far. The same results give the same answer, in whatever order they come."""
 
     def __init__(
-        self, rule: StopWhen, run: RunRecord, *, stored: Iterator[EvalResult] | None = None, window: int = 1_000
+        self,
+        rule: StopWhen,
+        run: RunRecord,
+        *,
+        stored: Iterator[EvalResult] | None = None,
+        window: int = 1_000,
+        until: int | None = None,
     ) -> None:
         """Follow a run.
 
@@ -42,6 +49,7 @@ class Adaptive:
             run: Its plan.
             stored: Results from before, in plan order; read only as the prefix reaches them.
             window: How far trials may run ahead of the prefix: the number of results that can wait here.
+            until: Look once, at the prefix of this many samples, which was settled elsewhere.
         """
         from fairtrial.stats import sequential  # Only now: numbers are slow to load.
 
@@ -51,6 +59,8 @@ class Adaptive:
         self.reason: str | None = None  # Why the run should stop; None while it should go on.
         self.samples = 0  # The prefix that was counted, in samples.
         self._window = window
+        self._until = until
+        self._end = run.planned if until is None else until * len(run.experiments)
         self._stored = iter(()) if stored is None else stored
         self._head: EvalResult | None = None
         self._next = 0
@@ -92,7 +102,7 @@ class Adaptive:
 
     def advance(self) -> None:
         """Count what has become a prefix, from what waits here and what was stored before."""
-        while self.reason is None and self._next < self.run.planned:
+        while self.reason is None and self._next < self._end:
             code = self._early.pop(self._next, None)
             if code is None:
                 code = self._recall(self._next)
@@ -135,7 +145,8 @@ class Adaptive:
                 self._wins += candidate == PASSED != baseline
                 self._losses += baseline == PASSED != candidate
         self.samples += 1
-        if self.samples % self.rule.every == 0 or self.samples == self.run.dataset_size:
+        last = self.samples == (self.run.dataset_size if self._until is None else self._until)
+        if last or (self._until is None and self.samples % self.rule.every == 0):
             self._look()
 
     def _look(self) -> None:
@@ -180,7 +191,7 @@ class Adaptive:
           of the candidate, or None while undecided). The e-value decides; the interval is cautious and may touch 0.
         """
         return {
-            "stopped": self.reason is not None and not self.complete,
+            "stopped": (self.reason is not None or self._until is not None) and not self.complete,
             "reason": self.reason,
             "rule": {
                 "narrower_than": self.rule.narrower_than,
@@ -272,6 +283,22 @@ def follow(config: EvalConfig, run: RunRecord, store: RunStore, redo: Set[int]) 
     adaptive = Adaptive(config.stop_when, run, stored=_stored(store, run.run_id, redo), window=window)
     adaptive.advance()
     return adaptive
+
+
+def scored_again(parent: RunRecord, run: RunRecord, store: RunStore) -> dict[str, Any] | None:
+    """What `notes["adaptive"]` says of a run that scored the outputs of another anew; None unless that one has it.
+
+    How many samples there are was decided by the other's scores: figures that hold only for a fixed number would be
+    as wrong here as there.
+    """
+    note: Any = parent.notes.get("adaptive")
+    if not note:
+        return None
+    rule = replace(from_json(StopWhen, dict(note["rule"])), verdicts=True)
+    stored = _stored(store, run.run_id, frozenset())
+    adaptive = Adaptive(rule, run, stored=stored, until=note["samples"])
+    adaptive.advance()
+    return adaptive.note(sum(byte.bit_count() for byte in store.done(run.run_id)))
 
 
 def _stored(store: RunStore, run_id: str, redo: Set[int]) -> Iterator[EvalResult]:

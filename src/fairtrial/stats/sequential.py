@@ -56,7 +56,9 @@ def eprocess_pairs(wins: int, losses: int, *, missing: int = 0) -> float:
     if min(wins, losses, missing) < 0:
         raise ValueError(f"Wins and losses are counts; got {wins} and {losses}, {missing} missing.")
     more, fewer = max(wins, losses), min(wins, losses)
-    return exp(min(_LARGEST_LOG, _log_evidence(more, min(more, fewer + missing))))
+    caught_up = min(more, fewer + missing)
+    left = missing - (caught_up - fewer)  # Once level, one for each side in turn.
+    return exp(min(_LARGEST_LOG, _log_evidence(more + left // 2, caught_up + (left + 1) // 2)))
 
 
 def betabinom_sequence(successes: int, n: int, *, missing: int = 0, level: float = 0.95) -> Interval:
