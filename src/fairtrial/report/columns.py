@@ -48,6 +48,7 @@ PASSED, VALUE, REWARD = "passed", "value", "reward"
 COSTS = ("latency_ms", "tokens", "cost_usd")
 """What every trial has beside its score; less of it is better."""
 BUILT_IN = (PASSED, VALUE, REWARD, *COSTS)
+_BUILT_IN = frozenset(BUILT_IN)
 CLUSTER_KEY = EvalConfig().cluster
 UNIT = (0.0, 1.0)
 
@@ -185,10 +186,11 @@ def read_columns(
     if inputs:
         groups |= _of_inputs(part, ordinals, inputs)
     wanted = None if metrics is None else frozenset(metrics)
+    repeats, experiments = run.repeats, len(run.experiments)
     table = _Table(run.dataset_size, run.repeats, wanted)
     for row in store.scores(run.run_id, experiment=part.name, weights=wanted is not None and REWARD in wanted):
-        place, _experiment, repeat = run.split(row.ordinal)
-        table.add(place * run.repeats + repeat, row)
+        rest, repeat = divmod(row.ordinal, repeats)
+        table.add(rest // experiments * repeats + repeat, row)
     outcomes, values = table.arrays(ordinals)
     return Columns(
         part.name if name is None else name,
@@ -214,6 +216,7 @@ class _Table:
     def __init__(self, samples: int, repeats: int, wanted: frozenset[str] | None) -> None:
         self._shape = (samples, repeats)
         self._wanted = wanted
+        self._costs = [name for name in COSTS if wanted is not None and name in wanted]
         self._outcomes = np.zeros(samples * repeats, dtype=np.int8)
         self._values: dict[str, FloatArray] = {}
         for name in (PASSED, VALUE):
@@ -226,16 +229,15 @@ class _Table:
     def add(self, cell: int, row: ScoreRow) -> None:
         self._outcomes[cell] = _CLASS[row.outcome]
         wanted, values = self._wanted, self._values
-        if wanted is not None:
-            for name in wanted.intersection(COSTS):
-                cost = getattr(row, name)
-                if cost is not None and row.outcome != "not_run":
-                    self._column(name)[cell] = cost
+        for name in self._costs:
+            cost = getattr(row, name)
+            if cost is not None and row.outcome != "not_run":
+                self._column(name)[cell] = cost
         if row.value is None:
             return
         for name, number in row.metrics.items():
             # A metric that has the name of something built in gives way to it.
-            if (wanted is None or name in wanted) and name not in BUILT_IN:
+            if (wanted is None or name in wanted) and name not in _BUILT_IN:
                 column = values.get(name)
                 if column is None:
                     column = self._column(name)
