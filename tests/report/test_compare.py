@@ -449,7 +449,7 @@ class TestRecords:
 
     def test_printed_it_is_its_sentences(self) -> None:
         comparison = one(BETTER, slice_by=by_metric("value", at=0.5))
-        assert str(comparison).splitlines()[0] == comparison["terse"]["passed"].sentence
+        assert comparison["terse"]["passed"].sentence in " ".join(str(comparison).split())
         assert comparison.verdict == "better"
 
     def test_the_same_data_always_give_the_same_answer(self) -> None:
