@@ -9,7 +9,7 @@ import pytest
 
 from fairtrial import Dataset, EvalConfig, Metric, Sample, Score, evaluate_sync, exact_match, open_store, stats
 from fairtrial.errors import ConfigurationError
-from fairtrial.report.columns import Columns, read_columns
+from fairtrial.report.columns import Columns, View, read_columns
 from fairtrial.report.estimates import Estimate, estimates
 from tests.report.build import graded, stored
 
@@ -29,7 +29,8 @@ class TestColumns:
 
     def test_which_trials_count_depends_on_the_view(self) -> None:
         columns = read_columns(stored([1.0, 0.6, "task_error", "timeout", "scorer_error", "dead_letter", "not_run"]))
-        counts = {view: columns.scores("passed", view).counts.tolist() for view in ("scored", "system", "all")}  # type: ignore[arg-type]  # a literal in a loop
+        views: tuple[View, ...] = ("scored", "system", "all")
+        counts = {view: columns.scores("passed", view).counts.tolist() for view in views}
         assert counts == {
             "scored": [1, 1, 0, 0, 0, 0, 0],
             "system": [1, 1, 1, 1, 0, 0, 0],

@@ -29,7 +29,7 @@ type View = Literal["scored", "system", "all"]
 """Which trials count: those scored; also the failures of the system (task errors and timeouts), as the worst score;
 or every error as the worst score. A trial that was not run never counts."""
 
-SCORED, FAILED, MISSING, NOT_RUN = 1, 2, 3, 0
+NOT_RUN, SCORED, FAILED, MISSING = range(4)
 _CLASS: Mapping[Outcome, int] = {
     "scored": SCORED,
     "task_error": FAILED,
@@ -38,11 +38,7 @@ _CLASS: Mapping[Outcome, int] = {
     "dead_letter": MISSING,
     "not_run": NOT_RUN,
 }
-_COUNTED: Mapping[View, tuple[int, ...]] = {
-    "scored": (SCORED,),
-    "system": (SCORED, FAILED),
-    "all": (SCORED, FAILED, MISSING),
-}
+_LAST_COUNTED: Mapping[View, int] = {"scored": SCORED, "system": FAILED, "all": MISSING}
 
 PASSED, VALUE, REWARD = "passed", "value", "reward"
 COSTS = ("latency_ms", "tokens", "cost_usd")
@@ -105,7 +101,12 @@ class Columns:
 
     def count(self, *classes: int) -> int:
         """How many trials ended in one of these classes."""
-        return int(np.count_nonzero(np.isin(self.outcomes, classes)))
+        found = np.bincount(self.outcomes.reshape(-1), minlength=MISSING + 1)
+        return int(sum(found[one] for one in classes))
+
+    def counted(self, view: View) -> NDArray[np.bool_]:
+        """The trials that count, cell by cell."""
+        return np.asarray((self.outcomes >= SCORED) & (self.outcomes <= _LAST_COUNTED[view]))
 
     @property
     def missing(self) -> int:
@@ -145,7 +146,7 @@ class Columns:
         scored = finite if metric in COSTS else (self.outcomes == SCORED) & finite
         counted = scored
         if worst is not None and view != "scored":
-            counted = scored | np.isin(self.outcomes, _COUNTED[view][1:])
+            counted = scored | (self.counted(view) & (self.outcomes != SCORED))
             values = np.where(scored, values, worst)
         counts = counted.sum(axis=1).astype(np.intp)
         return Repeats(np.broadcast_to(values, counted.shape)[counted], counts)

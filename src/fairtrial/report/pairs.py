@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.frozen import EMPTY
-from fairtrial.report.columns import COSTS, FAILED, PASSED, SCORED, UNIT, VALUE, Columns, FloatArray, IntArray, View
+from fairtrial.report.columns import COSTS, FAILED, PASSED, UNIT, VALUE, Columns, FloatArray, IntArray, View
 from fairtrial.stats import PairedDifference, Repeats, paired_difference
 
 
@@ -59,7 +59,7 @@ class Pairs:
         """The share of planned pairs of which a side says nothing about its system."""
         if not self.planned:
             return 0.0
-        usable = _usable(self.candidate) & _usable(self.baseline)
+        usable = self.candidate.counted("system").any(axis=1) & self.baseline.counted("system").any(axis=1)
         return 1 - int(np.count_nonzero(usable)) / self.planned
 
     def take(self, rows: NDArray[np.bool_]) -> Pairs:
@@ -158,10 +158,6 @@ def changes(pairs: Pairs) -> FloatArray:
     change[known] = sides[0].only(known).means - sides[1].only(known).means
     change[np.abs(change) < 1e-12] = 0.0
     return change
-
-
-def _usable(side: Columns) -> NDArray[np.bool_]:
-    return np.asarray(np.isin(side.outcomes, (SCORED, FAILED)).any(axis=1))
 
 
 def _independent(labels: IntArray) -> IntArray | None:
