@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fairtrial.report.adaptive import adaptive_remarks
 from fairtrial.report.untrusted import plain
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def _remarks(report: EvalReport) -> Text:
     stopped = report.run.notes.get("stopped")
     if stopped:
         lines.append(f"ended early: {plain(str(stopped))}")
+    lines.extend(plain(line) for line in adaptive_remarks(report.run))
     if report.run.notes.get("code_changed"):
         lines.append("the code changed while this run was unfinished: its results mix both versions")
     return Text("\n".join(lines))

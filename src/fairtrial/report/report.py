@@ -10,6 +10,7 @@ from typing import Any
 
 from fairtrial.codec import from_json
 from fairtrial.errors import CodecError, ConfigurationError, FairtrialError
+from fairtrial.report.adaptive import adaptive_note
 from fairtrial.report.results import Results
 from fairtrial.report.slices import describe, group_by, summarize
 from fairtrial.store.export import ExportFormat
@@ -115,6 +116,16 @@ class ExperimentReport:
         return describe(count, self.total - count, totals.passed, mean, squares, low, high)
 
     @property
+    def adaptive(self) -> Mapping[str, Any] | None:
+        """This experiment's figures if the run stopped by its own rule: `estimate`, `low`, `high`, `n` and others.
+
+        They take the place of ordinary intervals, which do not hold for such a run; None for other runs. All keys:
+        `fairtrial.runs.adaptive.Adaptive.note`.
+        """
+        note = adaptive_note(self.run)
+        return None if note is None else note["experiments"][self.name]
+
+    @property
     def results(self) -> Sequence[EvalResult]:
         """The results, streamed from the store."""
         return Results(self._store, self.run.run_id, sum(self.totals.outcomes.values()), experiment=self.name)
@@ -164,6 +175,11 @@ class EvalReport:
             return from_json(EvalConfig, dict(self.run.config))
         except CodecError as error:
             raise FairtrialError(f"the settings of run {self.run_id} were stored by another version: {error}") from None
+
+    @property
+    def adaptive(self) -> Mapping[str, Any] | None:
+        """What adaptive stopping found, if the run was allowed to stop by itself; None for other runs."""
+        return adaptive_note(self.run)
 
     @property
     def experiments(self) -> tuple[str, ...]:
