@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fairtrial import stats
 from fairtrial.report import by_metric
 from fairtrial.report.columns import FAILED, SCORED, Columns
 from fairtrial.report.compare import compare_columns
@@ -101,6 +103,29 @@ def test_clusters_repeats_and_three_metrics_together_keep_false_alarms_below_six
         single_metric += any(metric.low is not None and not _holds(metric) for metric in found["b"].metrics)
     assert alarms / RUNS <= 0.06
     assert single_metric > alarms  # What allowing for three tests is for.
+
+
+def test_runs_that_stop_when_they_can_tell_two_systems_apart_keep_false_alarms_below_six_percent() -> None:
+    rng = np.random.default_rng(11)
+    alarms = blind = 0
+    for run in range(RUNS):
+        chance = beta(rng, 0.7, 0.5, 300)
+        passed = [coins(rng, chance) for _ in "ab"]
+        # A look every ten samples, and an end at the first one at which the evidence is strong.
+        seen = stats.pairs_decision(passed[1] - passed[0], every=10).looked_at
+        sides = [
+            Columns.of({"passed": side[:seen]}, name=name, adaptive=seen)
+            for name, side in zip("ab", passed, strict=True)
+        ]
+        alarms += alarmed(versus(sides, run, ["passed"]))
+        # And one at the first look at which the ordinary test would see a difference.
+        wins, losses = np.cumsum(passed[1] > passed[0])[9::10], np.cumsum(passed[1] < passed[0])[9::10]
+        blind += any(_midp(int(won), int(lost)) <= 0.05 for won, lost in zip(wins, losses, strict=True))
+    assert alarms / RUNS <= 0.06
+    assert blind / RUNS > 0.15
+
+
+_midp = cache(stats.mcnemar_midp)
 
 
 def _holds(metric: MetricComparison) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fairtrial.report.columns import BUILT_IN, PASSED, VALUE, Columns, View, read_columns
 from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.report.sequential import mean_at_any_time
 from fairtrial.stats import MeanEstimate, mean_interval, mean_pass_at_k, mean_pass_hat_k
 
 
@@ -38,9 +39,9 @@ def estimates(
 
     They are named "pass_rate", "pass_rate_all", "mean_score", "mean_score_all", with repeats "pass@K" and "pass^K",
     and then after the metrics. Repeats are averaged per sample. Clusters are taken from the samples' metadata:
-    see `read_columns`.
+    see `read_columns`. Of a run that ended by its own rule only pass rates have an interval, one that allows for it.
     """
-    columns = of if isinstance(of, Columns) else read_columns(of, cluster=cluster)
+    columns = of if isinstance(of, Columns) else read_columns(of, cluster=cluster).looked_at()
     return tuple(_estimates(columns, level))
 
 
@@ -77,7 +78,8 @@ def mean_of(
     """The statistics behind an estimate."""
     bounds = columns.bounds(metric)
     scores = columns.scores(metric, view, worst=None if bounds is None else worst)
-    return mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
+    found = mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
+    return mean_at_any_time(columns, metric, scores, found, view, level) if columns.adaptive is not None else found
 
 
 def _named(name: str, metric: str, view: View, found: MeanEstimate) -> Estimate:
