@@ -9,8 +9,8 @@ import pytest
 
 from fairtrial import Dataset, EvalConfig, Metric, Sample, Score, evaluate_sync, exact_match, open_store, stats
 from fairtrial.errors import ConfigurationError
-from fairtrial.report.columns import Columns, View, read_columns
 from fairtrial.report import by_metric
+from fairtrial.report.columns import Columns, View, read_columns
 from fairtrial.report.estimates import Estimate, estimates, slice_estimates
 from tests.report.build import graded, stored
 
