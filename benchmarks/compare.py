@@ -22,8 +22,6 @@ BATCH = 1_000
 MEASURE = """
 import json, pathlib, sys, time
 from fairtrial import EvalReport, compare, open_store
-from fairtrial.report.compare import compare_columns
-import fairtrial.report.columns
 
 def memory(field):
     status = pathlib.Path("/proc/self/status").read_text()
@@ -51,7 +49,7 @@ print(json.dumps({
 def fill(store: RunStore, run_id: str, samples: int, metrics: int, repeats: int, lift: float) -> None:
     """One run: graded metrics and a pass, a little better by `lift`; a hundredth of the trials fails."""
     draw = random.Random(run_id)
-    run = store.create_run(RunRecord(run_id, "bench", "facts", "1", "f" * 32, samples, ("baseline",), repeats))
+    store.create_run(RunRecord(run_id, "bench", "facts", "1", "f" * 32, samples, ("baseline",), repeats))
     for start in range(0, samples, BATCH):
         batch, facts = [], {}
         for place in range(start, min(start + BATCH, samples)):

@@ -10,17 +10,17 @@ from fairtrial.store import RunRecord, RunStore
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 
-type Trial = float | Outcome | Score
-"""A value that is scored, an error, or a whole score."""
+type Trial = Any
+"""A value that is scored, the name of an error, or a whole score."""
 
 
 def stored(
-    trials: Sequence[Trial | Sequence[Trial]] | Mapping[str, Sequence[Trial | Sequence[Trial]]],
+    trials: Sequence[Trial] | Mapping[str, Sequence[Trial]],
     *,
     run_id: str = "r1",
     store: RunStore | None = None,
     ids: Sequence[str] | None = None,
-    metadata: Sequence[Mapping[str, Any]] | None = None,
+    metadata: Sequence[Any] | None = None,
     inputs: Sequence[Any] | None = None,
     planned: int | None = None,
     fingerprint: str = "f" * 32,
@@ -73,7 +73,8 @@ def stored(
 
 def result(key: TrialKey, ordinal: int, trial: Trial) -> EvalResult:
     if isinstance(trial, str):
-        return EvalResult(key, ordinal, trial, error="it broke", stage="task", execution=ordinal + 1, latency_ms=50)
+        outcome: Outcome = trial  # type: ignore[assignment]  # the store refuses what is none
+        return EvalResult(key, ordinal, outcome, error="it broke", stage="task", execution=ordinal + 1, latency_ms=50)
     score = trial if isinstance(trial, Score) else Score(float(trial))
     return EvalResult(key, ordinal, "scored", score, "an answer", 10 + ordinal, execution=ordinal + 1)
 

@@ -9,8 +9,9 @@ import pytest
 
 from fairtrial import Dataset, EvalConfig, Metric, Sample, Score, evaluate_sync, exact_match, open_store, stats
 from fairtrial.errors import ConfigurationError
-from fairtrial.report.columns import Columns, read_columns
-from fairtrial.report.estimates import Estimate, estimates
+from fairtrial.report import by_metric
+from fairtrial.report.columns import Columns, View, read_columns
+from fairtrial.report.estimates import Estimate, estimates, slice_estimates
 from tests.report.build import graded, stored
 
 
@@ -29,7 +30,8 @@ class TestColumns:
 
     def test_which_trials_count_depends_on_the_view(self) -> None:
         columns = read_columns(stored([1.0, 0.6, "task_error", "timeout", "scorer_error", "dead_letter", "not_run"]))
-        counts = {view: columns.scores("passed", view).counts.tolist() for view in ("scored", "system", "all")}  # type: ignore[arg-type]  # a literal in a loop
+        views: tuple[View, ...] = ("scored", "system", "all")
+        counts = {view: columns.scores("passed", view).counts.tolist() for view in views}
         assert counts == {
             "scored": [1, 1, 0, 0, 0, 0, 0],
             "system": [1, 1, 1, 1, 0, 0, 0],
@@ -156,3 +158,14 @@ class TestEstimates:
         found = estimates(Columns.of({"passed": [1.0, 0.0, 1.0, 1.0]}, clusters=["a", "a", "b", "b"]))
         assert found[0].clusters == 2
         assert found[0].note == "Only 2 clusters: the error itself is poorly known below 5."
+
+    @pytest.mark.proves("R47")
+    def test_every_slice_has_its_own_estimates(self) -> None:
+        topics = [{"topic": "law"}] * 4 + [{"topic": "art"}] * 2
+        report = stored([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], metadata=topics)
+        art, law = slice_estimates(report, "topic")
+        assert (art.name, art.n, art["pass_rate"].value) == ("topic = art", 2, 0.0)
+        assert (law.name, law.n, law["pass_rate"].value) == ("topic = law", 4, 0.75)
+        assert [part.n for part in slice_estimates(report, by_metric("value", at=0.5))] == [3, 3]
+        with pytest.raises(KeyError, match="no estimate 'f1'; there are pass_rate, pass_rate_all"):
+            law["f1"]
