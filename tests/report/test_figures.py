@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Metric, StopWhen, TrialContext, exact_match
+from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Metric, Score, StopWhen, TrialContext
 from fairtrial.report.render.record import as_text
 from fairtrial.stats import Interval, betabinom_sequence, mean_interval, mean_pass_at_k, wilson
 from tests.report.made import FAIL, PASS, TASK_ERROR, Made, hostile_report, made_report
@@ -116,9 +116,13 @@ def adaptive_report() -> Any:
         return given if ctx.experiment.name == "good" or given % 3 == 0 else -1
 
     config = EvalConfig(stop_when=StopWhen(decides=("bad", "good"), every=10), max_concurrent=1)
+
+    def judge(output: int, expected: int) -> Score:
+        return Score(float(output == expected), metrics=[Metric("brevity", 0.3 + 0.01 * (expected % 7))])
+
     numbers = Dataset.of({number: number for number in range(500)}, name="numbers")
     experiments = [Experiment("bad"), Experiment("good")]
-    return EvalSuite("adaptive", numbers, answer, exact_match, experiments=experiments, config=config).run_sync(
+    return EvalSuite("adaptive", numbers, answer, judge, experiments=experiments, config=config).run_sync(
         store="memory:", fresh=True
     )
 
@@ -130,21 +134,21 @@ def test_a_run_that_stopped_by_itself_is_said_to_have_and_has_the_interval_that_
     part = report["bad"]
     passed = -(-looked // 3)
     expected = betabinom_sequence(passed, looked)
-    for interval in (part.pass_rate_interval, part.pass_rate_all_interval):
+    for interval in (part.pass_rate_interval, part.pass_rate_all_interval, part.mean_score_interval):
         assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
         assert "sequence" in interval.method
-    assert part.mean_score_interval is None
     found = {estimate.name: estimate for estimate in part.estimates}
     assert (found["pass_rate"].n, found["pass_rate"].value) == (looked, passed / looked)
+    assert (found["brevity"].low, found["brevity"].n) == (None, looked)
     text = " ".join(str(report).split())
     assert "stopping was adaptive" in text
     assert "good is better than bad" in text
-    assert "only its pass rates have an interval that allows for it" in text
+    assert "have an interval that allows for it. (brevity)" in text
     for rendered in (report.to_markdown(), report.to_html()):
         assert "stopping was adaptive" in rendered
     record = report.to_json()["experiments"][0]
     assert record["adaptive"] is True
-    assert record["estimates"][2]["low"] is None
+    assert record["estimates"][-1]["low"] is None
 
 
 def test_where_no_trial_of_such_a_run_was_scored_there_is_no_rate() -> None:
@@ -156,5 +160,5 @@ def test_where_no_trial_of_such_a_run_was_scored_there_is_no_rate() -> None:
     report = made_report(lambda *_: TASK_ERROR, notes={"adaptive": note})
     assert report.pass_rate_interval is None
     assert report.pass_rate_all_interval is not None
-    assert (report.pass_rate_all_interval.high, report.pass_rate_all_interval.level) == (0.3, 0.9)
+    assert report.pass_rate_all_interval == betabinom_sequence(0, 10, level=0.9)
     assert "90% interval" in str(report)
