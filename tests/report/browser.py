@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import socketserver
+import struct
 import subprocess
 import threading
+import zlib
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import TracebackType
@@ -62,18 +64,34 @@ class Browser:
 
     def open(self, page: str) -> str:
         """The page as the browser holds it after it has loaded, as HTML."""
+        return self._run(page, "--dump-dom", "--virtual-time-budget=2000").decode("utf-8")
+
+    def background(self, page: str, *, dark: bool) -> str:
+        """The colour of the page's first pixel, for a reader who prefers dark or light."""
+        picture = self._folder / "page.png"
+        scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+        self._run(page, f"--screenshot={picture}", "--window-size=400,300", scheme)
+        data, pixels, at = picture.read_bytes(), b"", 8
+        while at < len(data):
+            size, kind = struct.unpack(">I4s", data[at : at + 8])
+            pixels += data[at + 8 : at + 8 + size] if kind == b"IDAT" else b""
+            at += 12 + size
+        # Whatever filter a PNG uses, its first pixel has no neighbours and is stored as it is, after the filter's byte.
+        return "#" + zlib.decompress(pixels)[1:4].hex()
+
+    def _run(self, page: str, *options: str) -> bytes:
         path = self._folder / "page.html"
         path.write_text(page, encoding="utf-8")
         port = self._server.server_address[1]
         done = subprocess.run(
             [
-                self._binary, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=2000",
+                self._binary, "--headless", "--no-sandbox", "--disable-gpu",
                 f"--user-data-dir={self._folder / 'profile'}", f"--proxy-server=http://127.0.0.1:{port}",
                 "--proxy-bypass-list=<-loopback>", "--no-first-run", "--disable-background-networking",
                 "--disable-component-update", "--disable-sync", "--disable-default-apps", "--disable-extensions",
-                path.as_uri(),
+                *options, path.as_uri(),
             ],
             capture_output=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.decode(errors="replace")[-2000:]
-        return done.stdout.decode("utf-8")
+        return done.stdout

@@ -90,13 +90,19 @@ def test_the_browser_of_these_tests_would_have_run_and_fetched_it(browser: Brows
 
 def test_the_style_is_applied_under_the_policy_in_light_and_in_dark(browser: Browser) -> None:
     page = made_report(lambda *_: PASS).to_html()
-    style = re.search("<style>(.*?)</style>", page, re.DOTALL)
-    assert style is not None
-    assert "prefers-color-scheme:dark" in style[1]
     assert html.escape(POLICY) in page
-    # A rule that the policy refused would leave no trace in the page, so the page is asked by a style of its own hash.
-    assert "'unsafe-inline'" not in POLICY
-    assert read(browser.open(page)).text.count("pass rate") >= 2
+    assert "unsafe" not in POLICY
+    assert browser.background(page, dark=False) == "#ffffff"
+    assert browser.background(page, dark=True) == "#0d1117"
+
+
+def test_in_a_notebook_every_rule_of_style_is_about_the_report_alone() -> None:
+    found = re.search("<style>(.*?)</style>", made_report(lambda *_: PASS)._repr_html_(), re.DOTALL)
+    assert found is not None
+    rules = re.sub(r"@media[^{]*\{|\n", "", found[1])
+    selectors = [one for group in re.findall(r"([^{}]+)\{", rules) for one in group.split(",")]
+    assert len(selectors) > 20
+    assert [one for one in selectors if not one.strip().startswith((".ft", "body.ft"))] == []
 
 
 def test_a_page_has_the_plots_the_figures_and_the_trials_to_read() -> None:

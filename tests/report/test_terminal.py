@@ -121,6 +121,28 @@ def test_dead_letters_have_a_column_when_there_are_any() -> None:
     assert "letters" not in str(one())
 
 
+def test_a_metric_that_only_one_experiment_has_is_a_dash_in_the_other() -> None:
+    made = {"a": Made(1.0, metrics=(Metric("brevity", 0.5),)), "b": PASS}
+    report = made_report(lambda _, experiment, __: made[experiment], experiments=("a", "b"), repeats=2)
+    assert re.search(r"brevity\n  a +0\.500 .*\n  b +- +- +0 +0$", str(report), re.MULTILINE)
+
+
+def test_what_a_reader_must_know_of_a_run_is_said() -> None:
+    broken = Made(None, "scorer_error", error="judge down")
+    report = made_report(lambda *_: broken, status="unscored", notes={"code_changed": True}, samples=2)
+    text = " ".join(str(report).split())
+    assert "2 trials could not be scored; the same command again scores them without their task." in text
+    assert "the code changed while this run was unfinished" in text
+
+
+def test_an_experiment_alone_can_be_shown() -> None:
+    part = small()["terse"]
+    assert "baseline" not in str(part)
+    assert re.search(r"terse +20 +15 +1 +1 +1 +2", str(part))
+    assert repr(part) == "<ExperimentReport terse of run0000001: 18 of 20 trials>"
+    assert "<table>" in part._repr_html_()
+
+
 def test_repeats_show_pass_at_k_and_where_the_variance_lies() -> None:
     text = str(small())
     assert "pass@2" in text

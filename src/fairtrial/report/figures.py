@@ -9,18 +9,14 @@ from typing import Any
 import numpy as np
 
 from fairtrial.report.adaptive import adaptive_note
-from fairtrial.report.columns import PASSED, SCORED, VALUE, Columns, read_columns
+from fairtrial.report.columns import PASSED, VALUE, read_columns
 from fairtrial.report.estimates import Estimate, estimates
 from fairtrial.report.report import ExperimentReport
-from fairtrial.stats import Interval, VarianceSplit, betabinom_sequence, variance_split
+from fairtrial.stats import Interval, VarianceSplit, variance_split
 
 LEVEL = 0.95
 BINS = 20
 """How many equal parts of 0 to 1 the distribution of scores is counted in."""
-
-_STOPPED = (
-    "The run looked at its own results to know when to end: only its pass rates have an interval that allows for it."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +50,14 @@ class Figures:
 
 def read_figures(part: ExperimentReport) -> Figures:
     """Read an experiment's results once and make every figure of them."""
-    columns = read_columns(part)
     adaptive = adaptive_note(part.run)
-    if adaptive is not None:
-        columns = columns.take(np.arange(min(int(adaptive["samples"]), len(columns.ids)), dtype=np.intp))
+    level = LEVEL if adaptive is None else float(adaptive["rule"]["level"])
+    columns = read_columns(part).looked_at()
     # A sample has pass@K if it has all K repeats.
     found = tuple(
-        replace(estimate, trials=estimate.n * columns.repeats)
-        if estimate.name.startswith(("pass@", "pass^"))
-        else estimate
-        for estimate in estimates(columns, level=LEVEL)
+        replace(one, trials=one.n * columns.repeats) if one.name.startswith(("pass@", "pass^")) else one
+        for one in estimates(columns, level=level)
     )
-    level = LEVEL
-    if adaptive is not None:
-        level = float(adaptive["rule"]["level"])
-        found = tuple(_always_valid(estimate, columns, adaptive["experiments"][part.name], level) for estimate in found)
     values = columns.values[VALUE]
     # The rounding keeps .15 out of the part below it, where .15 * 20 would put it by a hair.
     places = np.floor(np.round(values[np.isfinite(values)] * BINS, 9)).astype(np.intp)
@@ -80,19 +69,4 @@ def read_figures(part: ExperimentReport) -> Figures:
         variance_split(columns.scores(PASSED, "scored")) if columns.repeats > 1 else None,
         tuple(counts.tolist()),
         adaptive,
-    )
-
-
-def _always_valid(estimate: Estimate, columns: Columns, note: Mapping[str, Any], level: float) -> Estimate:
-    """The estimate with an interval that holds although the run looked at its results, or with none."""
-    if estimate.name == "pass_rate_all":
-        return replace(estimate, low=note["low"], high=note["high"], method=note["method"], note=None)
-    if estimate.name == "pass_rate":
-        # Each trial that is scored passes with this chance, whenever one stops.
-        passed = int(np.nansum(columns.values[PASSED]))
-        found = betabinom_sequence(passed, columns.count(SCORED), level=level)
-        if estimate.value is not None:
-            return replace(estimate, low=found.low, high=found.high, method=found.method, note=None)
-    return replace(
-        estimate, low=None, high=None, method=None, note=_STOPPED if estimate.note is None else estimate.note
     )

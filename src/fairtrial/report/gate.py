@@ -108,7 +108,7 @@ def gate(
     metrics = {*rules.metrics, PASSED}
     keys = tuple(dict.fromkeys(rule.by for rule in rules.slices))
     columns = [
-        read_columns(part, metrics=metrics, cluster=rules.cluster, keys=keys, name=name)
+        read_columns(part, metrics=metrics, cluster=rules.cluster, keys=keys, name=name).looked_at()
         for part, name in zip(parts, side_names(parts), strict=True)
     ]
     result = gate_columns(columns[0], rules, columns[1] if baseline is not None else None, reports=parts)

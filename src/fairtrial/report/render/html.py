@@ -39,9 +39,9 @@ _STYLE = """
 font:14px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 @media (prefers-color-scheme:dark){.ft{--ink:#e6edf3;--muted:#9198a1;--rule:#3d444d;--paper:#0d1117;--soft:#151b23;
 --blue:#4493f8;--good:#3fb950;--bad:#f85149;--unsure:#d29922}}
-html{color-scheme:light dark}
 body.ft{margin:0}.ft main{max-width:1000px;margin:0 auto;padding:24px 20px 60px}
 .ft h1{font-size:22px;line-height:1.3;margin:0 0 6px;overflow-wrap:anywhere}
+.ft .title{font-size:17px;font-weight:600}
 .ft h2{font-size:15px;margin:30px 0 8px;overflow-wrap:anywhere}
 .ft p{margin:2px 0;overflow-wrap:anywhere}.ft .about{color:var(--muted)}
 .ft .scroll{overflow-x:auto;margin-top:18px}.ft h2+.scroll{margin-top:0}
@@ -66,7 +66,8 @@ background:none;color:inherit;font-size:14px}
 font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;color:inherit}
 """
 _SHEET = _STYLE + PLOT_STYLE
-_HASH = base64.b64encode(hashlib.sha256(_SHEET.encode()).digest()).decode()
+_PAGE_SHEET = "html{color-scheme:light dark}" + _SHEET  # Not for a notebook: it is not ours to colour.
+_HASH = base64.b64encode(hashlib.sha256(_PAGE_SHEET.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
 """The content security policy of every page."""
 
@@ -81,7 +82,7 @@ def write_page(document: Document, file: IO[str]) -> None:
         '<meta name="referrer" content="no-referrer">\n'
         # Without this a browser asks the server for an icon.
         '<link rel="icon" href="data:,">\n'
-        f"<title>{title}</title>\n<style>{_SHEET}</style>\n</head>\n"
+        f"<title>{title}</title>\n<style>{_PAGE_SHEET}</style>\n</head>\n"
         f'<body class="ft">\n<main>\n<h1>{title}</h1>\n'
     )
     for part in _inside(document):
@@ -102,7 +103,7 @@ def as_fragment(document: Document) -> str:
         document.title, document.about, tuple(block for block in document.blocks if not isinstance(block, Cases))
     )
     inside = "".join(_inside(kept))
-    return f'<div class="ft"><style>{_SHEET}</style><h1>{escaped(document.title)}</h1>\n{inside}</div>'
+    return f'<div class="ft"><style>{_SHEET}</style><p class="title">{escaped(document.title)}</p>\n{inside}</div>'
 
 
 def escaped(text: str, limit: int = _LIMIT) -> str:

@@ -32,6 +32,7 @@ from fairtrial.report.render.document import (
 )
 from fairtrial.report.render.junit import shown
 from fairtrial.report.report import ExperimentReport
+from fairtrial.report.words import samples_text
 from fairtrial.trials.result import EvalResult
 
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "unknown": "unsure", "no detectable difference": ""}
@@ -179,7 +180,7 @@ def _tests(comparison: Comparison) -> Table:
                 words.p_value(metric.p),
                 *([words.p_value(metric.adjusted_p)] if several else []),
                 words.signed(metric.mde, percent=percent(metric.metric)).lstrip("+"),
-                words.UNDEFINED if metric.needed is None else f"{metric.needed:,}",
+                words.UNDEFINED if metric.needed is None else samples_text(metric.needed),
             ),
         )
         for candidate in comparison.candidates

@@ -13,6 +13,7 @@ from fairtrial.report.render.document import Bar, Block, Cell, Column, Document,
 from fairtrial.report.render.junit import attributes, case, content, properties, write_suites
 from fairtrial.report.render.of_comparison import document as of_comparison
 from fairtrial.report.render.of_comparison import percent, span
+from fairtrial.report.words import samples_text
 
 _TONES: dict[str, Tone] = {"pass": "good", "fail": "bad", "inconclusive": "unsure"}
 
@@ -91,7 +92,7 @@ def _checks(result: GateResult) -> Table:
 
 def _remarks(result: GateResult) -> Iterator[str]:
     if result.status == "inconclusive" and result.needed is not None:
-        yield f"About {words.count(result.needed, 'sample')} would decide what is open."
+        yield f"About {samples_text(result.needed)} samples would decide what is open."
     yield f"{words.rate(result.missing_share)} of the trials are missing: not run, or not scored."
     yield from result.warnings
 

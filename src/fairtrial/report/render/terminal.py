@@ -38,7 +38,7 @@ _GAP = 2
 _WIDEST = 140
 _SHORTEST_NAME = 10
 _FAIR_NAME = 32  # A name may be cut to this much to make room for a bar.
-_SHORTEST_BAR, _LONGEST_BAR = 12, 41
+_SHORTEST_BAR, _LONGEST_BAR = 10, 41
 _STYLES: dict[Tone, str] = {"": "", "good": "green", "bad": "red", "unsure": "yellow", "dim": "dim"}
 _CASES = 10
 

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 UNDEFINED = "-"
-_ONE = {
-    "task_error": "task error",
-    "scorer_error": "scorer error",
-    "timeout": "timeout",
-    "dead_letter": "dead letter",
-}
 
 
 def rate(value: float | None) -> str:
@@ -77,11 +69,3 @@ def level(value: float) -> str:
 def count(number: int, one: str, many: str | None = None) -> str:
     """A number of things: "1 sample", "2,000 samples"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def errors(counts: Mapping[str, int], not_run: int = 0) -> str:
-    """How many trials ended in each kind of error, in words; "none" if none did."""
-    parts = [count(number, _ONE.get(name, name)) for name, number in counts.items() if number]
-    if not_run:
-        parts.append(f"{not_run:,} not run")
-    return ", ".join(parts) or "none"
