@@ -14,6 +14,8 @@ import pytest
 import typer
 
 from fairtrial.cli.app import GROUPS, app
+from fairtrial.cli.faults import ExitCode
+from fairtrial.cli.settings import KNOWN
 from tests.cli.conftest import EVALS, Cli
 
 LONG = EVALS.replace('"doubles"', '"a-suite-with-a-name-that-is-far-too-long-for-any-table-of-ours"').replace(
@@ -168,3 +170,37 @@ def test_the_shell_completes_names_of_runs(cli: Cli, evals: Path) -> None:
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.stdout.split() == ["doubles", "doubles@1"]
+
+
+def test_the_documentation_names_every_command_setting_exit_code_and_format() -> None:
+    root = Path(__file__).resolve().parent.parent.parent
+    page = (root / "docs" / "cli.md").read_text(encoding="utf-8")
+    for words in everything():
+        assert f"`{words[0]}" in page, words
+        assert words[-1] in page, words
+    for name in KNOWN:
+        assert f"\n    {name} = " in page
+        assert f"FAIRTRIAL_{name.upper().replace('-', '_')}" in page
+    for code in ExitCode:
+        assert f"\n| {int(code)} | " in page
+    sources = "".join(path.read_text(encoding="utf-8") for path in (root / "src/fairtrial/cli").glob("*.py"))
+    formats = {found.replace("{verb}", verb) for found in re.findall(r'"(fairtrial\.[a-z_{}]+/1)"', sources)
+               for verb in ("retry", "drop")}  # fmt: skip
+    assert len(formats) > 15
+    assert [name for name in formats if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("words", everything(), ids=" ".join)
+def test_every_example_in_the_help_is_a_command_with_options_that_exist(words: list[str]) -> None:
+    command = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]  # type: ignore[attr-defined]  # it is a group
+    text = f"{command.help}\n{command.epilog}"
+    known = {option for parameter in command.params for option in parameter.opts}
+    examples = re.findall(r"fairtrial (.*?)(?:   |;|\n|&&|$)", text.replace("\\\n", " "))
+    assert examples
+    for example in examples:
+        parts = example.split()
+        if parts[: len(words)] == words:
+            used = {part for part in parts if part.startswith("-") and part != "-"}
+            assert used <= known, example

@@ -33,7 +33,8 @@ def calibrate(
 ) -> int:
     """Hold a judge's scores against people's labels.
 
-    Shows how far they agree, and the pass rate corrected by it. Labels are true or false, pass or fail, a number, or one of the judge's ratings, for a random sample of the trials.
+    Shows how far they agree, and the pass rate corrected by it. Labels are true or false, pass or fail, a number, or
+    one of the judge's ratings, for a random sample of the trials.
 
     \b
     Examples:

@@ -46,8 +46,9 @@ def gate(
 ) -> int:
     """Decide whether a run passes, by intervals: exit 0, 1 or 3.
 
-    0 if it passes, 1 if it does not, 3 if the data cannot tell. Decisions are made by intervals, not by bare numbers. Rules come from --rules, or else from [tool.fairtrial.gate]
-    in pyproject.toml; options come on top. Where GITHUB_STEP_SUMMARY names a file, the decision is added to it.
+    0 if it passes, 1 if it does not, 3 if the data cannot tell. Rules come from --rules, or else from
+    [tool.fairtrial.gate] in pyproject.toml; options come on top. Where GITHUB_STEP_SUMMARY names a file, the decision
+    is added to it.
 
     \b
     Examples:
