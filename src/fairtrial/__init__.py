@@ -65,6 +65,7 @@ from fairtrial.trials import (
     EvalResult,
     Experiment,
     Outcome,
+    StopWhen,
     Task,
     TrialContext,
     TrialKey,
@@ -74,6 +75,8 @@ from fairtrial.trials import (
 
 if TYPE_CHECKING:
     from fairtrial.report import EvalReport, ExperimentReport, group_by, summarize
+    from fairtrial.report.calibrate import calibrate
+    from fairtrial.report.calibration import Calibration
     from fairtrial.report.compare import Comparison, compare
     from fairtrial.report.gate import GateResult, gate
     from fairtrial.report.rules import GateRules
@@ -84,6 +87,8 @@ if TYPE_CHECKING:
 # What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
 _LATER = {
     "fairtrial.report": ("EvalReport", "ExperimentReport", "group_by", "summarize"),
+    "fairtrial.report.calibrate": ("calibrate",),
+    "fairtrial.report.calibration": ("Calibration",),
     "fairtrial.report.compare": ("Comparison", "compare"),
     "fairtrial.report.gate": ("GateResult", "gate"),
     "fairtrial.report.rules": ("GateRules",),
@@ -110,6 +115,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "Attachment",
     "BlobFolder",
+    "Calibration",
     "ChatMessage",
     "CodecError",
     "Comparison",
@@ -147,6 +153,7 @@ __all__ = [
     "SessionError",
     "SessionView",
     "SliceView",
+    "StopWhen",
     "StoreError",
     "Task",
     "TokenUsage",
@@ -160,6 +167,7 @@ __all__ = [
     "all_of",
     "all_tools_succeeded",
     "any_of",
+    "calibrate",
     "compare",
     "composite",
     "contains",

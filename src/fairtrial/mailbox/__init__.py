@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fairtrial.mailbox.body import WireBody
     from fairtrial.mailbox.claim_check import ClaimCheck
     from fairtrial.mailbox.dead_letters import DeadLetter, DeadLetters, DLQPolicy
     from fairtrial.mailbox.lease import Lease, LeaseExtender
@@ -36,6 +37,7 @@ _WHERE = {
     "RedisMailbox": "redis",
     "RedisMailboxFactory": "redis",
     "Renewer": "protocol",
+    "WireBody": "body",
 }
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "RedisMailbox",
     "RedisMailboxFactory",
     "Renewer",
+    "WireBody",
 ]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from fairtrial.codec import decode
 from fairtrial.errors import BodyError, CodecError, ConfigurationError, MailboxError, StoreUnavailableError
+from fairtrial.mailbox.body import decode_body
 
 type Verdict = Literal["retry", "dead_letter"]
 type Treatment = Literal["run", "run_alone"]
@@ -45,7 +45,7 @@ class DeadLetter:
             BodyError: it is not one, which may be why it is here.
         """
         try:
-            return decode(kind, self.text)
+            return decode_body(kind, self.text.encode("utf-8", "surrogatepass"))
         except CodecError as error:
             raise BodyError(f"dead letter {self.id} is not a {getattr(kind, '__name__', kind)}: {error}") from None
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import anyio
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
-from fairtrial.codec import decode, dumps
+from fairtrial.codec import dumps
 from fairtrial.errors import (
     BodyError,
     CodecError,
@@ -21,6 +21,7 @@ from fairtrial.errors import (
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
+from fairtrial.mailbox.body import decode_body, encode_body
 from fairtrial.mailbox.dead_letters import DeadLetter
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, checked_name, checked_receive
 from fairtrial.mailbox.resolver import MailboxResolver
@@ -134,7 +135,7 @@ class InMemoryMailbox[T]:
         wire: Any = body
         if self._kind is not None:
             try:
-                wire = dumps(body).encode("utf-8")
+                wire = encode_body(body)
             except CodecError as error:
                 raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
             if len(wire) > self._limit:
@@ -225,7 +226,7 @@ class InMemoryMailbox[T]:
             while self._waiting and len(messages) < count:
                 item = self._waiting.popleft()
                 try:
-                    body = item.body if self._kind is None else decode(self._kind, item.body)
+                    body = item.body if self._kind is None else decode_body(self._kind, item.body)
                 except CodecError as error:
                     item.deliveries += 1
                     self._bury(item, f"the body cannot be read: {error}", "BodyError")

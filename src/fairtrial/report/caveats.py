@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fairtrial.report.adaptive import adaptive_note
 from fairtrial.report.comparison import MetricComparison, SliceComparison
 from fairtrial.report.pairs import Pairs
 from fairtrial.report.report import ExperimentReport
@@ -67,11 +68,13 @@ def about_runs(reports: Sequence[ExperimentReport]) -> Iterator[str]:
     for run in {part.run.run_id: part.run for part in reports}.values():
         if run.status in ("running", "interrupted", "unscored"):
             yield f"Run {run.run_id} is not finished ({run.status}): these are not its final numbers."
-        elif run.status == "stopped":
+        elif adaptive_note(run) is not None:
             yield (
-                f"Run {run.run_id} was stopped early: the intervals and p-values here are true only if it was not its "
-                "own numbers that stopped it."
+                f"Run {run.run_id} looked at its own results to know when to end: what is said here is valid for it, "
+                "and more cautious than for a run of fixed length."
             )
+        elif run.status == "stopped":
+            yield f"Run {run.run_id} was stopped early: if its numbers were the reason, intervals here are too narrow."
     evaluators = dict.fromkeys(part.run.evaluator for part in reports)
     if len(evaluators) > 1:
         yield (

@@ -68,7 +68,7 @@ type Check = Floor | Margin
 def judged(checks: Sequence[Check], settings: Settings) -> tuple[GateCheck, ...]:
     """Hold every rule against its numbers; that one is missed must hold allowing for how many there are."""
     found = {
-        place: Found(difference(scores_of(one.pairs, one.metric, "system", settings), one.pairs.clusters, settings))
+        place: Found(difference(scores_of(one.pairs, one.metric, "system", settings), one.pairs, settings))
         for place, one in enumerate(checks)
         if isinstance(one, Margin)
     }

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fairtrial.codec import canonical
 from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY, FrozenDict
+from fairtrial.report.adaptive import adaptive_note
 from fairtrial.report.report import EvalReport, ExperimentReport
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.stats import Repeats
@@ -29,7 +30,7 @@ type View = Literal["scored", "system", "all"]
 """Which trials count: those scored; also the failures of the system (task errors and timeouts), as the worst score;
 or every error as the worst score. A trial that was not run never counts."""
 
-SCORED, FAILED, MISSING, NOT_RUN = 1, 2, 3, 0
+NOT_RUN, SCORED, FAILED, MISSING = range(4)
 _CLASS: Mapping[Outcome, int] = {
     "scored": SCORED,
     "task_error": FAILED,
@@ -38,16 +39,13 @@ _CLASS: Mapping[Outcome, int] = {
     "dead_letter": MISSING,
     "not_run": NOT_RUN,
 }
-_COUNTED: Mapping[View, tuple[int, ...]] = {
-    "scored": (SCORED,),
-    "system": (SCORED, FAILED),
-    "all": (SCORED, FAILED, MISSING),
-}
+_LAST_COUNTED: Mapping[View, int] = {"scored": SCORED, "system": FAILED, "all": MISSING}
 
 PASSED, VALUE, REWARD = "passed", "value", "reward"
 COSTS = ("latency_ms", "tokens", "cost_usd")
 """What every trial has beside its score; less of it is better."""
 BUILT_IN = (PASSED, VALUE, REWARD, *COSTS)
+_BUILT_IN = frozenset(BUILT_IN)
 CLUSTER_KEY = EvalConfig().cluster
 UNIT = (0.0, 1.0)
 
@@ -58,7 +56,8 @@ class Columns:
 
     A value is NaN where a trial has none. `planned` counts all samples of the plan, `ids` those that are known by
     name. `clusters` numbers the cluster of each sample; None if samples are independent. `groups` says for each way
-    of slicing which slice a sample is in.
+    of slicing which slice a sample is in. `adaptive` is not None if the run looked at its own results to know when to
+    end: so many samples, from the start, are those it had looked at (`looked_at`).
     """
 
     name: str
@@ -69,6 +68,7 @@ class Columns:
     clusters: IntArray | None = None
     groups: Mapping[str, Sequence[Hashable]] = EMPTY
     fingerprint: str = ""
+    adaptive: int | None = None
 
     @classmethod
     def of(
@@ -80,6 +80,7 @@ class Columns:
         clusters: Sequence[Hashable] | NDArray[Any] | None = None,
         outcomes: NDArray[Any] | None = None,
         groups: Mapping[str, Sequence[Hashable]] = EMPTY,
+        adaptive: int | None = None,
     ) -> Columns:
         """Columns from arrays of one score, or one row of repeats, per sample; all scored unless `outcomes` says."""
         arrays: dict[str, FloatArray] = {}
@@ -90,7 +91,7 @@ class Columns:
         classes = np.full(shape, SCORED, dtype=np.int8) if outcomes is None else np.asarray(outcomes, dtype=np.int8)
         known = [str(place) for place in range(shape[0])] if ids is None else list(ids)
         codes = None if clusters is None else _codes(clusters)
-        return cls(name, known, shape[0], classes.reshape(shape), arrays, codes, groups)
+        return cls(name, known, shape[0], classes.reshape(shape), arrays, codes, groups, "", adaptive)
 
     @property
     def repeats(self) -> int:
@@ -104,7 +105,12 @@ class Columns:
 
     def count(self, *classes: int) -> int:
         """How many trials ended in one of these classes."""
-        return int(np.count_nonzero(np.isin(self.outcomes, classes)))
+        found = np.bincount(self.outcomes.reshape(-1), minlength=MISSING + 1)
+        return int(sum(found[one] for one in classes))
+
+    def counted(self, view: View) -> NDArray[np.bool_]:
+        """The trials that count, cell by cell."""
+        return np.asarray((self.outcomes >= SCORED) & (self.outcomes <= _LAST_COUNTED[view]))
 
     @property
     def missing(self) -> int:
@@ -123,6 +129,13 @@ class Columns:
             clusters=None if self.clusters is None else self.clusters[places],
             groups={name: [labels[place] for place in places.tolist()] for name, labels in self.groups.items()},
         )
+
+    def looked_at(self) -> Columns:
+        """The samples that a run which ended by its own rule had looked at; all of any other.
+
+        What finished beyond them did so because it was quick, and would mislead.
+        """
+        return self if self.adaptive is None else self.take(np.arange(self.adaptive, dtype=np.intp))
 
     def bounds(self, metric: str) -> tuple[float, float] | None:
         """The range of a metric as far as it is known: 0 to 1 for scores, and for what was never seen outside."""
@@ -144,7 +157,7 @@ class Columns:
         scored = finite if metric in COSTS else (self.outcomes == SCORED) & finite
         counted = scored
         if worst is not None and view != "scored":
-            counted = scored | np.isin(self.outcomes, _COUNTED[view][1:])
+            counted = scored | (self.counted(view) & (self.outcomes != SCORED))
             values = np.where(scored, values, worst)
         counts = counted.sum(axis=1).astype(np.intp)
         return Repeats(np.broadcast_to(values, counted.shape)[counted], counts)
@@ -185,11 +198,13 @@ def read_columns(
     if inputs:
         groups |= _of_inputs(part, ordinals, inputs)
     wanted = None if metrics is None else frozenset(metrics)
+    repeats, experiments = run.repeats, len(run.experiments)
     table = _Table(run.dataset_size, run.repeats, wanted)
     for row in store.scores(run.run_id, experiment=part.name, weights=wanted is not None and REWARD in wanted):
-        place, _experiment, repeat = run.split(row.ordinal)
-        table.add(place * run.repeats + repeat, row)
+        rest, repeat = divmod(row.ordinal, repeats)
+        table.add(rest // experiments * repeats + repeat, row)
     outcomes, values = table.arrays(ordinals)
+    note = adaptive_note(run)
     return Columns(
         part.name if name is None else name,
         ids,
@@ -199,6 +214,7 @@ def read_columns(
         clusters,
         FrozenDict(groups),
         run.dataset_fingerprint,
+        None if note is None else int(np.count_nonzero(ordinals < note["samples"])),
     )
 
 
@@ -214,6 +230,7 @@ class _Table:
     def __init__(self, samples: int, repeats: int, wanted: frozenset[str] | None) -> None:
         self._shape = (samples, repeats)
         self._wanted = wanted
+        self._costs = [name for name in COSTS if wanted is not None and name in wanted]
         self._outcomes = np.zeros(samples * repeats, dtype=np.int8)
         self._values: dict[str, FloatArray] = {}
         for name in (PASSED, VALUE):
@@ -226,16 +243,15 @@ class _Table:
     def add(self, cell: int, row: ScoreRow) -> None:
         self._outcomes[cell] = _CLASS[row.outcome]
         wanted, values = self._wanted, self._values
-        if wanted is not None:
-            for name in wanted.intersection(COSTS):
-                cost = getattr(row, name)
-                if cost is not None and row.outcome != "not_run":
-                    self._column(name)[cell] = cost
+        for name in self._costs:
+            cost = getattr(row, name)
+            if cost is not None and row.outcome != "not_run":
+                self._column(name)[cell] = cost
         if row.value is None:
             return
         for name, number in row.metrics.items():
             # A metric that has the name of something built in gives way to it.
-            if (wanted is None or name in wanted) and name not in BUILT_IN:
+            if (wanted is None or name in wanted) and name not in _BUILT_IN:
                 column = values.get(name)
                 if column is None:
                     column = self._column(name)

@@ -107,7 +107,7 @@ def read_sides(
             keys=needed.keys if place == 0 else (),
             inputs=needed.inputs if place == 0 else EMPTY,
             name=name,
-        )
+        ).looked_at()
         for place, (part, name) in enumerate(zip(parts, side_names(parts), strict=True))
     ]
 
@@ -194,9 +194,9 @@ class _Compared:
             if twin is not None and settings.lower(name) == settings.lower(twin.scores.metric):
                 self.metrics.append(_Metric(scores, twin.found, twin.scored, twin.scores.metric))
                 continue
-            found = scored = difference(scores, pairs.clusters, settings)
+            found = scored = difference(scores, pairs, settings)
             if failures and scored_too and name not in COSTS:
-                scored = difference(scores_of(pairs, name, "scored", settings), pairs.clusters, settings)
+                scored = difference(scores_of(pairs, name, "scored", settings), pairs, settings)
             self.metrics.append(_Metric(scores, Found(found), Found(scored), None))
 
     def found(self) -> Iterator[Found]:

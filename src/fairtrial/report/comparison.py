@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import batched
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from fairtrial.codec import to_json
+from fairtrial.report.rendered import Rendered
 from fairtrial.report.report import ExperimentReport
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
+
+if TYPE_CHECKING:
+    from fairtrial.report.render.document import Document
 
 type Verdict = Literal["better", "worse", "no detectable difference", "unknown"]
 type Direction = Literal["gained", "lost"]
@@ -156,7 +160,7 @@ class FlippedSamples(Sequence[Flip]):
 
     def __init__(self, ids: Sequence[str], baseline: ExperimentReport, candidate: ExperimentReport) -> None:
         self.ids = tuple(ids)
-        self._sides = (baseline, candidate)
+        self.sides = (baseline, candidate)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -171,12 +175,12 @@ class FlippedSamples(Sequence[Flip]):
     def __getitem__(self, index: slice) -> FlippedSamples: ...
     def __getitem__(self, index: int | slice) -> Flip | FlippedSamples:
         if isinstance(index, slice):
-            return FlippedSamples(self.ids[index], *self._sides)
+            return FlippedSamples(self.ids[index], *self.sides)
         return next(self._read((self.ids[index],)))
 
     def _read(self, ids: Sequence[str]) -> Iterator[Flip]:
         found: list[dict[str, list[EvalResult]]] = []
-        for side in self._sides:
+        for side in self.sides:
             by_id: dict[str, list[EvalResult]] = {}
             for result in side.store.results(side.run.run_id, experiment=side.name, sample_ids=ids):
                 by_id.setdefault(result.sample_id, []).append(result)
@@ -190,7 +194,7 @@ class FlippedSamples(Sequence[Flip]):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Rendered):
     """Candidates against one baseline: `comparison["terse"]["passed"].verdict`, or print it.
 
     `tests` counts the tests that were made together, for which adjusted p-values allow.
@@ -234,15 +238,13 @@ class Comparison:
 
     def to_json(self) -> dict[str, JSON]:
         """The whole record as JSON values."""
-        return {one.name: to_json(getattr(self, one.name)) for one in fields(self) if one.name != "sources"}
+        record = {one.name: to_json(getattr(self, one.name)) for one in fields(self) if one.name != "sources"}
+        return {"format": "fairtrial.comparison/1", **record}
 
-    def __str__(self) -> str:
-        lines = [*self.warnings]
-        for one in self.candidates:
-            lines += [metric.sentence for metric in one.metrics]
-            lines += [f"{part.name}: {metric.sentence}" for part in one.slices for metric in part.metrics]
-            lines += one.warnings
-        return "\n".join(lines)
+    def _document(self, cases: int) -> Document:
+        from fairtrial.report.render.of_comparison import document
+
+        return document(self, cases=cases)
 
 
 def _named(metrics: Sequence[MetricComparison], metric: str) -> MetricComparison:

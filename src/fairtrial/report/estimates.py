@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fairtrial.report.columns import BUILT_IN, PASSED, VALUE, Columns, View, read_columns
 from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.report.sequential import mean_at_any_time
+from fairtrial.report.slices import SliceBy
+from fairtrial.report.slicing import cut, needs, settled
 from fairtrial.stats import MeanEstimate, mean_interval, mean_pass_at_k, mean_pass_hat_k
 
 
@@ -31,6 +34,40 @@ class Estimate:
     note: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class SliceEstimates:
+    """The rates and means of some of the samples: `part["pass_rate"].low`."""
+
+    name: str
+    by: str
+    n: int
+    estimates: tuple[Estimate, ...]
+
+    def __getitem__(self, name: str) -> Estimate:
+        for one in self.estimates:
+            if one.name == name:
+                return one
+        raise KeyError(f"no estimate {name!r}; there are {', '.join(one.name for one in self.estimates)}")
+
+
+def slice_estimates(
+    report: EvalReport | ExperimentReport,
+    slice_by: SliceBy | Sequence[SliceBy],
+    *,
+    cluster: str | None = None,
+    level: float = 0.95,
+) -> tuple[SliceEstimates, ...]:
+    """The `estimates` of each slice: metadata keys, `by_input`, `by_metric` or functions of the input."""
+    ways = settled(slice_by)
+    needed = needs(ways)
+    columns = read_columns(report, cluster=cluster, keys=needed.keys, inputs=needed.inputs).looked_at()
+    found = []
+    for part in cut(ways, columns):
+        some = columns.take(part.rows)
+        found.append(SliceEstimates(part.name, part.by, some.planned, tuple(_estimates(some, level))))
+    return tuple(found)
+
+
 def estimates(
     of: EvalReport | ExperimentReport | Columns, *, cluster: str | None = None, level: float = 0.95
 ) -> tuple[Estimate, ...]:
@@ -38,9 +75,9 @@ def estimates(
 
     They are named "pass_rate", "pass_rate_all", "mean_score", "mean_score_all", with repeats "pass@K" and "pass^K",
     and then after the metrics. Repeats are averaged per sample. Clusters are taken from the samples' metadata:
-    see `read_columns`.
+    see `read_columns`. Of a run that ended by its own rule only pass rates have an interval, one that allows for it.
     """
-    columns = of if isinstance(of, Columns) else read_columns(of, cluster=cluster)
+    columns = of if isinstance(of, Columns) else read_columns(of, cluster=cluster).looked_at()
     return tuple(_estimates(columns, level))
 
 
@@ -77,7 +114,8 @@ def mean_of(
     """The statistics behind an estimate."""
     bounds = columns.bounds(metric)
     scores = columns.scores(metric, view, worst=None if bounds is None else worst)
-    return mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
+    found = mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
+    return mean_at_any_time(columns, metric, scores, found, view, level) if columns.adaptive is not None else found
 
 
 def _named(name: str, metric: str, view: View, found: MeanEstimate) -> Estimate:

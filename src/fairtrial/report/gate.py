@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -16,10 +16,14 @@ from fairtrial.report.columns import COSTS, PASSED, Columns, hashable, one_exper
 from fairtrial.report.compare import compare_columns, side_names
 from fairtrial.report.comparison import Comparison
 from fairtrial.report.pairs import Pairs, Settings, pair
+from fairtrial.report.rendered import Rendered
 from fairtrial.report.report import EvalReport, ExperimentReport
 from fairtrial.report.rules import GateRules, SliceRule
 from fairtrial.report.slicing import Slice, cut
 from fairtrial.types import JSON
+
+if TYPE_CHECKING:
+    from fairtrial.report.render.document import Document
 
 __all__ = ["GateCheck", "GateResult", "GateRules", "SliceRule", "gate", "gate_columns"]
 
@@ -29,7 +33,7 @@ _EXIT_CODES: Mapping[GateStatus, int] = {"pass": 0, "fail": 1, "inconclusive": 3
 
 
 @dataclass(frozen=True, slots=True)
-class GateResult:
+class GateResult(Rendered):
     """What a gate decided, rule by rule; "inconclusive" means that the data allow both answers.
 
     `reasons` say why it did not pass, or what it passed on; `needed` is the number of samples that would decide what
@@ -59,13 +63,25 @@ class GateResult:
     def to_json(self) -> dict[str, JSON]:
         """The whole record as JSON values."""
         plain = {one.name: to_json(getattr(self, one.name)) for one in fields(self) if one.name != "comparison"}
-        return plain | {
-            "exit_code": self.exit_code,
-            "comparison": None if self.comparison is None else self.comparison.to_json(),
-        }
+        return (
+            {"format": "fairtrial.gate/1"}
+            | plain
+            | {
+                "exit_code": self.exit_code,
+                "comparison": None if self.comparison is None else self.comparison.to_json(),
+            }
+        )
 
-    def __str__(self) -> str:
-        return "\n".join([f"{self.status}: {self.candidate}", *self.reasons, *self.warnings])
+    def to_junit(self) -> str:
+        """JUnit XML with a test case for every rule."""
+        from fairtrial.report.render.of_gate import as_junit
+
+        return as_junit(self)
+
+    def _document(self, cases: int) -> Document:
+        from fairtrial.report.render.of_gate import document
+
+        return document(self, cases=cases)
 
 
 def gate(
@@ -92,7 +108,7 @@ def gate(
     metrics = {*rules.metrics, PASSED}
     keys = tuple(dict.fromkeys(rule.by for rule in rules.slices))
     columns = [
-        read_columns(part, metrics=metrics, cluster=rules.cluster, keys=keys, name=name)
+        read_columns(part, metrics=metrics, cluster=rules.cluster, keys=keys, name=name).looked_at()
         for part, name in zip(parts, side_names(parts), strict=True)
     ]
     result = gate_columns(columns[0], rules, columns[1] if baseline is not None else None, reports=parts)

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairtrial.frozen import EMPTY
-from fairtrial.report.columns import COSTS, FAILED, PASSED, SCORED, UNIT, VALUE, Columns, FloatArray, IntArray, View
-from fairtrial.stats import PairedDifference, Repeats, paired_difference
+from fairtrial.report.columns import COSTS, FAILED, PASSED, UNIT, VALUE, Columns, FloatArray, IntArray, View
+from fairtrial.report.scores import Scores, Settings
+from fairtrial.report.sequential import difference_at_any_time
+from fairtrial.stats import PairedDifference, paired_difference
 
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How differences are computed; `bounds` are ranges of metrics, None for a metric without limits."""
-
-    alpha: float = 0.05
-    power: float = 0.8
-    lower_is_better: frozenset[str] = frozenset(COSTS)
-    bounds: Mapping[str, tuple[float, float] | None] = field(default=EMPTY)
-    test: Literal["midp", "exact"] = "midp"
-    draws: int | None = None
-    seed: int = 0
-
-    @property
-    def level(self) -> float:
-        """The confidence level of intervals."""
-        return 1 - self.alpha
-
-    def lower(self, metric: str) -> bool:
-        """Whether less of a metric is better."""
-        return metric in self.lower_is_better
+__all__ = ["Pairs", "Scores", "Settings", "changes", "difference", "pair", "scores_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +38,7 @@ class Pairs:
         """The share of planned pairs of which a side says nothing about its system."""
         if not self.planned:
             return 0.0
-        usable = _usable(self.candidate) & _usable(self.baseline)
+        usable = self.candidate.counted("system").any(axis=1) & self.baseline.counted("system").any(axis=1)
         return 1 - int(np.count_nonzero(usable)) / self.planned
 
     def take(self, rows: NDArray[np.bool_]) -> Pairs:
@@ -68,24 +47,6 @@ class Pairs:
         count = int(np.count_nonzero(rows))
         return replace(
             self, candidate=self.candidate.take(rows), baseline=self.baseline.take(rows), clusters=labels, planned=count
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scores:
-    """One metric on both sides of the pairs, ready to be compared."""
-
-    metric: str
-    candidate: Repeats
-    baseline: Repeats
-    bounds: tuple[float, float] | None
-    left_out: int  # Failures of the system that have no number in this metric.
-
-    def same_as(self, other: Scores) -> bool:
-        """Whether the two metrics have the same numbers throughout: then they are one and the same test."""
-        return all(
-            np.array_equal(mine.counts, its.counts) and np.array_equal(mine.flat, its.flat)
-            for mine, its in ((self.candidate, other.candidate), (self.baseline, other.baseline))
         )
 
 
@@ -106,6 +67,8 @@ def pair(candidate: Columns, baseline: Columns) -> Pairs:
         only_candidate = len(set(candidate.ids)) - len(rows) - len(both)
         only_baseline = len(set(baseline.ids)) - len(rows) - len(both)
     labels = right.clusters if right.clusters is not None else left.clusters
+    # Of one dataset, what is not among the pairs was not run; of two, it may never have been meant to be. Nor was what
+    # lies beyond the samples that a run ended with by its own rule.
     same_plan = bool(baseline.fingerprint) and baseline.fingerprint == candidate.fingerprint
     return Pairs(
         left,
@@ -114,8 +77,7 @@ def pair(candidate: Columns, baseline: Columns) -> Pairs:
         only_candidate,
         only_baseline,
         repeated,
-        # Of one dataset, what is not among the pairs was not run; of two, it may never have been meant to be.
-        baseline.planned - repeated if same_plan else len(right.ids),
+        min(baseline.planned, candidate.planned) - repeated if same_plan else len(right.ids),
     )
 
 
@@ -135,8 +97,11 @@ def scores_of(pairs: Pairs, metric: str, view: View, settings: Settings) -> Scor
     return Scores(metric, candidate, baseline, bounds, left_out)
 
 
-def difference(scores: Scores, clusters: IntArray | None, settings: Settings) -> PairedDifference:
+def difference(scores: Scores, pairs: Pairs, settings: Settings) -> PairedDifference:
     """candidate - baseline, with all that is to be said about it."""
+    if pairs.candidate.adaptive is not None or pairs.baseline.adaptive is not None:
+        return difference_at_any_time(scores, pairs.clusters, settings)
+    clusters = pairs.clusters
     return paired_difference(
         scores.candidate,
         scores.baseline,
@@ -158,10 +123,6 @@ def changes(pairs: Pairs) -> FloatArray:
     change[known] = sides[0].only(known).means - sides[1].only(known).means
     change[np.abs(change) < 1e-12] = 0.0
     return change
-
-
-def _usable(side: Columns) -> NDArray[np.bool_]:
-    return np.asarray(np.isin(side.outcomes, (SCORED, FAILED)).any(axis=1))
 
 
 def _independent(labels: IntArray) -> IntArray | None:

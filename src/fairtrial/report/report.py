@@ -6,21 +6,33 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fairtrial.codec import from_json
 from fairtrial.errors import CodecError, ConfigurationError, FairtrialError
+from fairtrial.report.adaptive import adaptive_note
+from fairtrial.report.rendered import Rendered
 from fairtrial.report.results import Results
 from fairtrial.report.slices import describe, group_by, summarize
 from fairtrial.store.export import ExportFormat
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.types import JSON
+
+if TYPE_CHECKING:
+    from fairtrial.report.estimates import Estimate
+    from fairtrial.report.figures import Figures
+    from fairtrial.report.render.document import Document
+    from fairtrial.stats import Interval
+
+type ReportFormat = ExportFormat | Literal["html", "md", "json", "xml"]
+"""Tables of results, one row per trial; or the report itself as a page, Markdown, JSON or JUnit XML."""
 
 ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
 
 
-class ExperimentReport:
+class ExperimentReport(Rendered):
     """The figures of one experiment of a run. Undefined figures are None, never 0."""
 
     def __init__(self, store: RunStore, run: RunRecord, totals: Totals) -> None:
@@ -98,6 +110,38 @@ class ExperimentReport:
         """What the task's model calls cost; None where no price is known."""
         return self.totals.cost_usd
 
+    @cached_property
+    def figures(self) -> Figures:
+        """Every rate and mean with its interval, read once."""
+        from fairtrial.report.figures import read_figures
+
+        return read_figures(self)
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """Every rate and mean with its interval; repeats and clusters are allowed for."""
+        return self.figures.estimates
+
+    @property
+    def pass_rate_interval(self) -> Interval | None:
+        """Where the pass rate over scored trials may lie."""
+        return self.figures.interval("pass_rate")
+
+    @property
+    def pass_rate_all_interval(self) -> Interval | None:
+        """Where the pass rate may lie, with errors as failures."""
+        return self.figures.interval("pass_rate_all")
+
+    @property
+    def mean_score_interval(self) -> Interval | None:
+        """Where the mean value of scored trials may lie."""
+        return self.figures.interval("mean_score")
+
+    @property
+    def mean_score_all_interval(self) -> Interval | None:
+        """Where the mean value may lie, with errors as 0."""
+        return self.figures.interval("mean_score_all")
+
     @property
     def scores_by_criterion(self) -> Mapping[str, float]:
         """The mean of every metric over the scored trials that have it."""
@@ -115,6 +159,16 @@ class ExperimentReport:
         return describe(count, self.total - count, totals.passed, mean, squares, low, high)
 
     @property
+    def adaptive(self) -> Mapping[str, Any] | None:
+        """This experiment's figures if the run stopped by its own rule: `estimate`, `low`, `high`, `n` and others.
+
+        They take the place of ordinary intervals, which do not hold for such a run; None for other runs. All keys:
+        `fairtrial.runs.adaptive.Adaptive.note`.
+        """
+        note = adaptive_note(self.run)
+        return None if note is None else note["experiments"][self.name]
+
+    @property
     def results(self) -> Sequence[EvalResult]:
         """The results, streamed from the store."""
         return Results(self._store, self.run.run_id, sum(self.totals.outcomes.values()), experiment=self.name)
@@ -124,8 +178,28 @@ class ExperimentReport:
         count = self.successful - self.totals.passed
         return Results(self._store, self.run.run_id, count, experiment=self.name, passed=False)
 
+    def to_junit(self) -> str:
+        """JUnit XML with a test case for every trial."""
+        from fairtrial.report.render.junit import as_junit
 
-class EvalReport:
+        return as_junit(self._store, self.run, [self])
+
+    def _document(self, cases: int) -> Document:
+        from fairtrial.report.render.of_report import document
+
+        return document(self._store, self.run, [self], cases=cases)
+
+    def to_json(self) -> dict[str, JSON]:
+        """All figures as JSON values; docs/reports.md says what is in them."""
+        from fairtrial.report.render.record import report_record
+
+        return report_record(self.run, [self])
+
+    def __repr__(self) -> str:
+        return f"<ExperimentReport {self.name} of {self.run.run_id}: {self.total} of {self.planned} trials>"
+
+
+class EvalReport(Rendered):
     """The report of a run: one `ExperimentReport` for each experiment, and the figures that can be added up.
 
     With one experiment its figures are here too; with several, `report["terse"].pass_rate` says whose is meant.
@@ -164,6 +238,11 @@ class EvalReport:
             return from_json(EvalConfig, dict(self.run.config))
         except CodecError as error:
             raise FairtrialError(f"the settings of run {self.run_id} were stored by another version: {error}") from None
+
+    @property
+    def adaptive(self) -> Mapping[str, Any] | None:
+        """What adaptive stopping found, if the run was allowed to stop by itself; None for other runs."""
+        return adaptive_note(self.run)
 
     @property
     def experiments(self) -> tuple[str, ...]:
@@ -248,6 +327,26 @@ class EvalReport:
         return self._only("mean_score").mean_score
 
     @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """Every rate and mean with its interval; repeats and clusters are allowed for."""
+        return self._only("estimates").estimates
+
+    @property
+    def pass_rate_interval(self) -> Interval | None:
+        """Where the pass rate over scored trials may lie."""
+        return self._only("pass_rate_interval").pass_rate_interval
+
+    @property
+    def pass_rate_all_interval(self) -> Interval | None:
+        """Where the pass rate may lie, with errors as failures."""
+        return self._only("pass_rate_all_interval").pass_rate_all_interval
+
+    @property
+    def mean_score_interval(self) -> Interval | None:
+        """Where the mean value of scored trials may lie."""
+        return self._only("mean_score_interval").mean_score_interval
+
+    @property
     def mean_latency_ms(self) -> float | None:
         """How long the task took on average, in milliseconds."""
         return self._only("mean_latency_ms").mean_latency_ms
@@ -302,26 +401,36 @@ class EvalReport:
         store, run_id = load_run(Path(path))
         return cls(store, store.get_run(run_id))
 
-    def export(self, path: Path | str, format: ExportFormat | None = None) -> None:
-        """Write the results as csv, jsonl or parquet; the format is the file's suffix unless given."""
-        from fairtrial.store.export import export_results
+    def export(self, path: Path | str, format: ReportFormat | None = None) -> None:
+        """Write the results as csv, jsonl or parquet, or the report as html, md, json or xml (JUnit).
 
-        export_results(self.store, self.run_id, Path(path), format)
+        The format is the file's suffix unless given. Whatever the number of results, few are held at a time.
+        """
+        from fairtrial.report.render.files import write
 
-    def __str__(self) -> str:
-        from fairtrial.report.render import as_text
+        write(self, Path(path), format)
 
-        return as_text(self)
+    def to_junit(self) -> str:
+        """JUnit XML with a test case for every trial; `export("report.xml")` holds none of it in memory."""
+        from fairtrial.report.render.junit import as_junit
 
-    def __rich__(self) -> Any:
-        from fairtrial.report.render import as_renderable
+        return as_junit(self.store, self.run, self.parts)
 
-        return as_renderable(self)
+    @property
+    def parts(self) -> list[ExperimentReport]:
+        """The experiments, in their order."""
+        return [self[name] for name in self.experiments]
 
-    def _repr_html_(self) -> str:
-        from fairtrial.report.render import as_html
+    def _document(self, cases: int) -> Document:
+        from fairtrial.report.render.of_report import document
 
-        return as_html(self)
+        return document(self.store, self.run, self.parts, cases=cases)
+
+    def to_json(self) -> dict[str, JSON]:
+        """All figures as JSON values; docs/reports.md says what is in them."""
+        from fairtrial.report.render.record import report_record
+
+        return report_record(self.run, self.parts)
 
     def __repr__(self) -> str:
         return f"<EvalReport {self.run.suite} {self.run_id}: {self.total} of {self.planned} trials>"

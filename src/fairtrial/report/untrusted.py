@@ -5,11 +5,26 @@ from __future__ import annotations
 import re
 
 # Control characters (escape sequences among them), the separators that break lines, and marks that reorder text.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+# Half a character: no encoding of files or terminals takes it. The others mean nothing and XML refuses them.
+_NO_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+
+
+def whole(text: str) -> str:
+    """`text` in which every character is one: halves and non-characters are replaced."""
+    return _NO_TEXT.sub("\ufffd", text)
+
+
+def lines(text: str, *, limit: int | None = None) -> str:
+    """`text` without terminal escapes and control characters, its lines kept, cut to `limit` characters."""
+    if limit is not None:
+        text = text[: 4 * limit + 100]  # A giant output is not searched to its end for what is cut off anyway.
+    clean = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    clean = whole(_UNSAFE.sub("", clean))
+    return clean if limit is None or len(clean) <= limit else clean[: max(limit - 1, 0)] + "…"
 
 
 def plain(text: str, *, limit: int | None = None) -> str:
-    """`text` without terminal escapes and control characters, on one line, cut to `limit`."""
-    clean = _UNSAFE.sub("", _ESCAPES.sub("", text)).replace("\n", " ").replace("\t", " ")
-    return clean if limit is None or len(clean) <= limit else clean[: max(limit - 1, 0)] + "…"
+    """`text` without terminal escapes and control characters, on one line, cut to `limit` characters."""
+    return lines(text, limit=limit).replace("\n", " ").replace("\t", " ")

@@ -9,7 +9,8 @@ from typing import Literal
 from scipy import stats as scipy_stats
 
 from fairtrial.report.comparison import Verdict
-from fairtrial.report.pairs import Settings
+from fairtrial.report.scores import Settings
+from fairtrial.report.sequential import E_PROCESS
 from fairtrial.report.words import change_text, mean_text, p_text, range_text, samples_text, size_text
 from fairtrial.stats import PairedDifference, Undefined, benjamini_hochberg, binary_mde, holm, samples_to_detect
 
@@ -34,10 +35,18 @@ def adjust(found: Sequence[Found], how: Literal["holm", "bh"]) -> int:
 
 
 def verdict_of(found: Found, settings: Settings, lower: bool) -> Verdict:
-    """The verdict is the interval's; among several tests the adjusted p-value must agree."""
+    """The verdict is the interval's; among several tests the adjusted p-value must agree.
+
+    Where a run looked at its own results it is the e-process that decides: its interval is the more cautious one.
+    """
     interval = found.difference.interval
     if interval is None:
         return "unknown"
+    if found.difference.test == E_PROCESS:
+        p = found.difference.p_value if found.adjusted is None else found.adjusted
+        if p is None or p > settings.alpha * (1 + 1e-9):
+            return "no detectable difference"
+        return "better" if (found.difference.wins > found.difference.losses) is not lower else "worse"
     if interval.contains(0.0) or not _holds_among_others(found, settings):
         return "no detectable difference"
     return "better" if (interval.low > 0) is not lower else "worse"
@@ -67,7 +76,7 @@ def detectable(
 
 def samples_needed(found: PairedDifference, tests: int, settings: Settings) -> int | None:
     """How many samples would show a true difference as large as the observed one."""
-    if found.difference is None or not found.se:
+    if found.difference is None or not found.se or found.test == E_PROCESS:
         return None
     level = 1 - settings.alpha / max(1, tests)
     needed = samples_to_detect(found.n, found.se, found.difference, level=level, power=settings.power)
@@ -104,8 +113,11 @@ def sentence(
     if verdict in ("better", "worse"):
         return f"{metric}: {candidate} is {verdict} than {baseline}: {figures}."
     parts = [f"{metric}: no detectable difference between {candidate} and {baseline}: {figures}."]
-    if not one.interval.contains(0.0):
+    if not one.interval.contains(0.0) and one.test != E_PROCESS:
         parts.append("Alone it would count as a difference; among so many tests one such is to be expected.")
+    if one.test == E_PROCESS:
+        parts.append("The run looked at its own results to know when to end, so only strong evidence counts.")
+        return " ".join(parts)
     size = f"{one.n:,} sample{'' if one.n == 1 else 's'}"
     if not one.wins + one.losses:
         parts.append("Every pair is equal.")

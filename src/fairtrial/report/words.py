@@ -16,7 +16,10 @@ def change_text(metric: str, value: float | None) -> str:
     """A difference as people read it: pass rates differ by points of a hundred."""
     if value is None:
         return "-"
-    return f"{100 * value:+.1f} points" if metric == PASSED else _plain(value, "+")
+    if metric != PASSED:
+        return _plain(value, "+")
+    # An end of an interval that is just beyond 0 must not read as 0.
+    return f"{100 * value:+.1f} points" if abs(value) >= 0.0005 or not value else f"{100 * value:+.1g} points"
 
 
 def size_text(metric: str, value: float) -> str:

@@ -11,6 +11,7 @@ from uuid import uuid4
 from fairtrial.codec import from_json, to_json
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError
+from fairtrial.runs.adaptive import scored_again
 from fairtrial.runs.events import Observers
 from fairtrial.runs.plan import PlannedTrial
 from fairtrial.runs.runner import score_stored
@@ -92,7 +93,13 @@ async def rescore_run(
     finally:
         await writer.close()
         rules.threads.close()
-        store.update_run(run.run_id, status=status, finished_at=time.time() if status == "finished" else None)
+        adaptive = scored_again(parent, run, store)
+        store.update_run(
+            run.run_id,
+            status=status,
+            finished_at=time.time() if status == "finished" else None,
+            notes=None if adaptive is None else {"adaptive": adaptive},
+        )
     return store.get_run(run.run_id)
 
 

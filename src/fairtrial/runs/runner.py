@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -16,6 +16,7 @@ import anyio
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError
 from fairtrial.offload import DaemonThreads, loop_caller
+from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
 from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, Observers
 from fairtrial.runs.identity import code_hash, describe_run, open_run
 from fairtrial.runs.plan import PlannedTrial, missing_trials
@@ -108,6 +109,7 @@ def prepare(
         raise ConfigurationError(f"two experiments share a name: {', '.join(names)}")
     if task is None and any(experiment.task is None for experiment in chosen):
         raise ConfigurationError(f"suite {name!r} has no task: give it one, or one to each experiment")
+    check_rule(config, names)
     scorer = resolve(evaluator)
     rules = TrialRules(
         tasks=tuple(resolve_task(experiment.task or task) for experiment in chosen),
@@ -138,41 +140,98 @@ def prepare(
     )
 
 
-async def execute_run(
+type OnResult = Callable[[EvalResult], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """A run that is being carried out: what the local scheduler and the fleet's dispatcher have in common."""
+
+    request: RunRequest
+    run: RunRecord
+    stop: Stop
+    on_result: OnResult | None = None
+    writer: Writer | None = None
+
+    async def done(self) -> bytearray:
+        """Which trials are stored; tells the observers that the run begins or goes on."""
+        done = await blocking(lambda: self.request.store.done(self.run.run_id))
+        run = self.run
+        stored = sum(byte.bit_count() for byte in done)
+        self.request.observers.publish(
+            EvalRunStarted(run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run)
+        )
+        return done
+
+    async def follow(self, redo: Set[int]) -> None:
+        """Go by `EvalConfig.stop_when`, if there is one; stored trials in `redo` count when they are done again.
+
+        From here on `stop` takes every result through `Limits.check` and says when there are enough;
+        `stop.room_for(ordinal)` is to be awaited before a trial is started.
+        """
+        config, run, store = self.request.config, self.run, self.request.store
+        self.stop.follow(await blocking(lambda: follow(config, run, store, redo)))
+
+    async def start(self) -> Limits:
+        """Mark the run as running and work out what may still be spent."""
+        store, config = self.request.store, self.request.config
+
+        def mark() -> float:
+            store.update_run(self.run.run_id, status="running")
+            return sum(totals.cost_usd or 0.0 for totals in store.totals(self.run.run_id))
+
+        limits = Limits(config.stop_on_error, config.max_cost_usd, await blocking(mark))
+        limits.check_cost(self.stop)
+        return limits
+
+
+async def carry_out(
     request: RunRequest,
+    carry: Callable[[OpenRun], Awaitable[None]],
     *,
     interrupt: Interrupt | None = None,
-    on_result: Callable[[EvalResult], Awaitable[None]] | None = None,
+    on_result: OnResult | None = None,
 ) -> RunRecord:
-    """Carry out a run and return it as it then stands in the store."""
-    opened = await _blocking(lambda: _open(request))
-    run = opened.run
+    """Open a run, have it carried out, and return it as it then stands in the store, however it ended."""
+    opened = await blocking(lambda: _open(request))
     if opened.warning is not None:
         warnings.warn(opened.warning, stacklevel=2)
-        request.store.update_run(run.run_id, notes={"code_changed": True})
-    stop = Stop()
+        request.store.update_run(opened.run.run_id, notes={"code_changed": True})
+    work = OpenRun(request, opened.run, Stop(), on_result)
     if interrupt is not None:
-        interrupt.connect(stop)
-    writer: Writer | None = None
+        interrupt.connect(work.stop)
+    try:
+        await carry(work)
+    except BaseException as error:
+        await _break_off(work, error)
+        raise
+    if work.stop.reason is None:
+        return await _end(work, "finished")
+    return await _end(work, "interrupted" if work.stop.resumable else "stopped", work.stop.reason)
+
+
+async def execute_run(
+    request: RunRequest, *, interrupt: Interrupt | None = None, on_result: OnResult | None = None
+) -> RunRecord:
+    """Carry out a run in this process."""
+    return await carry_out(request, _execute, interrupt=interrupt, on_result=on_result)
+
+
+async def _execute(work: OpenRun) -> None:
+    request, run = work.request, work.run
     threads = DaemonThreads()
     try:
-        async with _lifespan(request.lifespan) as shared:
+        async with open_lifespan(request.lifespan) as shared:
             rules = replace(request.rules, shared=shared, threads=threads)
-            done = await _blocking(lambda: request.store.done(run.run_id))
-            stored = sum(byte.bit_count() for byte in done)
-            request.observers.publish(
-                EvalRunStarted(run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run)
-            )
-            again = _Again(request, run, rules)
+            done = await work.done()
+            again = Again(request, run, rules)
+            await work.follow(again.ordinals)
             trials = chain(again.trials(), missing_trials(run, request.dataset, done))
-            remaining = run.planned - stored + again.count
-            if remaining and request.config.warmup:
+            remaining = run.planned - sum(byte.bit_count() for byte in done) + again.count
+            if remaining and request.config.warmup and work.stop.reason is None:
                 await _warm_up(request, run, rules)
-            request.store.update_run(run.run_id, status="running")
-            spent = sum(totals.cost_usd or 0.0 for totals in request.store.totals(run.run_id))
-            limits = Limits(request.config.stop_on_error, request.config.max_cost_usd, spent)
-            limits.check_cost(stop)
-            writer = Writer(request.store, run.run_id)
+            limits = await work.start()
+            work.writer = Writer(request.store, run.run_id)
 
             async def execute(trial: PlannedTrial) -> EvalResult:
                 if trial.ordinal in again.to_score:
@@ -184,26 +243,20 @@ async def execute_run(
             await run_trials(
                 trials,
                 execute,
-                writer,
+                work.writer,
                 workers=min(request.config.max_concurrent, max(remaining, 1)),
-                stop=stop,
+                stop=work.stop,
                 limits=limits,
                 observers=request.observers,
                 grace_seconds=request.config.grace_seconds,
-                on_result=on_result,
+                on_result=work.on_result,
             )
-    except BaseException as error:
-        await _break_off(request, run, writer, error)
-        raise
     finally:
         threads.close()
-    if stop.reason is None:
-        return await _end(request, run, writer, "finished", {"stopped": None})
-    status: RunStatus = "interrupted" if stop.resumable else "stopped"
-    return await _end(request, run, writer, status, {"stopped": stop.reason})
 
 
 def _open(request: RunRequest) -> Any:
+    refuse_clusters(request.config, request.dataset)
     wanted = describe_run(
         request.suite,
         request.dataset,
@@ -216,14 +269,17 @@ def _open(request: RunRequest) -> Any:
     return open_run(request.store, wanted, fresh=request.fresh, reopen=request.retry_errors)
 
 
-async def _end(
-    request: RunRequest, run: RunRecord, writer: Writer | None, status: RunStatus, notes: Mapping[str, Any]
-) -> RunRecord:
+async def _end(work: OpenRun, status: RunStatus, why: str | None = None) -> RunRecord:
     """Commit what is on its way, then say how the run ended."""
-    if writer is not None:
-        await writer.close()
+    request, run, adaptive = work.request, work.run, work.stop.adaptive
+    notes: dict[str, Any] = {"stopped": why}
+    if work.writer is not None:
+        await work.writer.close()
     if status == "finished" and next(request.store.ordinals(run.run_id, ("scorer_error",)), None) is not None:
         status = "unscored"  # The answers are paid for: the same command again only scores them.
+    if adaptive is not None or run.notes.get("adaptive"):
+        stored = sum(byte.bit_count() for byte in request.store.done(run.run_id))
+        notes["adaptive"] = None if adaptive is None else adaptive.note(stored)
     finished_at = None if status == "interrupted" else time.time()
     request.store.update_run(run.run_id, status=status, finished_at=finished_at, notes=notes)
     ended = request.store.get_run(run.run_id)
@@ -232,13 +288,13 @@ async def _end(
     return ended
 
 
-async def _break_off(request: RunRequest, run: RunRecord, writer: Writer | None, error: BaseException) -> None:
+async def _break_off(work: OpenRun, error: BaseException) -> None:
     """The same after a cancellation or an error: shielded, and the error that ended the run is the one to hear of."""
     cancelled = isinstance(error, anyio.get_cancelled_exc_class())
     reason = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
     with anyio.CancelScope(shield=True):
         try:
-            await _end(request, run, writer, "interrupted", {"stopped": reason})
+            await _end(work, "interrupted", reason)
         except Exception as further:
             error.add_note(f"and then: {type(further).__name__}: {further}")
 
@@ -255,12 +311,14 @@ def _completed(store: RunStore, run: RunRecord) -> EvalRunCompleted:
     )
 
 
-async def _blocking[T](call: Callable[[], T]) -> T:
+async def blocking[T](call: Callable[[], T]) -> T:
+    """The result of a call that waits, such as one to a store."""
     return await anyio.to_thread.run_sync(call)
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(lifespan: Lifespan | None) -> AsyncIterator[Any]:
+async def open_lifespan(lifespan: Lifespan | None) -> AsyncIterator[Any]:
+    """What all trials of a run share, open in here."""
     if lifespan is None:
         yield None
         return
@@ -281,7 +339,7 @@ async def _warm_up(request: RunRequest, run: RunRecord, rules: TrialRules) -> No
             group.start_soon(run_trial, rules, key, 0, sample, 0)
 
 
-class _Again:
+class Again:
     """Stored trials that are not finished with: failed scoring is scored again, and errors are retried if asked."""
 
     def __init__(self, request: RunRequest, run: RunRecord, rules: TrialRules) -> None:
@@ -291,6 +349,11 @@ class _Again:
         store = request.store
         self.to_score = frozenset(store.ordinals(run.run_id, ("scorer_error",)))
         self.to_run = tuple(store.ordinals(run.run_id, _RETRIED)) if request.retry_errors else ()
+
+    @property
+    def ordinals(self) -> frozenset[int]:
+        """Their places in the plan."""
+        return self.to_score.union(self.to_run)
 
     @property
     def count(self) -> int:

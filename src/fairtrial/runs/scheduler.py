@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from fairtrial.errors import ConfigurationError
+from fairtrial.runs.adaptive import Adaptive
 from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted
 from fairtrial.runs.plan import PlannedTrial
 from fairtrial.runs.writer import Writer
@@ -23,6 +25,34 @@ class Stop:
     reason: str | None = None
     resumable: bool = True
     requested: anyio.Event = field(default_factory=anyio.Event)
+    adaptive: Adaptive | None = None
+    _moved: anyio.Event = field(default_factory=anyio.Event)
+
+    def follow(self, adaptive: Adaptive | None) -> None:
+        """Stop once there is enough to decide; it may be there already."""
+        self.adaptive = adaptive
+        self._obey()
+
+    def see(self, result: EvalResult) -> None:
+        """Look at one result, if how long the run lasts depends on its results."""
+        if self.adaptive is not None:
+            try:
+                self.adaptive.see(result)
+            except ConfigurationError:
+                self.adaptive = None  # What it has counted is worth nothing.
+                raise
+            self._obey()
+            self._moved.set()
+            self._moved = anyio.Event()
+
+    def _obey(self) -> None:
+        if self.adaptive is not None and self.adaptive.reason is not None and not self.adaptive.complete:
+            self.request(self.adaptive.reason, resumable=False)
+
+    async def room_for(self, ordinal: int) -> None:
+        """Wait while a trial is so far ahead of the others that it would not be looked at for long."""
+        while self.reason is None and self.adaptive is not None and ordinal >= self.adaptive.horizon:
+            await _either(self._moved, self.requested)
 
     def request(self, reason: str, *, resumable: bool) -> None:
         """Start no further trial. The first reason stays."""
@@ -46,6 +76,7 @@ class Limits:
         if result.usage.cost_usd:
             self.spent_usd += result.usage.cost_usd
         self.check_cost(stop)
+        stop.see(result)
 
     def check_cost(self, stop: Stop) -> None:
         """Stop the run if it has cost what it may; what it cost before it was resumed counts."""
@@ -74,6 +105,8 @@ async def run_trials(
 
     async def work() -> None:
         for trial in trials:
+            if stop.adaptive is not None and trial.attempt == 1:
+                await stop.room_for(trial.ordinal)
             if stop.reason is not None:
                 return
             if watched:
@@ -93,6 +126,17 @@ async def run_trials(
                 for _ in range(workers):
                     crew.start_soon(work)
             group.cancel_scope.cancel()
+
+
+async def _either(one: anyio.Event, other: anyio.Event) -> None:
+    async with anyio.create_task_group() as group:
+
+        async def wait_for(event: anyio.Event) -> None:
+            await event.wait()
+            group.cancel_scope.cancel()
+
+        group.start_soon(wait_for, one)
+        group.start_soon(wait_for, other)
 
 
 async def _cancel_after_grace(stop: Stop, grace_seconds: float, scope: anyio.CancelScope) -> None:

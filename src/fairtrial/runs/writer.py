@@ -106,25 +106,12 @@ class Writer:
     def _commit(self, batch: list[_Item]) -> None:
         results = [result for result, _, _ in batch]
         samples = {ordinal: sample for _, ordinal, sample in batch}
-        committed = self._patiently(lambda: self._store.commit(self._run_id, results, samples))
+        committed = patiently(lambda: self._store.commit(self._run_id, results, samples))
         self.new += committed.new
         self.duplicate += committed.duplicate
         for key, problem in committed.refused:
             log.error("trial %s could not be stored: %s", key, problem)
             self.refused.append((key, problem))
-
-    def _patiently[T](self, call: Callable[[], T]) -> T:
-        until = time.monotonic() + _RETRY_SECONDS
-        delay = 0.1
-        while True:
-            try:
-                return call()
-            except StoreUnavailableError as error:
-                if time.monotonic() > until:
-                    raise
-                log.warning("the store cannot be reached (%s); trying again", error)
-            time.sleep(delay)
-            delay = min(delay * 2, 5.0)
 
     def _make_room(self, count: int) -> None:
         with self._lock:
@@ -132,3 +119,18 @@ class Writer:
             room, self._room = self._room, None
         if room is not None:
             self._wake(room.set)
+
+
+def patiently[T](call: Callable[[], T]) -> T:
+    """The result of a call to a store; while the database cannot be reached, it is made again for two minutes."""
+    until = time.monotonic() + _RETRY_SECONDS
+    delay = 0.1
+    while True:
+        try:
+            return call()
+        except StoreUnavailableError as error:
+            if time.monotonic() > until:
+                raise
+            log.warning("the store cannot be reached (%s); trying again", error)
+        time.sleep(delay)
+        delay = min(delay * 2, 5.0)

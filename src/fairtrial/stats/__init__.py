@@ -13,9 +13,11 @@ from fairtrial.stats.agreement import (
     cohen_kappa_table,
     confusion_matrix,
     fleiss_kappa,
+    kappa_interval,
     krippendorff_alpha,
     raw_agreement,
 )
+from fairtrial.stats.association import RankCorrelation, groups_differ, rank_correlation
 from fairtrial.stats.corrected import CorrectedMean, prediction_powered_mean, rogan_gladen
 from fairtrial.stats.intervals import (
     MeanEstimate,
@@ -115,13 +117,17 @@ __all__ = [
     # raters and judges
     "Confusion",
     "CorrectedMean",
+    "RankCorrelation",
     "RawAgreement",
     "cohen_kappa",
     "cohen_kappa_table",
     "confusion_matrix",
     "fleiss_kappa",
+    "groups_differ",
+    "kappa_interval",
     "krippendorff_alpha",
     "prediction_powered_mean",
+    "rank_correlation",
     "raw_agreement",
     "rogan_gladen",
 ]

@@ -9,12 +9,15 @@ from math import sqrt
 import numpy as np
 
 from fairtrial.stats._arrays import (
+    Labels,
     Values,
+    as_clusters,
     as_values,
     check_bounds,
     check_counts,
     check_level,
     normal_quantile,
+    t_quantile,
     two_sided,
 )
 from fairtrial.stats.results import Interval
@@ -40,6 +43,7 @@ def prediction_powered_mean(
     *,
     weight: float = 1.0,
     bounds: tuple[float, float] | None = (0.0, 1.0),
+    clusters: Labels | None = None,
     level: float = 0.95,
 ) -> CorrectedMean:
     """Mean of the judge's scores less its mean error on labelled cases. Angelopoulos et al. (2023).
@@ -50,6 +54,9 @@ def prediction_powered_mean(
 
     Where a sample shows no variance at all (say, the judge was never wrong), one pseudo-case at each end of the range
     is added for its error, as Bonett and Price do: being right 20 times is no proof of being right always.
+
+    `clusters` says which cases belong together, the labelled ones first: the error is then that of cluster sums (as in
+    `clustered_se`), with t(C-1), and never below the plain one.
     """
     check_level(level)
     y, f, rest = as_values(labels, "labels"), as_values(judged_labelled), as_values(judged_unlabelled)
@@ -76,7 +83,17 @@ def prediction_powered_mean(
             notes.append(f"{what} show no spread; two pseudo-cases stand in for what was not seen.")
             size, own = size + 2, float(np.append(array, ends).var())
         variance += own / size
-    return _answer(estimate, sqrt(variance), bounds, rest.size, y.size, level, notes, "prediction-powered, normal")
+    quantile, method = normal_quantile(two_sided(level)), "prediction-powered, normal"
+    if clusters is not None:
+        groups = as_clusters(clusters, y.size + rest.size)
+        if groups.count < 2:
+            reason = "All cases are in one cluster: their error cannot be known."
+            return CorrectedMean(estimate, None, None, rest.size, y.size, tuple(notes), reason)
+        pull = np.concatenate([-(errors - errors.mean()) / y.size, weight * (rest - rest.mean()) / rest.size])
+        sums = np.bincount(groups.codes, weights=pull)
+        variance = max(variance, float(sums @ sums) * groups.count / (groups.count - 1))
+        quantile, method = t_quantile(two_sided(level), groups.count - 1), "prediction-powered, clustered, t"
+    return _answer(estimate, sqrt(variance), bounds, rest.size, y.size, level, notes, method, quantile)
 
 
 def rogan_gladen(
@@ -117,7 +134,10 @@ def rogan_gladen(
         + inside**2 * _share_variance(true_passes, positives)
         + (1 - inside) ** 2 * _share_variance(true_fails, negatives)
     ) / skill**2
-    return _answer(theta, sqrt(variance), (0.0, 1.0), judged, labelled, level, [], "Rogan-Gladen, delta method")
+    quantile = normal_quantile(two_sided(level))
+    return _answer(
+        theta, sqrt(variance), (0.0, 1.0), judged, labelled, level, [], "Rogan-Gladen, delta method", quantile
+    )
 
 
 def _share_variance(successes: int, n: int) -> float:
@@ -136,13 +156,14 @@ def _answer(
     level: float,
     notes: list[str],
     method: str,
+    quantile: float,
 ) -> CorrectedMean:
     low, high = (-np.inf, np.inf) if bounds is None else bounds
     # Cut first and spread second: an estimate beyond the range would otherwise leave an interval of one point.
     inside = float(min(high, max(low, estimate)))
     if inside != estimate:
         notes.append(f"The correction overshoots to {estimate:.3f}; it is cut to the range.")
-    half = normal_quantile(two_sided(level)) * se
+    half = quantile * se
     interval = Interval(float(max(low, inside - half)), float(min(high, inside + half)), level, method)
     if interval.width == 0:
         return CorrectedMean(inside, se, None, judged, labelled, tuple(notes), "Without spread there is no interval.")

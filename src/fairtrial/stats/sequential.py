@@ -46,28 +46,40 @@ class RateDecision:
     interval: Interval
 
 
-def eprocess_pairs(wins: int, losses: int) -> float:
+def eprocess_pairs(wins: int, losses: int, *, missing: int = 0) -> float:
     """Evidence that wins and losses are not equally likely: 2^(w+l) B(1+w, 1+l). Ville (1939), Robbins (1970).
 
     The likelihood of the data under a uniform mixture of win rates, over that under 1/2. If both are equally likely,
-    the chance that it ever reaches 1/alpha is at most alpha, however often one looks.
+    the chance that it ever reaches 1/alpha is at most alpha, however often one looks. `missing` pairs whose outcome is
+    not known count against whichever side leads: the least evidence they could leave.
     """
-    if wins < 0 or losses < 0:
-        raise ValueError(f"Wins and losses are counts; got {wins} and {losses}.")
-    return exp(min(_LARGEST_LOG, _log_evidence(wins, losses)))
+    if min(wins, losses, missing) < 0:
+        raise ValueError(f"Wins and losses are counts; got {wins} and {losses}, {missing} missing.")
+    more, fewer = max(wins, losses), min(wins, losses)
+    caught_up = min(more, fewer + missing)
+    left = missing - (caught_up - fewer)  # Once level, one for each side in turn.
+    return exp(min(_LARGEST_LOG, _log_evidence(more + left // 2, caught_up + (left + 1) // 2)))
 
 
-def betabinom_sequence(successes: int, n: int, *, level: float = 0.95) -> Interval:
+def betabinom_sequence(successes: int, n: int, *, missing: int = 0, level: float = 0.95) -> Interval:
     """Interval for a rate that holds at every look at once. Robbins (1970); Waudby-Smith and Ramdas (2020).
 
     All p with B(1+k, 1+n-k) / (p^k (1-p)^(n-k)) < 1/(1-level): those the uniform mixture does not refute.
-    With n = 0 it is 0 to 1.
+    With n = 0 it is 0 to 1. Of the `n` trials, `missing` have an unknown outcome: the low end takes them for failures
+    and the high end for successes, so the interval holds whatever made them go missing.
     """
-    check_counts(successes, n)
+    for count in (successes, missing, successes + missing):
+        check_counts(count, n)
     check_level(level)
-    method = "beta-binomial confidence sequence"
+    low, high = _unrefuted(successes, n, level)
+    if missing:
+        high = _unrefuted(successes + missing, n, level)[1]
+    return Interval(low, high, level, "beta-binomial confidence sequence")
+
+
+def _unrefuted(successes: int, n: int, level: float) -> tuple[float, float]:
     if n == 0:
-        return Interval(0.0, 1.0, level, method)
+        return 0.0, 1.0
     k, rest = successes, n - successes
     mixture = float(betaln(1 + k, 1 + rest)) + log(1 - level)
 
@@ -78,21 +90,23 @@ def betabinom_sequence(successes: int, n: int, *, level: float = 0.95) -> Interv
     rate = k / n
     low = float(brentq(refuted_by, 1e-300, rate, xtol=1e-14)) if k else 0.0
     high = float(brentq(refuted_by, rate, 1 - 1e-16, xtol=1e-14)) if rest else 1.0
-    return Interval(low, high, level, method)
+    return low, high
 
 
-def pairs_sequence(wins: int, losses: int, n: int, *, level: float = 0.95) -> Interval:
+def pairs_sequence(wins: int, losses: int, n: int, *, missing: int = 0, level: float = 0.95) -> Interval:
     """Interval for the difference of two paired rates that holds at every look at once.
 
     Half of 1 - level goes to the share of wins among the unequal pairs, half to the rate of unequal pairs, both by
     `betabinom_sequence`; the difference is rate (2 share - 1). It is cautious: it may still touch 0 for a few looks
-    after the e-process, which spends all of 1 - level on the direction, has decided.
+    after the e-process, which spends all of 1 - level on the direction, has decided. Of the `n` pairs, `missing` have
+    an unknown outcome and may have been wins, losses or ties: whichever widens the interval.
     """
-    check_counts(wins + losses, n)
+    for count in (wins, losses, missing, wins + losses + missing):
+        check_counts(count, n)
     check_level(level)
     each = 1 - (1 - level) / 2
-    share = betabinom_sequence(wins, wins + losses, level=each)
-    rate = betabinom_sequence(wins + losses, n, level=each)
+    share = betabinom_sequence(wins, wins + losses + missing, missing=missing, level=each)
+    rate = betabinom_sequence(wins + losses, n, missing=missing, level=each)
     corners = [r * (2 * s - 1) for r in (rate.low, rate.high) for s in (share.low, share.high)]
     return Interval(min(corners), max(corners), level, "beta-binomial confidence sequences of unequal pairs")
 

@@ -47,12 +47,13 @@ def export_results(
     run = store.get_run(run_id)
     columns = _Columns(store, run)
     write: Callable[[IO[Any], _Columns, Iterator[dict[str, Any]]], int] = _WRITERS[chosen]
-    with _opened(target, binary=chosen == "parquet") as file:
+    with opened(target, binary=chosen == "parquet") as file:
         return write(file, columns, columns.rows(store))
 
 
 @contextmanager
-def _opened(target: Path | str | IO[Any], *, binary: bool) -> Iterator[IO[Any]]:
+def opened(target: Path | str | IO[Any], *, binary: bool) -> Iterator[IO[Any]]:
+    """An open file for `target`; a path gets its file when all of it is written, and none if that fails."""
     if not isinstance(target, str | Path):
         yield target
         return

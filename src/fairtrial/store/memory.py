@@ -39,7 +39,7 @@ from fairtrial.store.rows import (
     Entry,
     Refused,
     StoreSource,
-    read_facts,
+    facts_reader,
     read_metrics,
     read_result,
     read_sample,
@@ -349,7 +349,8 @@ class MemoryStore(RunStore):
         """(ordinal, id, values of these metadata keys) of the known samples, ascending."""
         with self._lock:
             rows = dict(self._run(run_id).samples)
-        return ((place, text_of(rows[place][1]), read_facts(rows[place][4], keys)) for place in sorted(rows))
+        facts = facts_reader(keys)
+        return ((place, text_of(rows[place][1]), facts(rows[place][4])) for place in sorted(rows))
 
     def session(self, run_id: str, ordinal: int) -> SessionView:
         """The session of a stored result (an empty one if none was kept)."""

@@ -39,7 +39,7 @@ from fairtrial.store.rows import (
     READ_SCORES,
     SCORED,
     StoreSource,
-    read_facts,
+    facts_reader,
     read_metrics,
     read_result,
     read_sample,
@@ -288,8 +288,9 @@ class SqlReads(RunStore):
         query = select(samples.c.ordinal, samples.c.id, samples.c.metadata).where(
             samples.c.dataset == dataset_of(number)
         )
+        facts = facts_reader(keys)
         return (
-            (ordinal, text_of(sample_id), read_facts(metadata, keys))
+            (ordinal, text_of(sample_id), facts(metadata))
             for ordinal, sample_id, metadata in self._pages(query, samples.c.ordinal, _SLIM_PAGE)
         )
 

@@ -6,6 +6,7 @@ from fairtrial.trials.environment import Environment, EnvironmentRegistry, check
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.trials.stopping import StopWhen
 from fairtrial.trials.task import Task, task
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "EvalResult",
     "Experiment",
     "Outcome",
+    "StopWhen",
     "Task",
     "TrialContext",
     "TrialKey",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.trials.stopping import StopWhen
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class EvalConfig:
         warmup: Trials executed and thrown away first, so that cold starts are not measured.
         experiment_name: The name of the single experiment of a run that names none.
         max_cost_usd: End the run, resumably, when its model calls have cost this much.
+        stop_when: End the run once it has seen enough (`StopWhen`).
         max_output_bytes: An output larger than this is an error of its trial.
         close_seconds: How long closing a trial's resources may take.
         cluster: The metadata key whose value samples share when they are not independent (one passage, one
@@ -41,6 +43,7 @@ class EvalConfig:
     warmup: int = 0
     experiment_name: str = ""
     max_cost_usd: float | None = None
+    stop_when: StopWhen | None = None
     max_output_bytes: int = 16 * 1024 * 1024
     close_seconds: float = 10.0
     grace_seconds: float = 5.0
@@ -60,6 +63,14 @@ class EvalConfig:
             raise ConfigurationError(f"EvalConfig.cluster is the name of a metadata key, not {self.cluster!r}")
         if self.timeout_seconds <= 0:
             raise ConfigurationError("EvalConfig.timeout_seconds must be more than 0")
+        if self.stop_when is not None:
+            if not isinstance(self.stop_when, StopWhen):
+                raise ConfigurationError(f"EvalConfig.stop_when is a StopWhen, not {self.stop_when!r}")
+            if self.repeats > 1:
+                raise ConfigurationError(
+                    f"stop_when needs independent trials, and {self.repeats} repeats of a sample are not: "
+                    "set repeats to 1, or leave stop_when out"
+                )
 
     def __getitem__(self, name: str) -> Any:
         """`config["max_samples"]`: the same as the attribute, for code that treats a configuration as a mapping."""

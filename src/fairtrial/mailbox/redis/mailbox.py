@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from redis.exceptions import RedisError
 
-from fairtrial.codec import dumps
 from fairtrial.errors import (
     BodyError,
     CodecError,
@@ -22,6 +21,7 @@ from fairtrial.errors import (
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
+from fairtrial.mailbox.body import encode_body
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, checked_name
 from fairtrial.mailbox.redis.connection import RedisConnection
@@ -284,7 +284,7 @@ class RedisMailbox[T]:
 
     async def _wire(self, body: Any) -> tuple[str, bytes]:
         try:
-            wire = dumps(body).encode("utf-8")
+            wire = encode_body(body)
         except CodecError as error:
             raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
         if self.claim_check is not None and len(wire) > self.claim_check.threshold:

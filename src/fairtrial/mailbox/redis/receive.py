@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from fairtrial.codec import decode
 from fairtrial.errors import BodyError, CodecError, MailboxClosedError, MailboxError
+from fairtrial.mailbox.body import decode_body
 from fairtrial.mailbox.protocol import Message, checked_receive
 from fairtrial.mailbox.redis.connection import BLOCK_SECONDS, Reader
 from fairtrial.mailbox.redis.errors import is_gone, translated
@@ -124,7 +124,7 @@ class Receiver[T]:
         receipt = RedisReceipt(self._mailbox, id, consumer, origin)
         deliveries = _number(fields.get(b"n")) + 1
         try:
-            body = decode(self._mailbox.body_type, await self._bytes(fields))
+            body = decode_body(self._mailbox.body_type, await self._bytes(fields))
         except (BodyError, CodecError) as error:
             await self._aside(receipt, f"the body cannot be read: {error}")
             return None

@@ -1,0 +1,283 @@
+"""What a report says: every rate and mean with its interval and n, the errors beside them, and the trials to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fairtrial.report.adaptive import adaptive_remarks
+from fairtrial.report.estimates import Estimate
+from fairtrial.report.figures import Figures
+from fairtrial.report.render import plots, words
+from fairtrial.report.render.document import (
+    Bar,
+    Block,
+    Case,
+    Cases,
+    Column,
+    Content,
+    Document,
+    Plot,
+    Remarks,
+    Section,
+    Table,
+    Tone,
+)
+from fairtrial.report.render.junit import shown
+from fairtrial.report.untrusted import plain
+from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.trials.result import EvalResult, Outcome
+
+if TYPE_CHECKING:
+    from fairtrial.report.report import ExperimentReport
+
+_TITLES = {
+    "pass_rate": "pass rate",
+    "pass_rate_all": "pass rate, errors as failures",
+    "mean_score": "mean score",
+    "mean_score_all": "mean score, errors as 0",
+}
+_SHORT = {"pass_rate_all": "with errors as failures", "mean_score_all": "with errors as 0"}
+_DRAWN = ("pass_rate", "pass_rate_all", "mean_score")
+_ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
+_CUT, _NAME = 4_000, 80
+
+
+def document(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport], *, cases: int) -> Document:
+    """What there is to say about a run, or about some of its experiments, with at most `cases` trials to read."""
+    figures = {part.name: part.figures for part in parts}
+    blocks: list[Block] = [_estimates(figures), _counts(parts), _costs(parts), Remarks(tuple(_remarks(run, parts)))]
+    if cases:
+        blocks[3:3] = _plots(figures)
+        blocks += _cases(store, run, parts, cases)
+    return Document(_title(run), (_about(run, parts),), tuple(blocks))
+
+
+def _title(run: RunRecord) -> str:
+    took = "" if run.finished_at is None else f" in {words.duration((run.finished_at - run.created_at) * 1000)}"
+    return f"{plain(run.suite, limit=_NAME)}  run {run.run_id}, {run.status}{took}"
+
+
+def _about(run: RunRecord, parts: Sequence[ExperimentReport]) -> str:
+    total, planned = sum(part.total for part in parts), sum(part.planned for part in parts)
+    repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
+    dataset, evaluator = plain(run.dataset_name, limit=_NAME), plain(run.evaluator, limit=_NAME)
+    return (
+        f"dataset {dataset} ({words.count(run.dataset_size, 'sample')}), {total:,} of {planned:,} trials"
+        f"{repeats}, scored by {evaluator}"
+    )
+
+
+def title_of(name: str) -> str:
+    """What people call an estimate."""
+    return _TITLES.get(name, name)
+
+
+def is_rate(estimate: Estimate) -> bool:
+    """Whether an estimate is a share, which people read in percent."""
+    return estimate.metric == "passed"
+
+
+def value(estimate: Estimate, number: float | None) -> str:
+    """A value of an estimate in words."""
+    return words.rate(number) if is_rate(estimate) else words.number(number)
+
+
+def span(estimate: Estimate) -> str:
+    """The interval of an estimate in words."""
+    if estimate.low is None or estimate.high is None:
+        return words.UNDEFINED
+    return f"{value(estimate, estimate.low)} to {value(estimate, estimate.high)}"
+
+
+def bar(estimate: Estimate, bounds: tuple[float, float] | None) -> Bar | None:
+    """The interval of an estimate to draw; None where it is undefined or its scale is unknown."""
+    if estimate.low is None or estimate.high is None or estimate.value is None or bounds is None:
+        return None
+    return Bar(estimate.low, estimate.value, estimate.high, *bounds)
+
+
+def _names(figures: Mapping[str, Figures]) -> list[str]:
+    return list(dict.fromkeys(estimate.name for found in figures.values() for estimate in found.estimates))
+
+
+def _estimates(figures: Mapping[str, Figures]) -> Table:
+    found = list(figures.values())
+    levels = {figure.level for figure in found}
+    repeats = any(estimate.trials != estimate.n for figure in found for estimate in figure.estimates)
+    clusters = any(estimate.clusters is not None for figure in found for estimate in figure.estimates)
+    columns = [
+        Column("", "left", name=True),
+        Column("estimate"),
+        Column(f"{words.level(levels.pop())} interval" if len(levels) == 1 else "interval"),
+        Column("samples" if repeats or clusters else "n"),
+        *([Column("trials")] if repeats else []),
+        *([Column("clusters")] if clusters else []),
+        Column("0 to 1", "left", bar=True),
+    ]
+    rows: list[tuple[Content, ...] | Section] = []
+    for name in _names(figures):
+        if len(figures) > 1:
+            rows.append(Section(title_of(name)))
+        for experiment, figure in figures.items():
+            estimate = figure.get(name)
+            label = _SHORT.get(name, title_of(name)) if len(figures) == 1 else experiment
+            if estimate is None:
+                undefined = [words.UNDEFINED] * (2 + clusters)
+                rows.append((label, *undefined[:2], "0", *["0"] * repeats, *undefined[2:], None))
+                continue
+            rows.append(
+                (
+                    label,
+                    value(estimate, estimate.value),
+                    span(estimate),
+                    f"{estimate.n:,}",
+                    *([f"{estimate.trials:,}"] if repeats else []),
+                    *([words.UNDEFINED if estimate.clusters is None else f"{estimate.clusters:,}"] if clusters else []),
+                    bar(estimate, figure.bounds[name]),
+                )
+            )
+    return Table("", tuple(columns), tuple(rows))
+
+
+def _counts(parts: Sequence[ExperimentReport]) -> Table:
+    """Trials by outcome: kinds of errors that did not occur are shown too, as 0, but for dead letters."""
+    lost = any(part.errors.get("dead_letter") for part in parts)
+    columns = [
+        Column("trials", "left", name=True),
+        *(Column(title) for title in ("planned", "scored", "task\nerrors", "scorer\nerrors", "timeouts")),
+        *([Column("dead\nletters")] if lost else []),
+        Column("not\nrun"),
+    ]
+    kinds = [kind for kind in _ERRORS if kind != "dead_letter" or lost]
+    rows = [
+        (
+            part.name,
+            *(f"{count:,}" for count in (part.planned, part.successful)),
+            *(f"{part.errors.get(kind, 0):,}" for kind in kinds),
+            f"{part.not_run:,}",
+        )
+        for part in parts
+    ]
+    return Table("", tuple(columns), tuple(rows))
+
+
+def _costs(parts: Sequence[ExperimentReport]) -> Table:
+    titles = ("mean\nlatency", "slowest\ntrial", "tokens", "cost")
+    rows = [
+        (
+            part.name,
+            words.duration(part.mean_latency_ms),
+            words.duration(part.totals.latency_max if part.totals.timed else None),
+            f"{part.total_tokens:,}" if part.total_tokens else words.UNDEFINED,
+            words.money(part.cost_usd),
+            part.totals.slowest or "",
+        )
+        for part in parts
+    ]
+    columns = (
+        Column("time and cost", "left", name=True),
+        *(Column(title) for title in titles),
+        Column("slowest sample", "left", name=True),
+    )
+    return Table("", columns, tuple(rows))
+
+
+def _remarks(run: RunRecord, parts: Sequence[ExperimentReport]) -> Iterator[str]:
+    yield from adaptive_remarks(run)
+    if run.repeats > 1:
+        yield "Repeats are averaged within each sample first, so that an interval is as wide as its samples deserve."
+    for part in parts:
+        label = f"{part.name}: " if len(parts) > 1 else ""
+        figures = part.figures
+        yield from _split(figures, label)
+        by_note: dict[str, list[str]] = {}
+        for estimate in figures.estimates:
+            if estimate.note:
+                by_note.setdefault(estimate.note, []).append(title_of(estimate.name))
+        for note, names in by_note.items():
+            whose = "" if len(names) == len(figures.estimates) else f" ({', '.join(names)})"
+            yield f"{label}{note}{whose}"
+    if run.status == "unscored":
+        count = sum(part.errors.get("scorer_error", 0) for part in parts)
+        trials = words.count(count, "trial")
+        yield f"{trials} could not be scored; the same command again scores them without their task."
+    stopped = run.notes.get("stopped")
+    if stopped:
+        yield f"ended early: {stopped}"
+    if run.notes.get("code_changed"):
+        yield "the code changed while this run was unfinished: its results mix both versions"
+
+
+def _split(figures: Figures, label: str) -> Iterator[str]:
+    split = figures.split
+    if split is not None and split.correlation is not None:
+        yield (
+            f"{label}{words.rate(split.correlation)} of the variance of passing lies between samples, the rest between "
+            "repeats of one sample: more repeats can shrink only the rest."
+        )
+
+
+def _plots(figures: Mapping[str, Figures]) -> list[Block]:
+    rows = []
+    for name in _DRAWN:
+        if len(figures) > 1:
+            rows.append(plots.IntervalRow(title_of(name), None, ""))
+        for experiment, figure in figures.items():
+            estimate = figure.get(name)
+            if estimate is not None:
+                text = f"{value(estimate, estimate.value)} ({span(estimate)})"
+                label = experiment if len(figures) > 1 else title_of(name)
+                rows.append(plots.IntervalRow(label, bar(estimate, figure.bounds[name]), text))
+    panels = []
+    for experiment, figure in figures.items():
+        mean = figure.get("mean_score")
+        panels.append(plots.Distribution(experiment, figure.distribution, None if mean is None else mean.value))
+    blocks: list[Block] = [Plot("Intervals", plots.intervals(rows, "Estimates with their intervals", percent=False))]
+    if any(sum(panel.counts) for panel in panels):
+        blocks.append(Plot("Scores", plots.distributions(panels, "How the scores of trials are distributed")))
+    return blocks
+
+
+def _cases(store: RunStore, run: RunRecord, parts: Sequence[ExperimentReport], limit: int) -> list[Block]:
+    only = parts[0].name if len(parts) == 1 else None
+    broken = sum(sum(part.errors.values()) for part in parts)
+    failed = sum(part.successful - part.totals.passed for part in parts)
+    errors = store.results(run.run_id, experiment=only, outcomes=_ERRORS, limit=limit)
+    failures = store.results(run.run_id, experiment=only, passed=False, limit=limit)
+    blocks: list[Block] = []
+    for name, total, results in (("Errors", broken, errors), ("Did not pass", failed, failures)):
+        if total:
+            showing = f", the first {limit:,} shown" if total > limit else ""
+            caption = f"{name}: {words.count(total, 'trial')}{showing}"
+            blocks.append(Cases(caption, total, min(limit, total), _read(results, run, several=len(parts) > 1)))
+    return blocks
+
+
+def _read(results: Iterable[EvalResult], run: RunRecord, *, several: bool) -> Iterator[Case]:
+    for result in results:
+        title = result.sample_id
+        if several:
+            title = f"{result.experiment}: {title}"
+        if run.repeats > 1:
+            title = f"{title} (repeat {result.repeat})"
+        yield case(result, title)
+
+
+def case(result: EvalResult, title: str) -> Case:
+    """A trial to read."""
+    score = result.score
+    facts = [("input", shown(result.sample.input)), ("expected", shown(result.sample.expected))]
+    tone: Tone = "bad"
+    if score is None:
+        facts.append(("error", result.error or ""))
+        tone = "unsure"
+        if result.output is not None:
+            facts.append(("output", shown(result.output)))
+        outcome = result.outcome.replace("_", " ")
+    else:
+        facts += [("output", shown(result.output)), ("reason", score.reason)]
+        facts += [(f"metric {metric.name}", words.number(metric.value)) for metric in score.metrics]
+        outcome, tone = ("passed", "good") if score.passed else ("failed", "bad")
+        outcome = f"{outcome} with {score.value:g}"
+    return Case(title, outcome, tone, tuple((label, text[:_CUT]) for label, text in facts if text))

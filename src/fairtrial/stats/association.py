@@ -1,0 +1,51 @@
+"""Whether two quantities go together, and whether two groups look alike."""
+
+from dataclasses import dataclass
+from math import atanh, sqrt, tanh
+
+import numpy as np
+from scipy.stats import fisher_exact, mannwhitneyu, rankdata
+
+from fairtrial.stats._arrays import Values, as_values, check_level, normal_quantile, two_sided
+from fairtrial.stats.results import Interval, Undefined
+
+
+@dataclass(frozen=True, slots=True)
+class RankCorrelation:
+    """How far one quantity rises with another, from -1 to 1; whatever is None is explained by `reason`."""
+
+    n: int
+    value: float | None
+    interval: Interval | None
+    reason: str | None
+
+
+def rank_correlation(first: Values, second: Values, *, level: float = 0.95) -> RankCorrelation:
+    """Spearman's correlation of ranks (1904), with the interval of Bonett and Wright (2000).
+
+    tanh(atanh(r) +- z sqrt((1 + r^2/2)/(n - 3))). Undefined if one of the two never varies; no interval below 5
+    pairs, or if the ranks agree throughout.
+    """
+    check_level(level)
+    x, y = as_values(first, "first"), as_values(second, "second")
+    if x.size != y.size:
+        raise ValueError(f"There are {x.size} values and {y.size} to go with them: pair them first.")
+    if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return RankCorrelation(x.size, None, None, "One of the two does not vary, so nothing can go with it.")
+    r = float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
+    if x.size < 5 or abs(r) > 1 - 1e-12:
+        return RankCorrelation(x.size, r, None, "There are too few pairs, or too alike, for an interval.")
+    half = normal_quantile(two_sided(level)) * sqrt((1 + r * r / 2) / (x.size - 3))
+    interval = Interval(tanh(atanh(r) - half), tanh(atanh(r) + half), level, "Bonett-Wright")
+    return RankCorrelation(x.size, r, interval, None)
+
+
+def groups_differ(first: Values, second: Values) -> float | Undefined:
+    """The p-value that two groups come from one population: Fisher's exact test for 0/1, else Mann and Whitney's."""
+    x, y = as_values(first, "first"), as_values(second, "second")
+    if x.size == 0 or y.size == 0:
+        return Undefined("One of the two groups is empty.")
+    if np.all(np.isin(x, (0, 1))) and np.all(np.isin(y, (0, 1))):
+        table = [[int(x.sum()), int(x.size - x.sum())], [int(y.sum()), int(y.size - y.sum())]]
+        return float(fisher_exact(table).pvalue)
+    return float(mannwhitneyu(x, y).pvalue)

@@ -1,0 +1,170 @@
+"""From what people type, `evals/support.py:suite` or `evals.support`, to the suite it means."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from fairtrial.errors import ConfigurationError
+from fairtrial.suites.suite import EvalSuite
+
+
+def load_suite(where: str) -> EvalSuite:
+    """The suite behind an import string.
+
+    Args:
+        where: `path/to/file.py`, `package.module`, or either followed by `:name` when there is more than one suite.
+
+    Raises:
+        ConfigurationError: there is no such file or module, it fails when it is imported, or which suite is meant
+            cannot be told. Says what to do.
+    """
+    place, _, name = where.partition(":") if not _is_drive(where) else (where, "", "")
+    module = load_module(place)
+    if name:
+        return _named(module, place, name)
+    found = {known: value for known, value in vars(module).items() if isinstance(value, EvalSuite)}
+    distinct = {id(suite): suite for suite in found.values()}
+    if len(distinct) == 1:
+        return next(iter(distinct.values()))
+    if not distinct:
+        raise ConfigurationError(
+            f"there is no EvalSuite in {place}: assign one to a name at the top level, as in `suite = EvalSuite(...)`"
+        )
+    shown = ", ".join(f"{place}:{known}" for known in found if not known.startswith("_")) or ", ".join(found)
+    raise ConfigurationError(f"there are {len(distinct)} suites in {place}; say which one: {shown}")
+
+
+def load_module(place: str) -> ModuleType:
+    """Import the module of a suite, by its path or by its dotted name.
+
+    Raises:
+        ConfigurationError: there is none, or importing it fails; says where.
+    """
+    if not place:
+        raise ConfigurationError("say which suite: path/to/file.py or package.module, with :name if it has several")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)  # As `python -m` does: a project that is not installed is found from its folder.
+    if place.endswith(".py") or os.sep in place:
+        return _from_file(place)
+    return _imported(place, place)
+
+
+def _is_drive(where: str) -> bool:
+    return len(where) > 2 and where[1] == ":" and where[2] in "\\/"
+
+
+def _named(module: ModuleType, place: str, name: str) -> EvalSuite:
+    value: object = module
+    for step in name.split("."):
+        try:
+            value = getattr(value, step)
+        except AttributeError:
+            known = [other for other, thing in vars(module).items() if isinstance(thing, EvalSuite)]
+            hint = f"; its suites are: {', '.join(known)}" if known else ", nor any other EvalSuite"
+            raise ConfigurationError(f"there is no {name!r} in {place}{hint}") from None
+    if not isinstance(value, EvalSuite):
+        raise ConfigurationError(f"{place}:{name} is not an EvalSuite but {type(value).__name__}")
+    return value
+
+
+def _from_file(place: str) -> ModuleType:
+    path = Path(place)
+    if path.is_dir():
+        raise ConfigurationError(f"{place} is a folder: name the file of the suite in it")
+    if not path.is_file():
+        raise ConfigurationError(f"there is no file {place} (looked from the folder {Path.cwd().name!r})")
+    path = path.resolve()
+    root, name = _import_name(path)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    loaded = _loaded_from(path)
+    if loaded is not None:
+        return loaded
+    if "." in name:
+        return _imported(name, place)
+    return _executed(path, name, place)
+
+
+def _import_name(path: Path) -> tuple[Path, str]:
+    """The folder a file is imported from, and its name there: a file inside a package is part of the package."""
+    parts = [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        parts.append(folder.name)
+        folder = folder.parent
+    return folder, ".".join(reversed(parts))
+
+
+def _loaded_from(path: Path) -> ModuleType | None:
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        # The program itself is `__main__`, and importing it a second time is what anyone would expect.
+        if name != "__main__" and file and file.endswith(path.name) and Path(file).resolve() == path:
+            return module
+    return None
+
+
+def _executed(path: Path, name: str, place: str) -> ModuleType:
+    if name in sys.modules or not name.isidentifier() or name in sys.stdlib_module_names:
+        # A file called json.py must not become the json of everyone.
+        name = "fairtrial_suite_" + re.sub(r"\W", "_", path.stem)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # noqa: S101 - a path that ends in .py always has one
+    assert spec.loader is not None  # noqa: S101
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if not isinstance(error, Exception | SystemExit):
+            raise
+        raise _failed(place, error) from error
+    return module
+
+
+def _imported(name: str, place: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing and (name == missing or name.startswith(f"{missing}.")):
+            raise ConfigurationError(
+                f"there is no module {missing} (from {place}): give the path of a .py file, or a dotted name that can "
+                "be imported from this folder"
+            ) from None
+        raise _failed(place, error) from error
+    except (Exception, SystemExit) as error:
+        raise _failed(place, error) from error
+
+
+def _failed(place: str, error: BaseException) -> ConfigurationError:
+    said = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    return ConfigurationError(f"importing {place} failed at {_where(error)}: {said}")
+
+
+def _where(error: BaseException) -> str:
+    """File and line, in the last frame that is not the import system's."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_shown(error.filename)}:{error.lineno}"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen") and frame.filename not in (__file__, importlib.__file__)
+    ]
+    return f"{_shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else "its first line"
+
+
+def _shown(file: str) -> str:
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except ValueError:
+        return file

@@ -1,0 +1,301 @@
+"""What travels, and what does not get through."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairtrial import EvalConfig, EvalResult, Experiment, Metric, Sample, Score, Session, TokenUsage, TrialKey
+from fairtrial.errors import BodyError, CodecError, ConfigurationError
+from fairtrial.fleet.wire import (
+    EvalReply,
+    EvalRequest,
+    MainLoopRequest,
+    MainLoopResult,
+    by_run,
+    suite_fingerprint,
+)
+from fairtrial.mailbox import InMemoryMailbox
+
+KEY = TrialKey("run", "terse", "s1", 2)
+REQUEST = EvalRequest(
+    KEY,
+    Sample("s1", {"question": "why"}, "because", {"level": 3}),
+    ordinal=7,
+    sample_ordinal=3,
+    attempt=2,
+    params={"style": ["short"]},
+    suite="support",
+    fingerprint="abc",
+    echo=True,
+)
+
+
+def a_result(**changes: Any) -> EvalResult:
+    session = Session(tags={"run_id": "run"})
+    session.record(TokenUsage(1, 2))
+    score = Score(0.75, True, "fine", [Metric("tone", 0.5, 1.0, {"by": "judge"})], name="support")
+    return replace(
+        EvalResult(
+            key=KEY,
+            ordinal=7,
+            outcome="scored",
+            score=score,
+            output={"answer": "because"},
+            latency_ms=12,
+            usage=TokenUsage(10, 20, 3, 0.25),
+            attempt=2,
+            execution=99,
+            started_at=1_700_000_000.5,
+            metadata={"note": "x"},
+            output_json='{"answer":"because"}',
+            snapshot=session.snapshot(),
+        ),
+        **changes,
+    )
+
+
+REPLY = EvalReply(a_result(), 3, REQUEST.sample, REQUEST.request_id, "worker-1")
+MAIN_REQUEST = MainLoopRequest(
+    {"question": "why"}, "id", {"a": 1}, "terse", KEY, {"level": 3}, seed=5, attempt=2, timeout_seconds=2.5
+)
+MAIN_RESULT = MainLoopResult("id", ["out"], "no", b'{"events":[]}', "session", TokenUsage(1, 2, 0, None), 5)
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec=None)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(codec=None)), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+class TestRoundTrips:
+    @pytest.mark.proves("R48", "R65")
+    @pytest.mark.parametrize("body", [REQUEST, REPLY, MAIN_REQUEST, MAIN_RESULT], ids=lambda body: type(body).__name__)
+    def test_what_is_written_is_what_is_read(self, body: Any) -> None:
+        read = type(body).from_wire(body.to_wire())
+        assert read == body
+        if isinstance(body, EvalReply):
+            assert read.result.output_json == body.result.output_json
+            assert read.result.snapshot == body.result.snapshot
+
+    def test_everything_that_can_be_left_out_may_be(self) -> None:
+        request = EvalRequest(TrialKey("r", "baseline", "s"), Sample("s", 1))
+        assert EvalRequest.from_wire(request.to_wire()) == request
+        reply = EvalReply(EvalResult(request.key, 0, "timeout", error="slow", stage="task"))
+        assert EvalReply.from_wire(reply.to_wire()) == reply
+        assert MainLoopResult.from_wire(MainLoopResult("i").to_wire()) == MainLoopResult("i")
+        asked = MainLoopRequest("q")
+        assert MainLoopRequest.from_wire(asked.to_wire()) == asked
+
+    @given(value=json_values, text=st.text(st.characters(codec=None)))
+    def test_any_json_and_any_text_comes_through(self, value: Any, text: str) -> None:
+        request = EvalRequest(TrialKey(text, "baseline", "s" + text), Sample("s" + text, value, [value]), suite=text)
+        assert EvalRequest.from_wire(request.to_wire()) == request
+        result = EvalResult(request.key, 0, "task_error", output=value, error=text, metadata={"m": value})
+        reply = EvalReply.from_wire(EvalReply(result, sample=request.sample).to_wire())
+        assert (reply.result, reply.sample) == (result, request.sample)
+        answer = MainLoopResult(text, value)
+        assert MainLoopResult.from_wire(answer.to_wire()) == answer
+
+    def test_values_json_lacks_travel_as_the_codec_writes_them(self) -> None:
+        request = replace(REQUEST, sample=Sample("s1", {"data": b"\0\xff", "limit": math.inf}))
+        assert EvalRequest.from_wire(request.to_wire()).sample.input == {"data": b"\0\xff", "limit": math.inf}
+        reply = replace(REPLY, result=a_result(output=b"\xff", output_json=None))
+        assert EvalReply.from_wire(reply.to_wire()).result.output == b"\xff"
+
+    def test_what_cannot_travel_is_refused_when_it_is_written(self) -> None:
+        with pytest.raises(CodecError, match="object"):
+            replace(REQUEST, sample=Sample("s1", object())).to_wire()
+        with pytest.raises(CodecError, match="UTF-8"):
+            replace(REPLY, result=a_result(snapshot=b"\xff")).to_wire()
+        knot: list[Any] = []
+        knot.append(knot)
+        with pytest.raises(CodecError):
+            MainLoopResult("id", knot).to_wire()
+
+    def test_a_request_must_be_about_its_own_sample(self) -> None:
+        with pytest.raises(ConfigurationError, match="not one of sample"):
+            EvalRequest(KEY, Sample("other", 1))
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+
+
+class TestTypedSamples:
+    def test_a_worker_reads_input_and_expected_with_its_own_types(self) -> None:
+        sent = replace(REQUEST, sample=Sample("s1", Question("why"), {1, 2}, {"level": 3}))
+        read = EvalRequest.from_wire(sent.to_wire())
+        assert read.sample.input == {"text": "why"}
+        sample = read.typed(Question, set[int])
+        assert (sample.input, sample.expected, sample.metadata) == (Question("why"), {1, 2}, {"level": 3})
+        assert read.experiment == Experiment("terse", {"style": ["short"]})
+
+    def test_plain_values_are_not_read_twice(self) -> None:
+        request = replace(REQUEST, sample=Sample("s1", "q", None))
+        assert request.typed(str, str) is request.sample
+        assert request.typed() is request.sample
+
+    def test_a_sample_of_another_type_is_an_error_that_says_where(self) -> None:
+        with pytest.raises(CodecError, match=r"\$\.input"):
+            REQUEST.typed(Question)
+        with pytest.raises(CodecError, match=r"\$\.expected"):
+            REQUEST.typed(object, int)
+
+
+def tampered(body: Any, **changes: Any) -> bytes:
+    tree = json.loads(body.to_wire())
+    for name, value in changes.items():
+        if value is ...:
+            del tree[name]
+        else:
+            tree[name] = value
+    return json.dumps(tree).encode()
+
+
+BAD_REQUESTS: list[dict[str, Any]] = [
+    {"key": ["run", "terse", "s1"]},
+    {"key": ["run", "terse", "", 0]},
+    {"key": ["run", "terse", 5, 0]},
+    {"key": ["run", "terse", "s1", -1]},
+    {"key": ["run", "terse", "s1", True]},
+    {"key": ["run", "a/b", "s1", 0]},
+    {"key": ...},
+    {"ordinal": -1},
+    {"ordinal": True},
+    {"ordinal": 1.0},
+    {"ordinal": 1 << 70},
+    {"attempt": 0},
+    {"params": []},
+    {"metadata": "x"},
+    {"suite": 5},
+    {"echo": 1},
+    {"id": ...},
+    {"at": "now"},
+    {"at": -1},
+    {"at": 10**400},
+    {"v": 2},
+    {"v": True},
+    {"v": ...},
+    {"callback": "os.system"},
+]
+BAD_REPLIES: list[dict[str, Any]] = [
+    {"outcome": "great"},
+    {"stage": "elsewhere"},
+    {"score": ...},
+    {"score": [2.0, True, "", [], ""]},
+    {"score": ["1", True, "", [], ""]},
+    {"score": [1.0, "yes", "", [], ""]},
+    {"score": [1.0, True, 5, [], ""]},
+    {"score": [1.0, True, "", [["m", "1", 0, {}]], ""]},
+    {"score": [1.0, True, "", [["m", 1]], ""]},
+    {"score": [1.0, True, "", [5], ""]},
+    {"score": {}},
+    {"output": "{"},
+    {"output": "NaN"},
+    {"output": "[" * 100_000},
+    {"output": {"not": "text"}},
+    {"usage": [1, 2, 3]},
+    {"usage": [1, 2, -3, None]},
+    {"usage": [1, 2, 3, "free"]},
+    {"snapshot": 5},
+    {"sample": [1, 2]},
+    {"sample": [1, 2, 3]},
+    {"worker": None},
+]
+BAD_MAIN: list[dict[str, Any]] = [{"timeout_seconds": "1"}, {"experiment": "a/b"}, {"seed": -1}, {"key": "x"}]
+
+
+class TestWhatDoesNotGetThrough:
+    @pytest.mark.parametrize("change", BAD_REQUESTS, ids=str)
+    def test_a_request_with_a_wrong_field(self, change: dict[str, Any]) -> None:
+        with pytest.raises(CodecError):
+            EvalRequest.from_wire(tampered(REQUEST, **change))
+
+    @pytest.mark.parametrize("change", BAD_REPLIES, ids=lambda change: str(change)[:40])
+    def test_a_reply_with_a_wrong_field(self, change: dict[str, Any]) -> None:
+        with pytest.raises(CodecError):
+            EvalReply.from_wire(tampered(REPLY, **change))
+
+    @pytest.mark.parametrize("change", BAD_MAIN, ids=str)
+    def test_a_main_loop_request_with_a_wrong_field(self, change: dict[str, Any]) -> None:
+        with pytest.raises(CodecError):
+            MainLoopRequest.from_wire(tampered(MAIN_REQUEST, **change))
+
+    @pytest.mark.parametrize("kind", [EvalRequest, EvalReply, MainLoopRequest, MainLoopResult])
+    @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"\xff", b"{}", b"[" * 200_000, b'{"v":1,"x":NaN}'])
+    def test_something_else_altogether(self, kind: Any, data: bytes) -> None:
+        with pytest.raises(CodecError):
+            kind.from_wire(data)
+
+    def test_deep_nesting_with_escapes_is_an_error_and_not_a_crash(self) -> None:
+        deep = b'{"v":1,"id":"\\u0041","input":' + b"[" * 900 + b"]" * 900 + b"}"
+        try:
+            assert MainLoopRequest.from_wire(deep).request_id == "A"
+        except CodecError:
+            pass  # How deep is too deep depends on how deep we already are.
+
+    @given(data=st.binary(max_size=200))
+    def test_noise(self, data: bytes) -> None:
+        with pytest.raises(CodecError):
+            EvalRequest.from_wire(data)
+
+
+class TestInMailboxes:
+    @pytest.mark.anyio
+    async def test_a_mailbox_carries_them_and_sets_aside_what_is_not_one(self) -> None:
+        mailbox = InMemoryMailbox("requests", EvalRequest)
+        await mailbox.send(REQUEST)
+        await mailbox.send(MAIN_REQUEST)  # type: ignore[arg-type]  # what a stranger might send
+        await mailbox.send({"key": "value"})  # type: ignore[arg-type]
+        (message,) = await mailbox.receive(10, wait_time_seconds=0)
+        assert message.body == REQUEST
+        aside = await mailbox.dead_letters.page()
+        assert [letter.error for letter in aside] == ["BodyError", "BodyError"]
+        assert aside[0].body(MainLoopRequest) == MAIN_REQUEST
+        with pytest.raises(BodyError):
+            aside[1].body(EvalRequest)
+
+    def test_replies_are_sorted_by_run_for_the_store(self) -> None:
+        other = replace(REPLY, result=a_result(key=KEY._replace(run_id="other")), sample=None)
+        sorted_ = by_run([REPLY, other, REPLY])
+        assert {run: (len(results), set(samples)) for run, (results, samples) in sorted_.items()} == {
+            "run": (2, {3}),
+            "other": (1, set()),
+        }
+        assert dict(REPLY.samples) == {3: REQUEST.sample}
+        assert not other.samples
+
+
+class TestFingerprint:
+    def test_it_changes_with_what_decides_a_result_and_with_nothing_else(self) -> None:
+        config = EvalConfig()
+
+        def of(**changes: Any) -> str:
+            given: dict[str, Any] = {
+                "name": "s",
+                "code_hash": "c",
+                "experiments": [Experiment("a", {"x": 1})],
+                "evaluator": "e",
+                "config": config,
+                **changes,
+            }
+            return suite_fingerprint(**given)
+
+        assert of() == of(config=replace(config, max_concurrent=99, max_samples=3))
+        others = [
+            of(name="t"),
+            of(code_hash="d"),
+            of(evaluator="f"),
+            of(experiments=[Experiment("a", {"x": 2})]),
+            of(experiments=[Experiment("b", {"x": 1})]),
+            of(config=replace(config, seed=1)),
+        ]
+        assert len({of(), *others}) == len(others) + 1

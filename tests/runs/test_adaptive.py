@@ -1,0 +1,412 @@
+"""Runs that stop when they have seen enough: in plan order, validly, or not at all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from fairtrial import (
+    ConfigurationError,
+    Dataset,
+    EvalConfig,
+    EvalSuite,
+    Experiment,
+    Sample,
+    Score,
+    StopWhen,
+    TrialContext,
+    exact_match,
+    open_store,
+    stats,
+)
+from fairtrial.codec import from_json, to_json
+from fairtrial.runs.adaptive import ERROR, FAILED, MISSING, PASSED, Adaptive
+from fairtrial.store.protocol import RunRecord
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult, Outcome
+
+pytestmark = pytest.mark.anyio
+
+AnyRule: Any = StopWhen
+AnyConfig: Any = EvalConfig
+NARROW = StopWhen(narrower_than=0.2)
+DECIDE = StopWhen(decides=("baseline", "terse"))
+PAIR = (Experiment("baseline"), Experiment("terse"))
+
+
+def outcomes(count: int, rate: float, seed: int = 1) -> list[int]:
+    rng = random.Random(seed)
+    return [int(rng.random() < rate) for _ in range(count)]
+
+
+def samples(values: list[int], **metadata: Any) -> Dataset[int, int]:
+    return Dataset([Sample(f"s{i}", value, 1, metadata) for i, value in enumerate(values)], name="outcomes")
+
+
+async def echo(given: int) -> int:
+    return given
+
+
+def plan(size: int, *experiments: str) -> RunRecord:
+    return RunRecord("r", "s", "d", "1", "f", size, experiments or ("baseline",), 1)
+
+
+def result(ordinal: int, value: float | None, outcome: Outcome = "scored") -> EvalResult:
+    score = None if value is None else Score(value)
+    return EvalResult(TrialKey("r", "baseline", f"s{ordinal}"), ordinal, outcome, score)
+
+
+class TestRules:
+    @pytest.mark.parametrize(
+        ("make", "said"),
+        [
+            (AnyRule, "one rule"),
+            (lambda: AnyRule(0.1, ("a", "b")), "one rule"),
+            (lambda: AnyRule(1.5), "narrower_than lies between 0 and 1"),
+            (lambda: AnyRule("0.1"), "narrower_than lies between 0 and 1"),
+            (lambda: AnyRule(True), "narrower_than lies between 0 and 1"),
+            (lambda: AnyRule(0.1, level=1.0), "level lies between 0 and 1"),
+            (lambda: AnyRule(0.1, every=0), "every is a whole number"),
+            (lambda: AnyRule(0.1, verdicts=1), "verdicts is True or False"),
+            (lambda: AnyRule(decides="ab"), "names two experiments"),
+            (lambda: AnyRule(decides=("a",)), "names two experiments"),
+            (lambda: AnyRule(decides=("a", "a")), "twice"),
+            (lambda: AnyConfig(stop_when=0.1), "stop_when is a StopWhen"),
+            (lambda: AnyConfig(stop_when=NARROW, repeats=2), "2 repeats of a sample are not"),
+        ],
+    )
+    def test_a_rule_that_makes_no_sense_is_refused(self, make: Any, said: str) -> None:
+        with pytest.raises(ConfigurationError, match=said):
+            make()
+
+    def test_a_rule_is_part_of_the_runs_record(self) -> None:
+        for rule in (NARROW, DECIDE):
+            config = EvalConfig(stop_when=rule)
+            assert from_json(EvalConfig, to_json(config)) == config
+
+    def test_experiments_that_the_run_does_not_have_are_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="'terse' is none of them: baseline"):
+            EvalSuite("s", samples([1]), echo, exact_match, config=EvalConfig(stop_when=DECIDE))
+
+    async def test_clusters_are_refused_before_the_first_call(self) -> None:
+        calls: list[int] = []
+
+        async def count(given: int) -> int:
+            calls.append(given)
+            return given
+
+        data = Dataset([*samples([1, 1]), *(Sample(name, 1, 1, {"cluster": "passage 7"}) for name in "ab")])
+        store = open_store("memory:")
+        suite = EvalSuite("s", data, count, exact_match, config=EvalConfig(stop_when=NARROW))
+        with pytest.raises(ConfigurationError, match="sample 'b' is not the first of cluster 'passage 7'"):
+            await suite.run(store=store)
+        assert (calls, store.runs()) == ([], [])
+
+    async def test_clusters_of_one_sample_each_are_no_clusters_and_the_key_can_be_another(self) -> None:
+        data = Dataset([Sample(f"s{i}", 1, 1, {"cluster": i, "repository": i // 2}) for i in range(30)])
+        report = await EvalSuite("s", data, echo, exact_match, config=EvalConfig(stop_when=NARROW)).run(store="memory:")
+        assert report.adaptive is not None
+        for key in ("repository", ""):
+            config = EvalConfig(stop_when=NARROW, cluster=key)
+            suite = EvalSuite("s", data, echo, exact_match, config=config)
+            if key:
+                with pytest.raises(ConfigurationError, match="not the first of repository 0"):
+                    await suite.run(store="memory:")
+            else:
+                assert (await suite.run(store="memory:")).status == "finished"
+
+    async def test_a_graded_score_ends_the_run_with_a_sentence_and_no_interval(self) -> None:
+        def grade(output: int, expected: int) -> float:
+            return 1.0 if output else 0.25
+
+        store = open_store("memory:")
+        data = samples([1] * 30 + [0] + [1] * 30)
+        config = EvalConfig(stop_when=StopWhen(0.05, every=1), max_concurrent=4)
+        with pytest.raises(ConfigurationError, match=r"s30#0 failed with 0\.25: leave stop_when out"):
+            await EvalSuite("s", data, echo, grade, config=config, version="1").run(store=store)
+        (run,) = store.runs()
+        assert (run.status, run.notes.get("adaptive")) == ("interrupted", None)
+        with pytest.raises(ConfigurationError, match=r"failed with 0\.25"):
+            await EvalSuite("s", data, echo, grade, config=config, version="1").run(store=store)
+        report = await EvalSuite("s", data, echo, grade, version="1").run(store=store)
+        assert (report.run_id, report.status, report.total) == (run.run_id, "finished", 61)
+        assert report.run.notes.get("adaptive") is None
+
+    async def test_the_verdicts_of_graded_scores_can_be_asked_for(self) -> None:
+        def grade(output: int, expected: int) -> float:
+            return 0.9 if output else 0.25
+
+        config = EvalConfig(stop_when=replace(NARROW, verdicts=True))
+        report = await EvalSuite("s", samples(outcomes(600, 0.9)), echo, grade, config=config).run(store="memory:")
+        assert report.status == "stopped"
+
+
+class TestPrefixes:
+    def test_the_order_in_which_results_come_changes_nothing(self) -> None:
+        values = outcomes(400, 0.8)
+        expected = stats.rate_decision(np.asarray(values, dtype=float), width=0.2, every=10)
+        assert expected.stopped
+        for seed in range(5):
+            late = list(range(400))
+            random.Random(seed).shuffle(late)
+            adaptive = Adaptive(NARROW, plan(400))
+            for ordinal in late:
+                adaptive.see(result(ordinal, values[ordinal]))
+            note = adaptive.note(400)
+            figures = note["experiments"]["baseline"]
+            assert (note["samples"], figures["passed"]) == (expected.looked_at, expected.successes)
+            assert (figures["low"], figures["high"]) == (expected.interval.low, expected.interval.high)
+            assert note["beyond"] == 400 - expected.looked_at
+
+    def test_pairs_are_decided_as_the_statistics_say(self) -> None:
+        one, other = outcomes(500, 0.6, 1), outcomes(500, 0.8, 2)
+        expected = stats.pairs_decision(np.subtract(other, one).astype(float), every=10)
+        adaptive = Adaptive(DECIDE, plan(500, "baseline", "terse"))
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            for place, value in enumerate(pair):
+                adaptive.take(2 * index + place, PASSED if value else FAILED)
+        pair_note = adaptive.note(1000)["pair"]
+        assert expected.verdict == pair_note["verdict"] == "better"
+        assert (pair_note["wins"], pair_note["losses"]) == (expected.wins, expected.losses)
+        assert pair_note["p_value"] == pytest.approx(expected.p_value)
+        assert adaptive.samples == expected.looked_at
+        assert adaptive.reason is not None
+        assert adaptive.reason.endswith("terse is better than baseline")
+
+    def test_errors_fail_and_what_was_not_scored_is_taken_at_its_worst(self) -> None:
+        adaptive = Adaptive(StopWhen(0.01), plan(100))
+        kinds: list[Outcome] = ["task_error", "timeout", "scorer_error", "dead_letter"]
+        for ordinal in range(100):
+            one = result(ordinal, None, kinds[ordinal]) if ordinal < 4 else result(ordinal, 1.0)
+            adaptive.see(one)
+        figures = adaptive.note(100)["experiments"]["baseline"]
+        assert (figures["passed"], figures["errors"], figures["missing"]) == (96, 2, 2)
+        assert figures["estimate"] == 96 / 98
+        assert figures["low"] == stats.betabinom_sequence(96, 100).low
+        assert figures["high"] == stats.betabinom_sequence(98, 100).high
+
+    def test_pairs_that_were_not_scored_count_against_the_leader(self) -> None:
+        adaptive = Adaptive(replace(DECIDE, every=1), plan(60, "baseline", "terse"))
+        for index in range(60):
+            adaptive.take(2 * index, FAILED if index % 2 else ERROR)
+            adaptive.take(2 * index + 1, MISSING if index < 4 else PASSED)
+        note = adaptive.note(120)["pair"]
+        assert (note["missing"], note["losses"], note["verdict"]) == (4, 0, "better")
+        assert note["e_value"] == stats.eprocess_pairs(note["wins"], 4)
+        assert note["wins"] > 8  # Without the four, 8 wins would have been enough.
+
+    def test_nothing_is_decided_about_systems_that_are_alike(self) -> None:
+        adaptive = Adaptive(DECIDE, plan(50, "baseline", "terse"))
+        for ordinal in range(100):
+            adaptive.take(ordinal, PASSED)
+        note = adaptive.note(100)
+        assert (note["stopped"], note["reason"], note["pair"]["verdict"], note["pair"]["p_value"]) == (
+            False,
+            None,
+            None,
+            1.0,
+        )
+        assert note["pair"]["low"] < 0 < note["pair"]["high"]
+
+    def test_a_prefix_of_nothing_but_missing_scores_has_no_estimate(self) -> None:
+        adaptive = Adaptive(DECIDE, plan(1, "baseline", "terse"))
+        adaptive.take(0, MISSING)
+        adaptive.take(1, MISSING)
+        note = adaptive.note(2)
+        assert note["experiments"]["terse"]["estimate"] is None
+        assert note["pair"]["estimate"] is None
+        assert (note["experiments"]["terse"]["low"], note["experiments"]["terse"]["high"]) == (
+            stats.betabinom_sequence(0, 1).low,
+            stats.betabinom_sequence(1, 1).high,
+        )
+
+    def test_stored_results_are_read_only_as_far_as_the_prefix_goes(self) -> None:
+        read: list[int] = []
+
+        def stored() -> Iterator[EvalResult]:
+            for ordinal in [*range(10), *range(11, 50)]:
+                read.append(ordinal)
+                yield result(ordinal, 1.0)
+
+        adaptive = Adaptive(StopWhen(0.01), plan(60), stored=stored())
+        adaptive.advance()
+        assert (adaptive.samples, read[-1], adaptive.waiting) == (10, 11, 0)
+        adaptive.see(result(55, 1.0))
+        adaptive.see(result(20, 0.0))  # Done again: what is new counts, what was stored does not.
+        adaptive.see(result(10, 1.0))
+        assert (adaptive.samples, adaptive.waiting) == (50, 1)
+        assert adaptive.note(51)["experiments"]["baseline"]["passed"] == 49
+
+
+class TestRuns:
+    @pytest.mark.parametrize("workers", [1, 16])
+    async def test_slow_failures_do_not_bias_what_the_run_reports(self, workers: int) -> None:
+        values = outcomes(600, 0.8, seed=3)
+        finished: list[int] = []
+
+        async def slow_to_fail(given: int) -> int:
+            if not given:
+                await anyio.sleep(0.02)
+            finished.append(given)
+            return given
+
+        rule = replace(NARROW, every=1)
+        config = EvalConfig(stop_when=rule, max_concurrent=workers)
+        report = await EvalSuite("s", samples(values), slow_to_fail, exact_match, config=config).run(store="memory:")
+        expected = stats.rate_decision(np.asarray(values, dtype=float), width=0.2)
+        note: Any = report.run.notes["adaptive"]
+        figures = note["experiments"]["baseline"]
+        assert report.status == "stopped"
+        assert report.run.notes["stopped"] == note["reason"]
+        assert (note["samples"], figures["passed"]) == (expected.looked_at, expected.successes)
+        assert figures["estimate"] == sum(values[: note["samples"]]) / note["samples"]
+        assert note["beyond"] == report.total - note["samples"]
+        if workers > 1:  # In order of completion the first results look better than they are.
+            naive = stats.rate_decision(np.asarray(finished, dtype=float), width=0.2)
+            assert naive.successes / naive.looked_at > figures["estimate"]
+
+    async def test_two_experiments_are_run_until_one_is_better(self) -> None:
+        async def answer(given: int, ctx: TrialContext) -> int:
+            return 1 if ctx.experiment.name == "terse" else given
+
+        config = EvalConfig(stop_when=DECIDE)
+        suite = EvalSuite("s", samples(outcomes(500, 0.5)), answer, exact_match, experiments=PAIR, config=config)
+        report = await suite.run(store="memory:")
+        note: Any = report.run.notes["adaptive"]
+        assert (report.status, note["pair"]["verdict"], note["pair"]["losses"]) == ("stopped", "better", 0)
+        assert note["pair"]["e_value"] >= 20
+        assert report.not_run > 900
+        assert report["terse"].adaptive == note["experiments"]["terse"]
+        text = " ".join(str(report).split())
+        assert "stopping was adaptive: the run stopped by its own rule" in text
+        assert "terse is better than baseline: +" in text
+
+    async def test_a_run_that_never_knows_enough_is_finished_and_still_says_that_it_looked(self) -> None:
+        config = EvalConfig(stop_when=NARROW)
+        report = await EvalSuite("s", samples(outcomes(45, 0.5)), echo, exact_match, config=config).run(store="memory:")
+        note: Any = report.run.notes["adaptive"]
+        assert (report.status, note["stopped"], note["samples"], note["beyond"]) == ("finished", False, 45, 0)
+        assert report.run.notes["stopped"] is None
+        assert "the run could have stopped earlier by its own rule" in " ".join(str(report).split())
+
+    async def test_a_decision_at_the_last_sample_stops_nothing(self) -> None:
+        values = outcomes(600, 0.8)
+        enough = stats.rate_decision(np.asarray(values, dtype=float), width=0.2, every=10).looked_at
+        config = EvalConfig(stop_when=NARROW)
+        report = await EvalSuite("s", samples(values[:enough]), echo, exact_match, config=config).run(store="memory:")
+        note: Any = report.run.notes["adaptive"]
+        assert (report.status, note["stopped"]) == ("finished", False)
+        assert note["reason"] is not None
+
+    async def test_a_run_resumed_stops_where_it_would_have_stopped(self) -> None:
+        values = outcomes(600, 0.8, seed=5)
+        expected = stats.rate_decision(np.asarray(values, dtype=float), width=0.2, every=10)
+        store = open_store("memory:")
+        failing = {100, 130}
+
+        async def sometimes(given: int, ctx: TrialContext) -> int:
+            if int(ctx.sample.id[1:]) in failing:
+                raise ConnectionError("not now")
+            return given
+
+        def suite(**settings: Any) -> EvalSuite:
+            config = EvalConfig(stop_when=NARROW, max_concurrent=4, **settings)
+            return EvalSuite("s", samples(values), sometimes, exact_match, config=config, version="1")
+
+        first = await suite(stop_on_error=True).run(store=store)
+        note: Any = first.run.notes["adaptive"]
+        assert (first.status, note["stopped"], note["reason"]) == ("interrupted", False, None)
+        failing.clear()
+        second = await suite().run(store=store, retry_errors=True)
+        note = second.run.notes["adaptive"]
+        figures = note["experiments"]["baseline"]
+        assert (second.run_id, second.status) == (first.run_id, "stopped")
+        assert (note["samples"], figures["passed"]) == (expected.looked_at, expected.successes)
+
+    async def test_what_was_decided_before_an_interrupt_needs_no_further_trial(self) -> None:
+        values = [1] * 200
+        store = open_store("memory:")
+        calls: list[int] = []
+
+        async def count(given: int) -> int:
+            calls.append(given)
+            return given
+
+        def suite(rule: StopWhen | None, **settings: Any) -> EvalSuite:
+            config = EvalConfig(stop_when=rule, max_concurrent=1, warmup=2, **settings)
+            return EvalSuite("s", samples(values), count, exact_match, config=config, version="1")
+
+        async with aclosing(suite(None).stream(store=store)) as results:
+            async for one in results:
+                if one.ordinal == 150:
+                    break
+        before = len(calls)
+        report = await suite(NARROW).run(store=store)
+        assert (report.status, len(calls)) == ("stopped", before)
+        note: Any = report.run.notes["adaptive"]
+        assert note["samples"] < 100
+        assert note["beyond"] >= 50
+
+    async def test_trials_do_not_run_far_ahead_of_a_slow_one(self) -> None:
+        values = [1] * 500
+        slow, most = anyio.Event(), 0
+
+        async def first_is_slow(given: int, ctx: TrialContext) -> int:
+            nonlocal most
+            position = int(ctx.sample.id[1:])
+            most = max(most, position)
+            if position == 0:
+                await slow.wait()
+            return given
+
+        async def release() -> None:
+            before = -1
+            while most != before or most < 60:  # Until nobody moves any more.
+                before = most
+                await anyio.sleep(0.05)
+            held.append(most)
+            slow.set()
+
+        held: list[int] = []
+        config = EvalConfig(stop_when=StopWhen(0.01), max_concurrent=2)
+        suite = EvalSuite("s", samples(values), first_is_slow, exact_match, config=config)
+        async with anyio.create_task_group() as group:
+            group.start_soon(release)
+            report = await suite.run(store="memory:")
+        assert held == [63]  # 32 rounds of two workers.
+        assert (report.status, report.total) == ("finished", 500)
+
+    async def test_waiting_for_a_slow_trial_ends_when_the_run_does(self) -> None:
+        async def first_is_slow(given: int, ctx: TrialContext) -> int:
+            if ctx.sample.id == "s0":
+                await anyio.sleep_forever()
+            return given
+
+        config = EvalConfig(stop_when=StopWhen(0.01), max_concurrent=2, timeout_seconds=0.5, stop_on_error=True)
+        report = await EvalSuite("s", samples([1] * 500), first_is_slow, exact_match, config=config).run(
+            store="memory:"
+        )
+        assert (report.status, dict(report.errors)) == ("interrupted", {"timeout": 1})
+
+    async def test_outputs_scored_anew_keep_the_figures_that_suit_how_many_they_are(self) -> None:
+        store = open_store("memory:")
+        values = outcomes(600, 0.8)
+        suite = EvalSuite("s", samples(values), echo, exact_match, config=EvalConfig(stop_when=NARROW))
+        first = await suite.run(store=store)
+        second = await suite.rescore(first.run_id, lambda output, expected: 0.25 if output else 0.75, store=store)
+        before, after = first.adaptive, second.adaptive
+        assert before is not None
+        assert after is not None
+        assert (after["samples"], after["stopped"]) == (before["samples"], True)
+        figures = after["experiments"]["baseline"]
+        assert figures["passed"] == before["samples"] - before["experiments"]["baseline"]["passed"]
+        assert figures["low"] == stats.betabinom_sequence(figures["passed"], figures["n"]).low
+        plain = await EvalSuite("t", samples([1]), echo, exact_match).run(store=store)
+        assert (await suite.rescore(plain.run_id, exact_match, store=store)).adaptive is None

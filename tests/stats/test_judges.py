@@ -1,0 +1,128 @@
+"""Intervals of kappa and of correlations, groups that differ, and what is not known taken at its worst."""
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from statsmodels.stats.inter_rater import cohens_kappa
+
+from fairtrial import stats
+from fairtrial.stats.agreement import _kappa_and_error
+
+TRUTHS = [(0.5, 0.9, 0.9), (0.8, 0.9, 0.7), (0.9, 0.95, 0.6), (0.7, 0.99, 0.97), (0.8, 0.6, 0.6)]
+
+
+@pytest.mark.parametrize("labels", [2, 3, 5])
+def test_the_error_of_kappa_is_statsmodels(labels: int) -> None:
+    table = np.random.default_rng(labels).integers(1, 30, (labels, labels))
+    kappa, error = _kappa_and_error(table.astype(float))
+    oracle = cohens_kappa(table)
+    assert kappa == pytest.approx(oracle.kappa)
+    assert error == pytest.approx(oracle.std_kappa)
+
+
+@pytest.mark.parametrize(("passing", "sensitivity", "specificity"), TRUTHS)
+def test_the_interval_of_kappa_covers(passing: float, sensitivity: float, specificity: float) -> None:
+    shares = np.array(
+        [
+            [(1 - passing) * specificity, passing * (1 - sensitivity)],
+            [(1 - passing) * (1 - specificity), passing * sensitivity],
+        ]
+    )
+    truth = stats.cohen_kappa_table((shares * 1e9).astype(int).tolist())
+    assert isinstance(truth, float)
+    rng = np.random.default_rng(1)
+    for n in (20, 60, 300):
+        found = [stats.kappa_interval(t.reshape(2, 2).tolist()) for t in rng.multinomial(n, shares.ravel(), 800)]
+        known = [one for one in found if isinstance(one, stats.Interval)]
+        assert np.mean([one.contains(truth) for one in known]) >= 0.92
+
+
+def test_raters_who_always_agree_have_an_interval_that_is_no_point() -> None:
+    interval = stats.kappa_interval([[10, 0], [0, 10]])
+    assert isinstance(interval, stats.Interval)
+    assert interval.high == 1.0
+    assert 0.4 < interval.low < 0.9
+    assert isinstance(stats.kappa_interval([[10, 0], [0, 0]]), stats.Undefined)
+
+
+def test_rank_correlation_is_scipys() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.integers(0, 8, 60).astype(float)
+    y = x + rng.normal(0, 3, 60)
+    found = stats.rank_correlation(x, y)
+    assert found.value == pytest.approx(spearmanr(x, y).statistic)
+    assert found.value is not None
+    assert found.interval is not None
+    assert found.interval.contains(found.value)
+
+
+def test_a_correlation_that_is_not_there_says_why() -> None:
+    assert stats.rank_correlation([1, 1, 1], [1, 2, 3]).value is None
+    assert stats.rank_correlation([], []).reason is not None
+    few = stats.rank_correlation([1, 2, 3], [1, 3, 2])
+    assert few.value == pytest.approx(0.5)
+    assert few.interval is None
+    assert stats.rank_correlation(range(10), range(10)).interval is None
+    with pytest.raises(ValueError, match="pair them first"):
+        stats.rank_correlation([1.0], [1.0, 2.0])
+
+
+def test_the_interval_of_a_correlation_covers() -> None:
+    rng = np.random.default_rng(4)
+    truth = 6 / np.pi * np.arcsin(0.5 / 2)
+    held = 0
+    for _ in range(600):
+        x = rng.normal(size=60)
+        y = 0.5 * x + np.sqrt(0.75) * rng.normal(size=60)
+        interval = stats.rank_correlation(x, y).interval
+        assert interval is not None
+        held += interval.contains(truth)
+    assert held / 600 >= 0.93
+
+
+def test_groups_that_differ_are_told_apart() -> None:
+    assert stats.groups_differ([1.0] * 20, [0.0] * 20) < 1e-6  # type: ignore[operator]  # a number, as both have members
+    assert stats.groups_differ([0.2, 0.4, 0.6], [0.3, 0.5, 0.7]) > 0.5  # type: ignore[operator]  # the same
+    assert isinstance(stats.groups_differ([], [1.0]), stats.Undefined)
+
+
+def test_one_cluster_says_nothing_about_the_error_of_a_correction() -> None:
+    found = stats.prediction_powered_mean([1.0, 0.0], [1.0, 1.0], [1.0, 0.0], clusters=["a"] * 4)
+    assert (found.estimate, found.interval) == (0.0, None)
+    assert found.reason is not None
+    assert "one cluster" in found.reason
+
+
+@pytest.mark.parametrize(("k", "missing", "n"), [(3, 2, 9), (0, 4, 4), (7, 1, 12), (40, 10, 90)])
+def test_a_sequence_with_missing_outcomes_holds_every_completion(k: int, missing: int, n: int) -> None:
+    hull = stats.betabinom_sequence(k, n, missing=missing)
+    for passed in range(missing + 1):
+        one = stats.betabinom_sequence(k + passed, n)
+        assert hull.low <= one.low
+        assert one.high <= hull.high
+
+
+@pytest.mark.parametrize(("wins", "losses", "missing", "n"), [(9, 1, 3, 30), (2, 2, 2, 6), (0, 0, 3, 3), (1, 8, 4, 40)])
+def test_pairs_with_missing_outcomes_hold_every_completion(wins: int, losses: int, missing: int, n: int) -> None:
+    hull = stats.pairs_sequence(wins, losses, n, missing=missing)
+    evidence = stats.eprocess_pairs(wins, losses, missing=missing)
+    for won in range(missing + 1):
+        for lost in range(missing + 1 - won):
+            one = stats.pairs_sequence(wins + won, losses + lost, n)
+            assert hull.low <= one.low + 1e-12
+            assert one.high <= hull.high + 1e-12
+            assert evidence <= stats.eprocess_pairs(wins + won, losses + lost) + 1e-12
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: stats.betabinom_sequence(5, 6, missing=2),
+        lambda: stats.betabinom_sequence(5, 6, missing=-1),
+        lambda: stats.pairs_sequence(2, 2, 5, missing=2),
+        lambda: stats.eprocess_pairs(2, 2, missing=-1),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(call: object) -> None:
+    with pytest.raises(ValueError, match="count"):
+        call()  # type: ignore[operator]  # they are functions
