@@ -40,7 +40,9 @@ class Processes:
         for process in self._all:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
     def _start(self, name: str, *command: str, **settings: object) -> subprocess.Popen[str]:
         self._started += 1

@@ -130,6 +130,7 @@ class Dispatch:
         self._rounds = 0
         self._heard = time.monotonic()
         self._looked = 0.0
+        self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
         self._hinted = False
         self._ledger: Ledger
         self._source: Iterator[PlannedTrial]
@@ -192,7 +193,7 @@ class Dispatch:
     async def _submit(self) -> None:
         ledger, config = self._ledger, self._config
         while self._stop.reason is None and ledger.missing > 0:
-            room = self._window.size - ledger.outstanding
+            room = self._window.size - max(0, ledger.outstanding - self._elsewhere)
             if room >= max(1, min(self._window.size // 8, config.batch)):
                 trials = list(islice(self._source, min(room, config.batch)))
                 if trials:
@@ -243,11 +244,16 @@ class Dispatch:
         depth = await persistently(self._requests.depth, "looking at the requests")
         now = self._looked = time.monotonic()
         self._window.look(depth, self._fresh, now)
+        requested = depth.waiting + depth.delayed + depth.in_flight
+        # Results that pile up hold submission back; those a dead client left leased, and what got lost, must not.
+        coming = await persistently(self._results.approximate_count, "looking at the results")
+        crowded = coming > 2 * self._config.lanes * self._config.batch
+        self._elsewhere = 0 if crowded else max(0, self._ledger.outstanding - requested)
         quiet = now - self._heard
         out = self._ledger.outstanding
         if out and quiet >= self._config.heal_seconds and self._may_be_lost(depth, quiet):
             await self._heal()
-        elif out > depth.waiting + depth.delayed + depth.in_flight and quiet >= self._config.heal_seconds / 4:
+        elif out > requested and quiet >= self._config.heal_seconds / 4:
             await self._read_store()
         if quiet >= self._config.hint_seconds and not self._hinted:
             self._hint(depth)
