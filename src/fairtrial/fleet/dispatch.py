@@ -279,7 +279,7 @@ class Dispatch:
         self._fresh_at_heal = self._fresh
         self._heard = time.monotonic()
         if self._rounds < self._config.max_rounds:
-            log.warning("%d trials got lost on the way; sending them again", self._ledger.outstanding)
+            log.warning("%d trials got lost on the way, or were never sent; sending them now", self._ledger.outstanding)
             self._source = chain(self._ledger.lost(), self._source)
             return
         lost = self._ledger.lost()
