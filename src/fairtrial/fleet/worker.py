@@ -26,6 +26,7 @@ from fairtrial.portal import portal
 _log = logging.getLogger("fairtrial.fleet")
 _BEAT_SECONDS = 1.0
 _CANCEL_SECONDS = 20.0
+_DELIVER_SECONDS = 5.0
 _EMPTY_WAIT = 0.2
 _MAX_BACKOFF = 10.0
 
@@ -33,12 +34,14 @@ _MAX_BACKOFF = 10.0
 class Job[T]:
     """One message being worked on."""
 
-    __slots__ = ("_worker", "executing", "lease", "message", "task")
+    __slots__ = ("_worker", "abandoned", "executing", "lease", "message", "started", "task")
 
     def __init__(self, worker: Worker[T], message: Message[T]) -> None:
         self._worker = worker
         self.message = message
         self.executing = True
+        self.started = False
+        self.abandoned = False
         self.lease: Lease
         self.task: asyncio.Task[None]
 
@@ -53,8 +56,12 @@ class Job[T]:
         """Renew the lease until then, on the clock `time.monotonic()`."""
         self.lease.deadline = deadline
 
-    def _cancel(self) -> None:
-        self.task.cancel()
+    def cancel(self) -> None:
+        """End the work. A task cancelled before its first step would never get to hand its message back."""
+        if self.started:
+            self.task.cancel()
+        else:
+            self.abandoned = True
 
 
 class Worker[T]:
@@ -233,7 +240,7 @@ class Worker[T]:
 
     def _start(self, message: Message[T], now: float, loop: asyncio.AbstractEventLoop) -> None:
         job = Job(self, message)
-        job.lease = self._leases.keep(message, deadline=now + self._hold_seconds, on_lost=job._cancel)
+        job.lease = self._leases.keep(message, deadline=now + self._hold_seconds, on_lost=job.cancel)
         self._executing += 1
         self._jobs.add(job)
         self.counters.in_flight += 1
@@ -241,12 +248,15 @@ class Worker[T]:
 
     async def _work(self, job: Job[T]) -> None:
         message = job.message
+        job.started = True
         try:
+            if job.abandoned:
+                raise asyncio.CancelledError
             await self._handle(job)
         except asyncio.CancelledError:
             if job.lease.lost:
                 self._lost(message)
-            else:
+            elif not message.settled:
                 self.counters.handed_back += 1
                 await self._quietly(message.hand_back())
         except LeaseLostError:
@@ -303,15 +313,21 @@ class Worker[T]:
         await self._abandon()
 
     async def _abandon(self) -> None:
-        """Cancel what is in flight; each message is handed back."""
-        tasks = [job.task for job in self._jobs]
-        if not tasks:
-            return
-        for task in tasks:
-            task.cancel()
-        _, left = await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
-        if left:
-            _log.error("%d jobs do not end although they were cancelled; their leases run out", len(left))
+        """Cancel what is being executed; each message is handed back. Results on their way get a moment more."""
+        for job in self._jobs:
+            if job.executing:
+                job.cancel()
+        if await self._ended(_DELIVER_SECONDS):
+            for job in self._jobs:
+                job.cancel()
+            if left := await self._ended(_CANCEL_SECONDS):
+                _log.error("%d jobs do not end although they were cancelled; their leases run out", left)
+
+    async def _ended(self, seconds: float) -> int:
+        """Wait for the jobs to end; returns how many have not."""
+        if tasks := [job.task for job in self._jobs]:
+            await asyncio.wait(tasks, timeout=seconds)
+        return len(self._jobs)
 
     async def _beat(self) -> None:
         while True:
