@@ -175,7 +175,7 @@ def bare(folder: Path, trials: int, workers: int) -> float:
         finally:
             for worker in started:
                 worker.kill()
-                worker.wait()
+                worker.communicate()
     return trials / seconds
 
 
