@@ -34,7 +34,7 @@ _MAX_BACKOFF = 10.0
 class Job[T]:
     """One message being worked on."""
 
-    __slots__ = ("_worker", "abandoned", "executing", "lease", "message", "started", "task")
+    __slots__ = ("_worker", "abandoned", "detached", "executing", "lease", "message", "started", "task")
 
     def __init__(self, worker: Worker[T], message: Message[T]) -> None:
         self._worker = worker
@@ -42,6 +42,7 @@ class Job[T]:
         self.executing = True
         self.started = False
         self.abandoned = False
+        self.detached = False
         self.lease: Lease
         self.task: asyncio.Task[None]
 
@@ -52,15 +53,30 @@ class Job[T]:
             self._worker._executing -= 1
             self._worker._wake()
 
+    def detach(self) -> None:
+        """The task may end, and the job goes on: until `end`, or until `resume` gives it another task."""
+        self.detached = True
+
+    def end(self, *, lost: bool = False) -> None:
+        """A detached job is done."""
+        if lost:
+            self._worker._lost(self.message)
+        self._worker._end(self)
+
+    def resume(self, handle: Callable[[Job[T]], Awaitable[None]]) -> None:
+        """Go on with a detached job in a task of its own."""
+        self.detached = False
+        self.task = asyncio.get_running_loop().create_task(self._worker._work(self, handle))
+
     def keep_until(self, deadline: float) -> None:
         """Renew the lease until then, on the clock `time.monotonic()`."""
         self.lease.deadline = deadline
 
     def cancel(self) -> None:
         """End the work. A task cancelled before its first step would never get to hand its message back."""
-        if self.started:
+        if self.started and not self.detached:
             self.task.cancel()
-        else:
+        else:  # Not begun, or its result is on its way with others: heard when there is a task again.
             self.abandoned = True
 
 
@@ -226,13 +242,15 @@ class Worker[T]:
             if not receiving.done():
                 receiving.cancel()
                 await asyncio.wait([receiving])
-        if receiving.cancelled():
-            return ()
-        messages = receiving.result()
-        self.counters.received += len(messages)
-        now = time.monotonic()
-        for message in messages:
-            self._start(message, now, loop)
+            messages: Sequence[Message[T]] = ()
+            if not receiving.cancelled() and receiving.exception() is None:
+                messages = receiving.result()
+                self.counters.received += len(messages)
+                now = time.monotonic()
+                for message in messages:  # Also when we are being cancelled: only a job is handed back.
+                    self._start(message, now, loop)
+        if not receiving.cancelled():
+            receiving.result()  # Raises what kept us from receiving.
         return messages
 
     async def _messages(self, count: int, wait: float) -> Sequence[Message[T]]:
@@ -244,15 +262,15 @@ class Worker[T]:
         self._executing += 1
         self._jobs.add(job)
         self.counters.in_flight += 1
-        job.task = loop.create_task(self._work(job))
+        job.task = loop.create_task(self._work(job, self._handle))
 
-    async def _work(self, job: Job[T]) -> None:
+    async def _work(self, job: Job[T], handle: Callable[[Job[T]], Awaitable[None]]) -> None:
         message = job.message
         job.started = True
         try:
             if job.abandoned:
                 raise asyncio.CancelledError
-            await self._handle(job)
+            await handle(job)
         except asyncio.CancelledError:
             if job.lease.lost:
                 self._lost(message)
@@ -264,12 +282,16 @@ class Worker[T]:
         except BaseException as error:  # User code may raise anything, SystemExit too.
             await self.fail(message, error)
         finally:
-            self._leases.release(job.lease)
-            self._jobs.discard(job)
-            self.counters.in_flight -= 1
-            if job.executing:
-                self._executing -= 1
-            self._wake()
+            if not job.detached:
+                self._end(job)
+
+    def _end(self, job: Job[T]) -> None:
+        self._leases.release(job.lease)
+        self._jobs.discard(job)
+        self.counters.in_flight -= 1
+        if job.executing:
+            self._executing -= 1
+        self._wake()
 
     def _lost(self, message: Message[T]) -> None:
         self.counters.lease_losses += 1
@@ -325,8 +347,13 @@ class Worker[T]:
 
     async def _ended(self, seconds: float) -> int:
         """Wait for the jobs to end; returns how many have not."""
-        if tasks := [job.task for job in self._jobs]:
-            await asyncio.wait(tasks, timeout=seconds)
+        end = time.monotonic() + seconds
+        while self._jobs and (left := end - time.monotonic()) > 0:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except TimeoutError:
+                break
         return len(self._jobs)
 
     async def _beat(self) -> None:
