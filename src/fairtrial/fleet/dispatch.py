@@ -381,7 +381,7 @@ class Dispatch:
             else:
                 await self._set_aside(message, problem)
         fresh = await self._keep(replies)
-        await acknowledge(good)
+        await acknowledge(self._results, good)
         self._heard = time.monotonic()
         self._hinted = False
         self._wake()
@@ -437,7 +437,7 @@ class Dispatch:
             while messages := await self._requests.receive(self._config.batch, self._config.lease_seconds, 0):
                 ours = [message for message in messages if message.body.key.run_id == self._run.run_id]
                 others += [message for message in messages if message.body.key.run_id != self._run.run_id]
-                await acknowledge(ours)
+                await acknowledge(self._requests, ours)
                 for message in ours:
                     self._taken_back(message.body)
         except MailboxConnectionError as error:
