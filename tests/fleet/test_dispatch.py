@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TokenUsage, exact_match, open_store
 from fairtrial.errors import MailboxConnectionError, StoreUnavailableError
-from fairtrial.fleet import dispatch
+from fairtrial.fleet import dispatch, presence
 from fairtrial.fleet.dispatch import DispatchConfig
 from fairtrial.fleet.ledger import Ledger
 from fairtrial.fleet.post import MemoryPostOffice
@@ -419,6 +420,32 @@ async def test_requests_made_for_other_code_are_taken_back_and_made_anew(tmp_pat
     assert (report.status, report.total) == ("finished", 30)
     assert len({request.fingerprint for request in worker.seen}) == 1
     assert len(worker.seen) == 30
+
+
+async def test_a_second_client_of_one_run_hears_of_the_first_and_nothing_is_counted_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    office, url = MemoryPostOffice(), f"{tmp_path}/runs.db"
+    first = asyncio.create_task(suite_of(100).run(store=url, mailbox=office))
+    await until(
+        lambda: "numbers.requests" in office._mailboxes and bool(office._mailboxes["numbers.requests"]._waiting)
+    )
+    (run,) = open_store(url).runs()
+    note = {**presence.present()[presence.NOTE], "pid": os.getppid()}  # type: ignore[dict-item]  # a mapping
+    open_store(url).update_run(run.run_id, notes={presence.NOTE: note})
+    second = asyncio.create_task(suite_of(100).run(store=url, mailbox=office))
+    await until(lambda: "is being worked on already (process" in caplog.text)
+    async with FakeWorker(office, "numbers").at_work():
+        reports = await asyncio.gather(first, second)
+    assert [(report.run_id, report.total, report.status) for report in reports] == [(run.run_id, 100, "finished")] * 2
+
+
+def test_a_client_that_is_gone_is_not_taken_for_one_at_work() -> None:
+    note: Any = presence.present()[presence.NOTE]
+    for changed in (None, {}, {**note, "at": 0.0}, {**note, "pid": "x"}, note, {**note, "pid": 2**22 + 1}):
+        assert presence.another({presence.NOTE: changed}) is None
+    assert presence.another({presence.NOTE: {**note, "pid": 1}}) is not None
+    assert presence.another({presence.NOTE: {**note, "host": "another"}}) is not None
 
 
 class TestLedger:

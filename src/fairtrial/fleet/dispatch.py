@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -19,6 +19,7 @@ import anyio
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import MailboxConnectionError, MailboxError
+from fairtrial.fleet import presence
 from fairtrial.fleet.batches import acknowledge, commit, given_back, hand_back, in_thread, send_all, take
 from fairtrial.fleet.ledger import Ledger
 from fairtrial.fleet.patience import log, persistently
@@ -130,6 +131,7 @@ class Dispatch:
         self._rounds = 0
         self._heard = time.monotonic()
         self._looked = 0.0
+        self._noted = time.monotonic()
         self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
         self._hinted = False
         self._ledger: Ledger
@@ -144,7 +146,14 @@ class Dispatch:
         if again.to_score:
             await self._score_here(again)
         attempts = await in_thread(again.attempts)
-        note = await in_thread(self._note)
+        notes = (await self._stored(lambda: self._store.get_run(self._run.run_id))).notes
+        if (who := presence.another(notes)) is not None:
+            log.warning(
+                "run %s is being worked on already (%s); results count once all the same", self._run.run_id, who
+            )
+        await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present()))
+        found = notes.get(_NOTE)
+        note: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
         known = isinstance(note.get("cursor"), int) and note.get("fingerprint") == self._fingerprint
         if note and not known:
             await self._withdraw()  # Requests made for other code, which no worker of this one would accept.
@@ -163,6 +172,7 @@ class Dispatch:
                         await self._wind_down()
                     self._close()
                 group.cancel_scope.cancel()
+        await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.gone()))
         complete = self._ledger.missing == 0
         if complete:
             await self._drain()
@@ -231,13 +241,13 @@ class Dispatch:
         for body, problem in await send_all(self._requests, bodies, reply_to=self._results.name):
             await self._give_up([(body.key, body.ordinal, body.attempt, body.sample)], f"it cannot be sent: {problem}")
 
-    def _note(self) -> Mapping[str, Any]:
-        note = patiently(lambda: self._store.get_run(self._run.run_id)).notes.get(_NOTE)
-        return note if isinstance(note, Mapping) else {}
-
     async def _store_cursor(self, cursor: int) -> None:
         note: dict[str, JSON] = {_NOTE: {"cursor": cursor, "fingerprint": self._fingerprint}}
-        await in_thread(lambda: patiently(lambda: self._store.update_run(self._run.run_id, notes=note)))
+        await self._stored(lambda: self._store.update_run(self._run.run_id, notes=note))
+
+    async def _stored[T](self, call: Callable[[], T]) -> T:
+        """The result of a call to the store, which may be away for a while."""
+        return await in_thread(lambda: patiently(call))
 
     async def _look(self) -> None:
         """See how the fleet is doing: how much to keep out, whether anything got lost, whether there is a fleet."""
@@ -257,6 +267,9 @@ class Dispatch:
             await self._read_store()
         if quiet >= self._config.hint_seconds and not self._hinted:
             self._hint(depth)
+        if now - self._noted >= presence.BEAT_SECONDS:
+            self._noted = now
+            await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present()))
 
     def _may_be_lost(self, depth: MailboxDepth, quiet: float) -> bool:
         if depth.waiting + depth.delayed + depth.in_flight == 0:
@@ -289,7 +302,7 @@ class Dispatch:
 
     async def _read_store(self) -> int:
         """Take note of results that others stored: workers that write the store themselves, a second client."""
-        done = await in_thread(lambda: patiently(lambda: self._store.done(self._run.run_id)))
+        done = await self._stored(lambda: self._store.done(self._run.run_id))
         news = self._ledger.news(done)
         for ordinal in news:
             self._ledger.back(ordinal)
