@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def fleet(tmp_path: Path, server: RedisServer) -> Iterator[Processes]:
-    with Processes(tmp_path, server.url, samples=200, log=tmp_path / "executed") as processes:
+    with Processes(tmp_path, server.url, traced=True, samples=200, log=tmp_path / "executed") as processes:
         yield processes
     with server.client() as client:
         client.flushall()
