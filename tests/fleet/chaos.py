@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fairtrial import open_store
 from tests.fleet.processes import Processes, said
@@ -59,7 +60,7 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
     executed = folder / "executed"
     executed.touch()
     postgres = PostgresServer()
-    settings = {"samples": plan.trials, "log": executed, "sleep": plan.sleep, "concurrency": plan.concurrency}
+    settings: dict[str, Any] = {"samples": plan.trials, "log": executed, "sleep": plan.sleep, "concurrency": plan.concurrency}
     try:
         postgres.start()
         store_url = postgres.new_database()
