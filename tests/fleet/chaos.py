@@ -60,7 +60,12 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
     executed = folder / "executed"
     executed.touch()
     postgres = PostgresServer()
-    settings: dict[str, Any] = {"samples": plan.trials, "log": executed, "sleep": plan.sleep, "concurrency": plan.concurrency}
+    settings: dict[str, Any] = {
+        "samples": plan.trials,
+        "log": executed,
+        "sleep": plan.sleep,
+        "concurrency": plan.concurrency,
+    }
     try:
         postgres.start()
         store_url = postgres.new_database()
