@@ -246,9 +246,7 @@ class Worker[T]:
             if not receiving.cancelled() and receiving.exception() is None:
                 messages = receiving.result()
                 self.counters.received += len(messages)
-                now = time.monotonic()
-                for message in messages:  # Also when we are being cancelled: only a job is handed back.
-                    self._start(message, now, loop)
+                self._start(messages, loop)  # Also when we are being cancelled: only a job is handed back.
         if not receiving.cancelled():
             receiving.result()  # Raises what kept us from receiving.
         return messages
@@ -256,13 +254,16 @@ class Worker[T]:
     async def _messages(self, count: int, wait: float) -> Sequence[Message[T]]:
         return await self.mailbox.receive(count, self._lease_seconds, wait)
 
-    def _start(self, message: Message[T], now: float, loop: asyncio.AbstractEventLoop) -> None:
-        job = Job(self, message)
-        job.lease = self._leases.keep(message, deadline=now + self._hold_seconds, on_lost=job.cancel)
-        self._executing += 1
-        self._jobs.add(job)
-        self.counters.in_flight += 1
-        job.task = loop.create_task(self._work(job, self._handle))
+    def _start(self, messages: Sequence[Message[T]], loop: asyncio.AbstractEventLoop) -> None:
+        jobs = [Job(self, message) for message in messages]
+        deadline = time.monotonic() + self._hold_seconds
+        leases = self._leases.keep_all(messages, deadline=deadline, on_lost=[job.cancel for job in jobs])
+        self._executing += len(jobs)
+        self._jobs.update(jobs)
+        self.counters.in_flight += len(jobs)
+        for job, lease in zip(jobs, leases, strict=True):
+            job.lease = lease
+            job.task = loop.create_task(self._work(job, self._handle))
 
     async def _work(self, job: Job[T], handle: Callable[[Job[T]], Awaitable[None]]) -> None:
         message = job.message

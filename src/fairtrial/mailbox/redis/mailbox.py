@@ -93,6 +93,7 @@ class RedisMailbox[T]:
         self.keys = Keys.of(name)
         self.claim_check = claim_check
         self.max_body_bytes = max_body_bytes
+        self._small = max_body_bytes if claim_check is None else min(max_body_bytes, claim_check.threshold)
         self._owns_connection = isinstance(connection, str)
         self.connection = RedisConnection(connection) if isinstance(connection, str) else connection
         self.consumers = Consumers(f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(6)}".replace("/", "-"))
@@ -150,17 +151,18 @@ class RedisMailbox[T]:
 
     async def send(self, body: T, *, reply_to: str | Mailbox[Any] | None = None) -> str:
         """Put a message in; returns its id. Sends of one turn of the event loop leave together."""
-        address = await self._address(reply_to)
-        return await self._send(body, address)
+        return await self._send(body, "" if reply_to is None else await self._address(reply_to))
 
     async def send_all(self, bodies: Sequence[T], *, reply_to: str | Mailbox[Any] | None = None) -> Sequence[str]:
         """Put many messages in; returns their ids. What `send` does for each, in fewer steps."""
         self.check_open()
-        address = await self._address(reply_to)
+        address = "" if reply_to is None else await self._address(reply_to)
         calls: list[Call] = []
         size = count = MAX_BYTES  # Full: the first message opens the first call.
         for body in bodies:
-            field, value = await self._wire(body)
+            field, value = "b", self._encoded(body)
+            if len(value) > self._small:
+                field, value = await self._wire(value)
             size += len(value)
             if count >= MAX_OPERATIONS or size >= MAX_BYTES:
                 calls.append(Call(SEND, (self.keys.stream,), [int(self._create)]))
@@ -301,9 +303,7 @@ class RedisMailbox[T]:
             )
         return self._resolver.resolve(address)
 
-    async def _address(self, reply_to: str | Mailbox[Any] | None) -> str:
-        if reply_to is None:
-            return ""
+    async def _address(self, reply_to: str | Mailbox[Any]) -> str:
         if isinstance(reply_to, str):
             return checked_name(reply_to)
         if isinstance(reply_to, RedisMailbox):
@@ -312,7 +312,9 @@ class RedisMailbox[T]:
 
     async def _send(self, body: Any, address: str) -> str:
         self.check_open()
-        field, value = await self._wire(body)
+        field, value = "b", self._encoded(body)
+        if len(value) > self._small:
+            field, value = await self._wire(value)
         try:
             id = await self.connection.submit(SEND, (self.keys.stream,), (int(self._create),), (field, value, address))
         except (RedisError, OSError) as error:
@@ -321,11 +323,13 @@ class RedisMailbox[T]:
             raise ReplyNotAvailableError(f"mailbox {self.name} does not exist, or not any more")
         return str(id.decode())
 
-    async def _wire(self, body: Any) -> tuple[str, bytes]:
+    def _encoded(self, body: Any) -> bytes:
         try:
-            wire = encode_body(body)
+            return encode_body(body)
         except CodecError as error:
             raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
+
+    async def _wire(self, wire: bytes) -> tuple[str, bytes]:
         if self.claim_check is not None and len(wire) > self.claim_check.threshold:
             return "s", (await self.claim_check.keep(wire)).encode()
         if len(wire) > self.max_body_bytes:
