@@ -12,13 +12,14 @@ from fairtrial import errors
 
 EXPORTED = """
 Attachment BlobFolder Calibration ChatMessage CodecError Comparison ConfigurationError DataError Dataset DatasetError
-Environment EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext EvalReport EvalResult
-EvalRunCompleted EvalRunStarted EvalSuite Evaluator Experiment ExperimentReport FairtrialError GateResult GateRules
-Metric MissingExtraError Observer Outcome PromptExecuted RunMismatchError RunStore Sample SampleEvaluated Score
-Session SessionError SessionView SliceView StopWhen StoreError Task TokenUsage ToolCall ToolInvoked Trajectory
-TrialContext TrialKey __version__ adapt all_of all_tools_succeeded any_of calibrate compare composite contains
-current_trial evaluate evaluate_sync evaluator exact_match fuzzy_match gate group_by json_schema json_subset
-load_jsonl matches negate one_of open_store restore_session slice_contains summarize task threshold token_usage_under
+Environment EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext EvalLoop EvalLoopConfig EvalReport
+EvalRequest EvalResult EvalRunCompleted EvalRunStarted EvalSuite Evaluator Experiment ExperimentReport FairtrialError
+GateResult GateRules MainLoop MainLoopRequest MainLoopResult Metric MissingExtraError Observer Outcome PromptExecuted
+RunMismatchError RunStore Sample SampleEvaluated Score Session SessionError SessionView SliceView StopWhen StoreError
+Task TokenUsage ToolCall ToolInvoked Trajectory TrialContext TrialKey __version__ adapt all_of all_tools_succeeded
+any_of calibrate collect_results collect_results_sync compare composite contains current_trial evaluate evaluate_sync
+evaluator exact_match fuzzy_match gate group_by json_schema json_subset load_jsonl matches negate one_of open_store
+restore_session slice_contains submit_dataset submit_dataset_sync summarize task threshold token_usage_under
 tool_call_count tool_called tool_calls_match tool_not_called weighted within_tolerance
 """
 

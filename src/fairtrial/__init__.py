@@ -74,6 +74,18 @@ from fairtrial.trials import (
 )
 
 if TYPE_CHECKING:
+    from fairtrial.fleet import (
+        EvalLoop,
+        EvalLoopConfig,
+        EvalRequest,
+        MainLoop,
+        MainLoopRequest,
+        MainLoopResult,
+        collect_results,
+        collect_results_sync,
+        submit_dataset,
+        submit_dataset_sync,
+    )
     from fairtrial.report import EvalReport, ExperimentReport, group_by, summarize
     from fairtrial.report.calibrate import calibrate
     from fairtrial.report.calibration import Calibration
@@ -86,6 +98,18 @@ if TYPE_CHECKING:
 
 # What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
 _LATER = {
+    "fairtrial.fleet": (
+        "EvalLoop",
+        "EvalLoopConfig",
+        "EvalRequest",
+        "MainLoop",
+        "MainLoopRequest",
+        "MainLoopResult",
+        "collect_results",
+        "collect_results_sync",
+        "submit_dataset",
+        "submit_dataset_sync",
+    ),
     "fairtrial.report": ("EvalReport", "ExperimentReport", "group_by", "summarize"),
     "fairtrial.report.calibrate": ("calibrate",),
     "fairtrial.report.calibration": ("Calibration",),
@@ -128,7 +152,10 @@ __all__ = [
     "EnvironmentRegistry",
     "EvalConfig",
     "EvalContext",
+    "EvalLoop",
+    "EvalLoopConfig",
     "EvalReport",
+    "EvalRequest",
     "EvalResult",
     "EvalRunCompleted",
     "EvalRunStarted",
@@ -139,6 +166,9 @@ __all__ = [
     "FairtrialError",
     "GateResult",
     "GateRules",
+    "MainLoop",
+    "MainLoopRequest",
+    "MainLoopResult",
     "Metric",
     "MissingExtraError",
     "Observer",
@@ -168,6 +198,8 @@ __all__ = [
     "all_tools_succeeded",
     "any_of",
     "calibrate",
+    "collect_results",
+    "collect_results_sync",
     "compare",
     "composite",
     "contains",
@@ -188,6 +220,8 @@ __all__ = [
     "open_store",
     "restore_session",
     "slice_contains",
+    "submit_dataset",
+    "submit_dataset_sync",
     "summarize",
     "task",
     "threshold",

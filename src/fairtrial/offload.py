@@ -30,6 +30,10 @@ class IsolatedError(FairtrialError):
     """User code failed in its child process; the message carries the original type and text."""
 
 
+class ChildDiedError(IsolatedError):
+    """The child process ended without an answer."""
+
+
 def loop_caller() -> Callable[[Callable[[], Any]], Any]:
     """The function that runs something on the current event loop from another thread."""
     if on_trio():
@@ -150,7 +154,7 @@ async def run_isolated[T](call: Callable[[], Any], *, kind: type[T]) -> T:
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - it has been killed: there is nothing to wait for
     if not received:
-        raise IsolatedError(f"the child process ended without an answer ({_ended(status)})")
+        raise ChildDiedError(f"the child process ended without an answer ({_ended(status)})")
     said, _, text = bytes(received).decode("utf-8").partition("\n")
     if said == "ok":
         return decode(kind, text)

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 import fairtrial.models
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, ModelUnavailableError
-from fairtrial.models import MainLoop, MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter, prompt_task
+from fairtrial.fleet import MainLoop
+from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter, prompt_task
 from fairtrial.scoring.behaviour import token_usage_under
 from fairtrial.scoring.combine import all_of
 from fairtrial.scoring.evaluator import resolve

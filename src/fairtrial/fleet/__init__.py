@@ -9,21 +9,72 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fairtrial.fleet.collect import collect_results, collect_results_sync
+    from fairtrial.fleet.config import EvalLoopConfig, LoopConfig, MainLoopConfig
+    from fairtrial.fleet.counters import LoopCounters
+    from fairtrial.fleet.eval_loop import EvalLoop
+    from fairtrial.fleet.main_loop import MainLoop
+    from fairtrial.fleet.post import MemoryPostOffice, PostOffice, RedisPostOffice, open_post_office
+    from fairtrial.fleet.sessions import FolderSessionStore, InMemorySessionStore, RedisSessionStore, SessionStore
+    from fairtrial.fleet.solo import Solo, SubprocessSolo, serve_alone
+    from fairtrial.fleet.submit import submit_dataset, submit_dataset_sync
     from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, suite_fingerprint
 
 _WHERE = {
+    "EvalLoop": "eval_loop",
+    "EvalLoopConfig": "config",
     "EvalReply": "wire",
     "EvalRequest": "wire",
+    "FolderSessionStore": "sessions",
+    "InMemorySessionStore": "sessions",
+    "LoopConfig": "config",
+    "LoopCounters": "counters",
+    "MainLoop": "main_loop",
+    "MainLoopConfig": "config",
     "MainLoopRequest": "wire",
     "MainLoopResult": "wire",
+    "MemoryPostOffice": "post",
+    "PostOffice": "post",
+    "RedisPostOffice": "post",
+    "RedisSessionStore": "sessions",
+    "SessionStore": "sessions",
+    "Solo": "solo",
+    "SubprocessSolo": "solo",
+    "collect_results": "collect",
+    "collect_results_sync": "collect",
+    "open_post_office": "post",
+    "serve_alone": "solo",
+    "submit_dataset": "submit",
+    "submit_dataset_sync": "submit",
     "suite_fingerprint": "wire",
 }
 
 __all__ = [
+    "EvalLoop",
+    "EvalLoopConfig",
     "EvalReply",
     "EvalRequest",
+    "FolderSessionStore",
+    "InMemorySessionStore",
+    "LoopConfig",
+    "LoopCounters",
+    "MainLoop",
+    "MainLoopConfig",
     "MainLoopRequest",
     "MainLoopResult",
+    "MemoryPostOffice",
+    "PostOffice",
+    "RedisPostOffice",
+    "RedisSessionStore",
+    "SessionStore",
+    "Solo",
+    "SubprocessSolo",
+    "collect_results",
+    "collect_results_sync",
+    "open_post_office",
+    "serve_alone",
+    "submit_dataset",
+    "submit_dataset_sync",
     "suite_fingerprint",
 ]
 

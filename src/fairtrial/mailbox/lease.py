@@ -34,18 +34,18 @@ class Lease:
         lost: Whether the message went to someone else; the work is cancelled when this becomes true.
     """
 
-    __slots__ = ("_pulse", "_scope", "deadline", "lost", "message")
+    __slots__ = ("_on_lost", "_pulse", "deadline", "lost", "message")
 
-    def __init__(self, message: Message[Any], deadline: float, scope: anyio.CancelScope, pulse: _Pulse) -> None:
+    def __init__(self, message: Message[Any], deadline: float, on_lost: Callable[[], Any], pulse: _Pulse) -> None:
         self.message = message
         self.deadline = deadline
         self.lost = False
-        self._scope = scope
+        self._on_lost = on_lost
         self._pulse = pulse
 
     def _cancel(self) -> None:
         self.lost = True
-        self._scope.cancel()
+        self._on_lost()
 
 
 class _Pulse:
@@ -137,16 +137,38 @@ class LeaseExtender:
         Raises:
             LeaseLostError: the lease was lost, and the block was cancelled.
         """
-        if not math.isfinite(deadline):
-            raise ConfigurationError("a lease needs a deadline: a job that hangs must not keep its message for ever")
         with anyio.CancelScope() as scope:
-            lease = self._register(message, deadline, scope)
+            lease = self.keep(message, deadline=deadline, on_lost=scope.cancel)
             try:
                 yield lease
             finally:
-                self._release(lease)
+                self.release(lease)
         if lease.lost and scope.cancelled_caught:
             raise LeaseLostError(f"message {message.id} went to someone else while it was being worked on")
+
+    def keep(self, message: Message[Any], *, deadline: float, on_lost: Callable[[], Any]) -> Lease:
+        """Keep the message's lease until `release`: `hold` for loops with a way of their own to cancel a job.
+
+        Args:
+            message: A message just received.
+            deadline: When renewing ends, on the extender's monotonic clock; `Lease.deadline` may be moved later.
+            on_lost: Called on the event loop, once, when the lease is lost.
+        """
+        return self.keep_all([message], deadline=deadline, on_lost=[on_lost])[0]
+
+    def keep_all(
+        self, messages: Sequence[Message[Any]], *, deadline: float, on_lost: Sequence[Callable[[], Any]]
+    ) -> Sequence[Lease]:
+        """`keep`, for many messages received together."""
+        if not math.isfinite(deadline):
+            raise ConfigurationError("a lease needs a deadline: a job that hangs must not keep its message for ever")
+        call = loop_caller()
+        with self._lock:
+            pulse = self._pulse(call)
+            pulse.holds += len(messages)
+            leases = [Lease(message, deadline, lost, pulse) for message, lost in zip(messages, on_lost, strict=True)]
+            self._held.update(leases)
+        return leases
 
     def close(self) -> None:
         """Stop renewing. Leases that are still held run out by themselves."""
@@ -155,23 +177,19 @@ class LeaseExtender:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=self.lease_seconds)
 
-    def _register(self, message: Message[Any], deadline: float, scope: anyio.CancelScope) -> Lease:
-        call = loop_caller()
-        with self._lock:
-            if self._stop.is_set():
-                raise ConfigurationError("the lease extender is closed")
-            pulse = self._pulses.get(call)
-            if pulse is None:
-                pulse = self._pulses[call] = _Pulse(call, self._clock.monotonic())
-            pulse.holds += 1
-            lease = Lease(message, deadline, scope, pulse)
-            self._held.add(lease)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="fairtrial leases", daemon=True)
-                self._thread.start()
-        return lease
+    def _pulse(self, call: Callable[[Callable[[], Any]], Any]) -> _Pulse:
+        if self._stop.is_set():
+            raise ConfigurationError("the lease extender is closed")
+        pulse = self._pulses.get(call)
+        if pulse is None:
+            pulse = self._pulses[call] = _Pulse(call, self._clock.monotonic())
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="fairtrial leases", daemon=True)
+            self._thread.start()
+        return pulse
 
-    def _release(self, lease: Lease) -> None:
+    def release(self, lease: Lease) -> None:
+        """Stop renewing one lease; the other half of `keep`."""
         with self._lock:
             if lease in self._held:
                 self._held.remove(lease)
@@ -211,7 +229,7 @@ class LeaseExtender:
         with self._lock:
             if lease not in self._held or lease.message.settled:
                 return  # Settled while we asked: that is why the server no longer knew it.
-        self._release(lease)
+        self.release(lease)
         lease._pulse.post(lease._cancel)
 
     def _due(self) -> Sequence[tuple[Renewer, list[Lease]]]:
@@ -231,5 +249,5 @@ class LeaseExtender:
                     renewer = lease.message.receipt.renewer
                     groups.setdefault(id(renewer), (renewer, []))[1].append(lease)
         for lease in over:
-            self._release(lease)
+            self.release(lease)
         return list(groups.values())

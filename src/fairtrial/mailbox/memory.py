@@ -198,6 +198,12 @@ class InMemoryMailbox[T]:
         self._closed = True
         self._wake()
 
+    def for_replies[R](self, name: str, body_type: type[R], ttl_seconds: float) -> InMemoryMailbox[R]:
+        """A mailbox for answers to what is sent here; its bodies travel as this one's do."""
+        return InMemoryMailbox(
+            name, None if self._kind is None else body_type, clock=self._clock, max_body_bytes=self._limit
+        )
+
     def renew(self, receipts: Sequence[_Receipt[T]], seconds: float) -> Sequence[bool]:
         """Make each lease last `seconds` from now; may be called from any thread."""
         with self._lock:

@@ -171,13 +171,16 @@ class Message[T]:
         """
         await self._settle(self.receipt.nack(checked_delay(visibility_timeout), counted=True))
 
-    async def hand_back(self) -> None:
+    async def hand_back(self, visibility_timeout: float = 0) -> None:
         """Give the message back as if it had never been delivered: what a worker does with work it did not start.
+
+        Args:
+            visibility_timeout: Seconds until it may be delivered again.
 
         Raises:
             LeaseLostError: the message is not ours any more.
         """
-        await self._settle(self.receipt.nack(0.0, counted=False))
+        await self._settle(self.receipt.nack(checked_delay(visibility_timeout), counted=False))
 
     async def extend_visibility(self, seconds: float) -> None:
         """Make the lease last `seconds` from now.

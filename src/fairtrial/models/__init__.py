@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fairtrial.models.budget import Budget
     from fairtrial.models.cache import ResponseCache
     from fairtrial.models.limiter import AdaptiveLimiter, FixedLimiter, Limiter, Unlimited
-    from fairtrial.models.main_loop import MainLoop, prompt_task
+    from fairtrial.models.main_loop import TaskLoop, prompt_task
     from fairtrial.models.openai import OpenAIAdapter
     from fairtrial.models.prompt import MarkdownSection, Prompt, PromptTemplate
     from fairtrial.models.reply import ModelCall, ModelReply
@@ -33,7 +33,6 @@ _HOMES = {
     "Completion": "adapter",
     "FixedLimiter": "limiter",
     "Limiter": "limiter",
-    "MainLoop": "main_loop",
     "MarkdownSection": "prompt",
     "ModelCall": "reply",
     "ModelCallFailed": "base",
@@ -48,6 +47,7 @@ _HOMES = {
     "ResponseCache": "cache",
     "RetryPolicy": "retry",
     "ScriptedAdapter": "scripted",
+    "TaskLoop": "main_loop",
     "Tool": "tools",
     "ToolSpec": "adapter",
     "Unlimited": "limiter",
@@ -78,7 +78,6 @@ __all__ = [
     "Completion",
     "FixedLimiter",
     "Limiter",
-    "MainLoop",
     "MarkdownSection",
     "ModelCall",
     "ModelCallFailed",
@@ -93,6 +92,7 @@ __all__ = [
     "ResponseCache",
     "RetryPolicy",
     "ScriptedAdapter",
+    "TaskLoop",
     "Tool",
     "ToolSpec",
     "Unlimited",

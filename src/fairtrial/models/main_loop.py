@@ -31,7 +31,7 @@ InputT = TypeVar("InputT", default=Any)
 OutputT = TypeVar("OutputT", default=Any)
 
 
-class MainLoop(Generic[InputT, OutputT]):
+class TaskLoop(Generic[InputT, OutputT]):
     """What turns one input into one output: a subclass with `initialize`, or any task.
 
         class Answer(MainLoop[str, str]):
@@ -42,10 +42,12 @@ class MainLoop(Generic[InputT, OutputT]):
         response, session = loop.execute_sync("Why?")
 
     A suite takes a main loop as its task; what the loop recorded in its own session is then in the trial's.
+
+    This is the half of a `MainLoop` that needs no mailbox; the other half is `fairtrial.fleet.MainLoop`.
     """
 
     def __init__(self, task: Task | None = None, *, adapter: ProviderAdapter | None = None) -> None:
-        overridden = type(self).initialize is not MainLoop.initialize
+        overridden = type(self).initialize is not TaskLoop.initialize
         if (task is not None) == overridden:
             raise ConfigurationError(
                 f"{type(self).__name__} needs exactly one of the two: a task, or an initialize(input) of its own"
@@ -123,16 +125,22 @@ class MainLoop(Generic[InputT, OutputT]):
         return await result if inspect.isawaitable(result) else result
 
     def _output_type(self) -> Any:
-        if self._task is not None:
-            return self._task.output_type
+        return self._task.output_type if self._task is not None else self._type_argument(1)
+
+    def _type_argument(self, place: int) -> Any:
+        """What a subclass says it turns (0) into what (1); `object` if it does not say."""
         for base in (base for kind in type(self).__mro__ for base in types.get_original_bases(kind)):
-            args = typing.get_args(base)
-            if typing.get_origin(base) is MainLoop and not isinstance(args[1], typing.TypeVar):
-                return args[1]
+            origin, args = typing.get_origin(base), typing.get_args(base)
+            if isinstance(origin, type) and issubclass(origin, TaskLoop) and not _is_open(args[place]):
+                return args[place]
         return object
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
+
+
+def _is_open(argument: Any) -> bool:
+    return argument is Any or isinstance(argument, typing.TypeVar | TypeVar)
 
 
 def prompt_task[O](

@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,21 +104,24 @@ def _changes(stored: RunRecord, wanted: RunRecord) -> list[str]:
     return changes
 
 
-def code_hash(version: str | None, root: Path | None = None) -> str:
+def code_hash(version: str | None, root: Path | None = None, *, files: Iterable[str] | None = None) -> str:
     """The identity of the project's own code: every loaded module under the current folder, or a given version.
 
     Installed packages are left out: a change there shows in a lock file, not here.
+
+    Args:
+        version: The identity, where somebody keeps count.
+        root: The project's folder.
+        files: The modules that matter, in place of all that are loaded.
     """
     if version is not None:
         return f"version:{version}"
     prefix = os.path.join(os.path.realpath(root or Path.cwd()), "")
     hashes: dict[str, str] = {}
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if not file or not file.endswith(".py") or not os.path.abspath(file).startswith(prefix):
-            continue
-        relative = os.path.abspath(file)[len(prefix) :]
-        if any(part in ("site-packages", "dist-packages") or part[0] == "." for part in relative.split(os.sep)):
+    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    for file in loaded if files is None else files:
+        relative = _relative(file, prefix)
+        if file is None or relative is None:
             continue
         try:
             hashes[relative] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
@@ -126,3 +129,17 @@ def code_hash(version: str | None, root: Path | None = None) -> str:
             continue  # A module whose file is gone says nothing about the code that is left.
     content = "\n".join(f"{name} {hashes[name]}" for name in sorted(hashes))
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _relative(file: str | None, prefix: str) -> str | None:
+    """The path of a module of the project's own within it."""
+    if not file or not file.endswith(".py") or not os.path.abspath(file).startswith(prefix):
+        return None
+    relative = os.path.abspath(file)[len(prefix) :]
+    installed = any(part in ("site-packages", "dist-packages") or part[0] == "." for part in relative.split(os.sep))
+    return None if installed else relative
+
+
+def is_project_file(file: str | None, root: Path | None = None) -> bool:
+    """Whether a module's file is the project's own."""
+    return _relative(file, os.path.join(os.path.realpath(root or Path.cwd()), "")) is not None

@@ -360,9 +360,13 @@ class Again:
         """How many trials there are."""
         return len(self.to_score) + len(self.to_run)
 
-    def trials(self) -> Iterator[PlannedTrial]:
+    def attempts(self) -> dict[int, int]:
+        """Which attempt comes next, for every trial that is to be executed again."""
+        return {ordinal: self._stored(ordinal).attempt + 1 for ordinal in self.to_run}
+
+    def trials(self, *, only_score: bool = False) -> Iterator[PlannedTrial]:
         """The trials, in plan order."""
-        for ordinal in sorted((*self.to_score, *self.to_run)):
+        for ordinal in sorted(self.to_score if only_score else (*self.to_score, *self.to_run)):
             sample_ordinal, experiment, repeat = self._run.split(ordinal)
             sample = self._request.dataset[sample_ordinal]
             key = TrialKey(self._run.run_id, self._run.experiments[experiment], sample.id, repeat)

@@ -69,6 +69,11 @@ class Limits:
     max_cost_usd: float | None = None
     spent_usd: float = 0.0
 
+    @property
+    def matter(self) -> bool:
+        """Whether there is any limit."""
+        return self.stop_on_error or self.max_cost_usd is not None
+
     def check(self, result: EvalResult, stop: Stop) -> None:
         """Look at one result and stop the run if it crosses a limit."""
         if self.stop_on_error and not result.success:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +16,21 @@ from fairtrial.models.main_loop import prompt_task
 from fairtrial.report.report import EvalReport
 from fairtrial.runs.events import Observer
 from fairtrial.runs.rescore import rescore_run
-from fairtrial.runs.runner import Lifespan, RunRequest, execute_run, prepare
+from fairtrial.runs.runner import Interrupt, Lifespan, OnResult, RunRequest, execute_run, prepare
 from fairtrial.runs.scheduler import unwrapped
 from fairtrial.runs.sync import run_interruptibly
 from fairtrial.scoring.evaluator import Evaluator, Scorer
 from fairtrial.store import open_store
+from fairtrial.suites.fingerprint import fingerprint_of
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.result import EvalResult
 
 if TYPE_CHECKING:
+    from fairtrial.fleet.post import PostOffice
     from fairtrial.models.adapter import ProviderAdapter
     from fairtrial.models.prompt import PromptTemplate
-    from fairtrial.store.protocol import RunStore
+    from fairtrial.store.protocol import RunRecord, RunStore
 
 
 class EvalSuite:
@@ -77,7 +80,12 @@ class EvalSuite:
         self.adapter = adapter
         self.lifespan = lifespan
         self.version = version
+        self.home = str(sys._getframe(1).f_globals.get("__file__", ""))  # The file it was made in.
         self._request(None, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
+
+    def prepared(self) -> RunRequest:
+        """What a worker needs to know: tasks, experiments, evaluator and settings, checked."""
+        return self._request(None, EMPTY, ())
 
     def _request(
         self,
@@ -109,6 +117,7 @@ class EvalSuite:
         self,
         *,
         store: RunStore | str | None = None,
+        mailbox: PostOffice | str | None = None,
         bus: Observer | Sequence[Observer] = (),
         tags: Mapping[str, str] = EMPTY,
         fresh: bool = False,
@@ -118,6 +127,8 @@ class EvalSuite:
 
         Args:
             store: Where results are kept: a store, its URL, or the project's own `.fairtrial/runs.db`.
+            mailbox: Where this suite's workers get their work, such as `redis://host:6379`; the trials are executed
+                there. Without it they are executed in this process.
             bus: Told what happens: anything with `publish(event)`, or several.
             tags: Labels for the run and its sessions.
             fresh: Start a new run even if one is unfinished.
@@ -125,12 +136,13 @@ class EvalSuite:
         """
         opened = _opened(store)
         request = self._request(opened, tags, _observers(bus), fresh=fresh, retry_errors=retry_errors)
-        return EvalReport(opened, await execute_run(request))
+        return EvalReport(opened, await self._carried_out(request, mailbox))
 
     def run_sync(
         self,
         *,
         store: RunStore | str | None = None,
+        mailbox: PostOffice | str | None = None,
         bus: Observer | Sequence[Observer] = (),
         tags: Mapping[str, str] = EMPTY,
         fresh: bool = False,
@@ -139,12 +151,14 @@ class EvalSuite:
         """`run`, from ordinary code."""
         opened = _opened(store)
         request = self._request(opened, tags, _observers(bus), fresh=fresh, retry_errors=retry_errors)
-        return EvalReport(opened, run_interruptibly(lambda interrupt: execute_run(request, interrupt=interrupt)))
+        run = run_interruptibly(lambda interrupt: self._carried_out(request, mailbox, interrupt=interrupt))
+        return EvalReport(opened, run)
 
     async def stream(
         self,
         *,
         store: RunStore | str | None = None,
+        mailbox: PostOffice | str | None = None,
         bus: Observer | Sequence[Observer] = (),
         tags: Mapping[str, str] = EMPTY,
         fresh: bool = False,
@@ -155,7 +169,7 @@ class EvalSuite:
 
         async def feed() -> None:
             async with send:
-                await execute_run(request, on_result=send.send)
+                await self._carried_out(request, mailbox, on_result=send.send)
 
         with unwrapped():
             async with anyio.create_task_group() as group, receive:
@@ -165,6 +179,29 @@ class EvalSuite:
                         yield result
                 except GeneratorExit:  # Ending here, not in the task group, which would wrap it.
                     group.cancel_scope.cancel()
+
+    async def _carried_out(
+        self,
+        request: RunRequest,
+        mailbox: PostOffice | str | None,
+        *,
+        interrupt: Interrupt | None = None,
+        on_result: OnResult | None = None,
+    ) -> RunRecord:
+        if mailbox is None:
+            return await execute_run(request, interrupt=interrupt, on_result=on_result)
+        from fairtrial.fleet.dispatch import dispatch_run
+        from fairtrial.fleet.post import open_post_office
+
+        office = open_post_office(mailbox) if isinstance(mailbox, str) else mailbox
+        try:
+            return await dispatch_run(
+                request, office, fingerprint=fingerprint_of(self, request), interrupt=interrupt, on_result=on_result
+            )
+        finally:
+            if office is not mailbox:
+                with anyio.CancelScope(shield=True):
+                    await office.close()
 
     async def rescore(
         self, run_id: str, evaluator: Evaluator | Scorer | None = None, *, store: RunStore | str | None = None

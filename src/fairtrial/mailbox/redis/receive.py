@@ -124,7 +124,10 @@ class Receiver[T]:
         receipt = RedisReceipt(self._mailbox, id, consumer, origin)
         deliveries = _number(fields.get(b"n")) + 1
         try:
-            body = decode_body(self._mailbox.body_type, await self._bytes(fields))
+            data = fields.get(b"b")
+            if data is None or len(data) > self._mailbox.max_body_bytes:
+                data = await self._bytes(fields)
+            body = decode_body(self._mailbox.body_type, data)
         except (BodyError, CodecError) as error:
             await self._aside(receipt, f"the body cannot be read: {error}")
             return None

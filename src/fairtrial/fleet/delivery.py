@@ -1,0 +1,140 @@
+"""Where results go: to whoever asked, to a mailbox for results, or straight into a store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol, cast
+
+from fairtrial.errors import BodyError, StoreError
+from fairtrial.fleet.wire import EvalReply, EvalRequest, by_run
+from fairtrial.mailbox.bulk import reply_all, send_all
+from fairtrial.mailbox.protocol import Mailbox, Message
+from fairtrial.offload import DaemonThreads
+from fairtrial.store.protocol import RunStore
+
+_log = logging.getLogger("fairtrial.fleet")
+_MAX_BATCH = 500
+
+
+class Delivery(Protocol):
+    """Takes results; when `deliver` returns, the result is safe and its request may be acknowledged."""
+
+    needs_sample: bool
+
+    async def deliver(self, message: Message[EvalRequest], reply: EvalReply) -> None:
+        """Deliver one result.
+
+        Raises:
+            BodyError: this result can never be delivered.
+            FairtrialError: not now; trying again may help.
+        """
+        ...
+
+    async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
+        """Deliver many results; raises if any of them was not, and then each is to be delivered by itself."""
+        ...
+
+
+class ToSender:
+    """Replies to where the request wants it."""
+
+    needs_sample = False
+
+    def __init__(self, requests: Mailbox[EvalRequest]) -> None:
+        self._requests = requests
+
+    async def deliver(self, message: Message[EvalRequest], reply: EvalReply) -> None:
+        """See `Delivery`."""
+        await message.reply(reply)
+
+    async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
+        """See `Delivery`."""
+        await reply_all(self._requests, batch)
+
+
+class ToMailbox:
+    """Sends everything to one mailbox."""
+
+    needs_sample = False
+
+    def __init__(self, mailbox: Mailbox[Any]) -> None:
+        self._mailbox = mailbox
+
+    async def deliver(self, message: Message[EvalRequest], reply: EvalReply) -> None:
+        """See `Delivery`."""
+        await self._mailbox.send(reply)
+
+    async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
+        """See `Delivery`."""
+        await send_all(self._mailbox, [reply for _, reply in batch])
+
+
+class ToStore:
+    """Commits to a store: what comes while a batch is being committed makes up the next one."""
+
+    needs_sample = True
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._threads = DaemonThreads()
+        self._waiting: list[tuple[EvalReply, asyncio.Future[None]]] = []
+        self._committing: asyncio.Task[None] | None = None
+
+    async def deliver(self, message: Message[EvalRequest], reply: EvalReply) -> None:
+        """See `Delivery`."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((reply, done))
+        if self._committing is None:
+            self._committing = loop.create_task(self._commit_all())
+        await done
+
+    async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
+        """See `Delivery`."""
+        await asyncio.gather(*(self.deliver(message, reply) for message, reply in batch))
+
+    async def _commit_all(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
+                problems: dict[int, Exception] = {}
+                for run_id, (results, samples) in by_run(reply for reply, _ in batch).items():
+                    try:
+                        committed = await self._threads.run(partial(self._store.commit, run_id, results, samples))
+                        refused = dict(committed.refused)
+                    except Exception as error:
+                        problems.update({id(result): _shared(error) for result in results})
+                        continue
+                    for result in results:
+                        if result.key in refused:
+                            problems[id(result)] = BodyError(f"the store refuses it: {refused[result.key]}")
+                _settle(batch, problems)
+        finally:
+            self._committing = None
+
+
+def _shared(error: Exception) -> Exception:
+    return error if isinstance(error, StoreError) else StoreError(f"committing failed: {error!r}")
+
+
+def _settle(batch: Sequence[tuple[EvalReply, asyncio.Future[None]]], problems: dict[int, Exception]) -> None:
+    for reply, done in batch:
+        if done.done():
+            continue  # Nobody waits any more; it is committed all the same.
+        problem = problems.get(id(reply.result))
+        if problem is None:
+            done.set_result(None)
+        else:
+            done.set_exception(problem)
+
+
+def delivery_to(results: Mailbox[Any] | RunStore | None, requests: Mailbox[EvalRequest]) -> Delivery:
+    """The way to `results`, or back to whoever sent the requests."""
+    if results is None:
+        return ToSender(requests)
+    if hasattr(results, "commit"):
+        return ToStore(cast(RunStore, results))
+    return ToMailbox(results)

@@ -1,0 +1,232 @@
+"""A process that works on the trials of one suite: `python -m fairtrial.suites.worker SUITE --mailbox URL`.
+
+The suite comes from the command line of this process, never from a message. What arrives is data: which sample, which
+experiment, which run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from fairtrial.data.dataset import Dataset
+from fairtrial.errors import ConfigurationError, FairtrialError
+from fairtrial.fleet.config import EvalLoopConfig
+from fairtrial.fleet.eval_loop import EvalLoop
+from fairtrial.fleet.post import PostOffice, open_post_office
+from fairtrial.fleet.solo import SubprocessSolo
+from fairtrial.mailbox.claim_check import ClaimCheck
+from fairtrial.mailbox.protocol import Mailbox
+from fairtrial.offload import DaemonThreads
+from fairtrial.runs.runner import open_lifespan
+from fairtrial.store import open_store
+from fairtrial.store.protocol import RunStore
+from fairtrial.store.redact import RedactingFilter
+from fairtrial.suites.fingerprint import fingerprint_of
+from fairtrial.suites.loading import load_suite
+from fairtrial.suites.suite import EvalSuite
+
+_log = logging.getLogger("fairtrial.fleet")
+_LOOKED_AT = 1000
+
+
+async def run_worker(
+    suite: EvalSuite | str,
+    mailbox: PostOffice | str,
+    *,
+    config: EvalLoopConfig | None = None,
+    store: RunStore | str | None = None,
+    claim_check: ClaimCheck | None = None,
+    name: str | None = None,
+    until_empty: bool = False,
+    max_iterations: int | None = None,
+    signals: bool = False,
+    started: Callable[[EvalLoop], None] | None = None,
+) -> EvalLoop:
+    """Work on a suite's trials until told to stop; returns the loop, whose counters say what was done.
+
+    Args:
+        suite: The suite, or where it is: `evals/support.py`, `package.module:name`. Named by where it is, trials that
+            may have killed a worker are run alone in a fresh process; else in a forked one.
+        mailbox: Where the work comes from, such as `redis://host:6379`.
+        config: Settings of the loop; concurrency is the suite's `max_concurrent` unless they are given. The
+            fingerprint is filled in here.
+        store: Write results straight into this store, not into the mailbox of the client that asked for them.
+        claim_check: Where bodies over 64 KB are kept: a folder that clients and workers share.
+        name: What results call this worker.
+        until_empty: End when there is nothing left to do.
+        max_iterations: End after so many receives.
+        signals: Whether SIGTERM and SIGINT mean: finish what is in flight, then end. A second one hands it back.
+        started: Called with the loop before it runs, by those who want to stop or watch it.
+    """
+    chosen = load_suite(suite) if isinstance(suite, str) else suite
+    office = open_post_office(mailbox, claim_check=claim_check) if isinstance(mailbox, str) else mailbox
+    results = open_store(store) if isinstance(store, str) else store
+    threads = DaemonThreads()
+    try:
+        async with open_lifespan(chosen.lifespan) as shared:
+            requests = await office.requests(chosen.name)
+            solo = None
+            if isinstance(suite, str):
+                solo = SubprocessSolo([sys.executable, "-m", "fairtrial.suites.solo", suite])
+            loop = make_loop(
+                chosen, requests, config=config, shared=shared, threads=threads, results=results, solo=solo, name=name
+            )
+            _log.info("worker %s takes work of suite %r from %s", loop.name, chosen.name, requests.name)
+            if started is not None:
+                started(loop)
+            with _heeded(loop) if signals else _unheeded():
+                await loop.run(max_iterations=max_iterations, until_empty=until_empty)
+            await office.leave(requests)
+            return loop
+    finally:
+        threads.close()
+        if office is not mailbox:
+            await office.close()
+        if results is not None and results is not store:
+            results.close()
+
+
+def make_loop(
+    suite: EvalSuite,
+    requests: Mailbox[Any],
+    *,
+    config: EvalLoopConfig | None = None,
+    shared: Any = None,
+    threads: DaemonThreads | None = None,
+    results: RunStore | None = None,
+    solo: Any = None,
+    name: str | None = None,
+) -> EvalLoop:
+    """The loop that works on a suite's trials."""
+    request = suite.prepared()
+    settings = config or EvalLoopConfig(concurrency=suite.config.max_concurrent)
+    input_type, expected_type = types_of(suite.dataset)
+    return EvalLoop(
+        requests=requests,
+        rules=replace(request.rules, shared=shared, threads=threads or DaemonThreads()),
+        results=results,
+        config=replace(settings, fingerprint=settings.fingerprint or fingerprint_of(suite, request)),
+        input_type=input_type,
+        expected_type=expected_type,
+        solo=solo,
+        name=name,
+    )
+
+
+def types_of(dataset: Dataset[Any, Any]) -> tuple[Any, Any]:
+    """What the inputs and expected values of a dataset are: as it was loaded, or as its samples are.
+
+    A dataset made in code does not say; its samples are records of one type, if of any.
+    """
+    kinds = []
+    for said, name in ((dataset.input_type, "input"), (dataset.expected_type, "expected")):
+        if said is object:
+            seen = {type(getattr(sample, name)) for sample in islice(dataset, _LOOKED_AT)} - {type(None)}
+            only = next(iter(seen)) if len(seen) == 1 else object
+            # Containers lose the types of what is in them; as plain JSON they arrive as they were.
+            said = object if only in (dict, list, tuple, set, frozenset) else only
+        kinds.append(said)
+    return kinds[0], kinds[1]
+
+
+@contextmanager
+def _heeded(loop: EvalLoop) -> Iterator[None]:
+    """SIGTERM and SIGINT let the loop drain; the second one cancels, and what is in flight is handed back."""
+    running = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    asked = 0
+
+    def hear() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            _log.info("worker %s finishes what is in flight, then ends", loop.name)
+            loop.stop()
+        elif task is not None:
+            task.cancel()
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        running.add_signal_handler(number, hear)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            running.remove_signal_handler(number)
+
+
+@contextmanager
+def _unheeded() -> Iterator[None]:
+    yield
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
+    made = argparse.ArgumentParser(
+        prog="python -m fairtrial.suites.worker", description="Work on the trials of a suite."
+    )
+    made.add_argument("suite", help="path/to/file.py or package.module, with :name if it has several suites")
+    made.add_argument(
+        "--mailbox",
+        default=os.environ.get("FAIRTRIAL_MAILBOX"),
+        help="where the work comes from: redis://host:port (or FAIRTRIAL_MAILBOX)",
+    )
+    made.add_argument("--concurrency", type=int, help="trials at once; the suite's max_concurrent unless given")
+    made.add_argument("--store", help="write results straight into this store, not back to the client")
+    made.add_argument("--claim-check", metavar="FOLDER", help="the shared folder for bodies over 64 KB")
+    made.add_argument("--lease", type=float, default=60.0, metavar="SECONDS", help="lease of a request; it is renewed")
+    made.add_argument("--drain", type=float, default=30.0, metavar="SECONDS", help="how long to finish after SIGTERM")
+    made.add_argument("--allow-drift", action="store_true", help="also run requests made from other code")
+    made.add_argument("--until-empty", action="store_true", help="end when there is nothing left to do")
+    made.add_argument("--name", help="what results call this worker")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a worker; 0 after a clean drain."""
+    options = parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RedactingFilter())
+    try:
+        if not options.mailbox:
+            raise ConfigurationError("say where the work comes from: --mailbox redis://host:port")
+        suite = load_suite(options.suite)
+        config = EvalLoopConfig(
+            concurrency=options.concurrency or suite.config.max_concurrent,
+            lease_seconds=options.lease,
+            drain_seconds=options.drain,
+            allow_drift=options.allow_drift,
+        )
+        asyncio.run(
+            run_worker(
+                options.suite,
+                options.mailbox,
+                config=config,
+                store=options.store,
+                claim_check=ClaimCheck(options.claim_check) if options.claim_check else None,
+                name=options.name,
+                until_empty=options.until_empty,
+                signals=True,
+            )
+        )
+    except FairtrialError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

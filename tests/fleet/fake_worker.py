@@ -1,0 +1,77 @@
+"""A worker of a few lines, for tests of the client's side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairtrial import EvalResult, Score
+from fairtrial.errors import MailboxError
+from fairtrial.fleet.post import PostOffice
+from fairtrial.fleet.wire import EvalReply, EvalRequest
+from fairtrial.mailbox.protocol import Message
+from fairtrial.trials.result import NO_USAGE
+
+
+def answer(request: EvalRequest, **changes: Any) -> EvalReply:
+    """A passing result for a request."""
+    made: dict[str, Any] = {
+        "outcome": "scored",
+        "score": Score(1.0, True),
+        "output": request.sample.input,
+        "output_json": None,
+        "usage": NO_USAGE,
+        "attempt": request.attempt,
+        "execution": request.ordinal + 1,
+        **changes,
+    }
+    if made["outcome"] != "scored":
+        made["score"] = None
+    sample = request.sample if request.echo else None
+    return EvalReply(EvalResult(request.key, request.ordinal, **made), request.sample_ordinal, sample, "id", "fake")
+
+
+@dataclass
+class FakeWorker:
+    """Executes nothing, counts everything."""
+
+    office: PostOffice
+    suite: str
+    treat: Callable[[EvalRequest], EvalReply | None] = answer
+    concurrency: int = 100
+    delay: Callable[[EvalRequest], Awaitable[None]] | None = None
+    seen: list[EvalRequest] = field(default_factory=list)
+    twice: bool = False
+
+    async def run(self) -> None:
+        requests = await self.office.requests(self.suite)
+        while True:
+            try:
+                messages = await requests.receive(self.concurrency, 30, 1)
+            except MailboxError:
+                await asyncio.sleep(0.05)
+                continue
+            await asyncio.gather(*(self.one(message) for message in messages))
+
+    async def one(self, message: Message[EvalRequest]) -> None:
+        self.seen.append(message.body)
+        if self.delay is not None:
+            await self.delay(message.body)
+        reply = self.treat(message.body)
+        if reply is not None:
+            await message.reply(reply)
+            if self.twice:
+                await message.reply(reply)
+        await message.acknowledge()
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[FakeWorker]:
+        task = asyncio.create_task(self.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait([task])

@@ -1,0 +1,101 @@
+"""The suite of the fleet's tests and benchmarks, told what to do by its environment.
+
+As a program it is the client: python fleet_suite.py STORE MAILBOX.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import anyio
+
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, TrialContext, exact_match
+
+SAMPLES = int(os.environ.get("FLEET_SAMPLES", "100"))
+LOG = os.environ.get("FLEET_LOG", "")
+LEAST, MOST = map(float, os.environ.get("FLEET_SLEEP", "0,0").split(","))
+CONCURRENCY = int(os.environ.get("FLEET_CONCURRENCY", "20"))
+POISON = os.environ.get("FLEET_POISON", "")
+TIMEOUT = float(os.environ.get("FLEET_TIMEOUT", "30"))
+
+_log = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if LOG else -1
+
+
+class Numbers(Sequence[Sample[int, int]]):
+    """As many samples as one likes, made when they are looked at."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Sample[int, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sample[int, int]]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        assert isinstance(index, int)
+        return Sample(f"s{index}", index, 2 * index)
+
+    def __iter__(self) -> Iterator[Sample[int, int]]:
+        return (self[index] for index in range(self._count))
+
+
+def numbers(count: int) -> Dataset[int, int]:
+    """A dataset whose samples are made when they are looked at: nothing of it is held."""
+    dataset: Dataset[int, int] = Dataset((), name="numbers")
+    dataset._samples = Numbers(count)
+    dataset._fingerprint = f"numbers:{count}"
+    dataset._order = "as counted"
+    return dataset
+
+
+async def double(given: int, ctx: TrialContext) -> int:
+    if _log >= 0:
+        os.write(_log, f"{given}\n".encode())
+    if POISON and given == int(POISON):
+        os._exit(9)
+    if MOST:
+        await anyio.sleep(random.uniform(LEAST, MOST))
+    return 2 * given
+
+
+suite = EvalSuite(
+    "fleet-test",
+    numbers(SAMPLES),
+    double,
+    exact_match,
+    config=EvalConfig(max_concurrent=CONCURRENCY, timeout_seconds=TIMEOUT, close_seconds=1, grace_seconds=1),
+    version="1",
+)
+
+
+if __name__ == "__main__":
+    PROFILE = os.environ.get("FLEET_PROFILE", "")
+    began = time.monotonic()
+    if PROFILE:
+        import asyncio
+        import cProfile
+
+        with cProfile.Profile() as profile:  # In this thread, where the event loop then is.
+            report = asyncio.run(suite.run(store=sys.argv[1], mailbox=sys.argv[2]))
+        profile.dump_stats(PROFILE)
+    else:
+        report = suite.run_sync(store=sys.argv[1], mailbox=sys.argv[2])
+    said = {
+        "status": report.status,
+        "total": report.total,
+        "successful": report.successful,
+        "errors": dict(report.errors),
+        "seconds": time.monotonic() - began,
+        "peak_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+    print(json.dumps(said))
