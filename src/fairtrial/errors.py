@@ -30,6 +30,7 @@
     │   ├── ReplyNotAvailableError  there is nobody to reply to
     │   └── BodyError             a body that cannot be sent or read (also a DataError)
     │       └── MessageTooLargeError  a body over the mailbox's limit
+    ├── LoopCrashedError          a loop of a group crashed again and again, and the group was told to give up
     └── RunMismatchError          a run cannot be resumed because what it was made of has changed
 
 User code raises plain exceptions; they become data (the outcome of one trial), never one of these.
@@ -160,6 +161,10 @@ class BodyError(MailboxError, DataError):
 
 class MessageTooLargeError(BodyError):
     """A body over the mailbox's limit."""
+
+
+class LoopCrashedError(FairtrialError):
+    """A loop of a group crashed again and again, and the group was told to give up."""
 
 
 class ModelError(FairtrialError):

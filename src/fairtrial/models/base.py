@@ -15,7 +15,7 @@ from fairtrial.errors import CodecError, ModelError, ModelRefusedError, OutputPa
 from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import Completion, OutputT, PromptResponse, ToolSpec
 from fairtrial.models.budget import Budget, Spending, spent_in
-from fairtrial.models.cache import ResponseCache
+from fairtrial.models.cache import ResponseCache, shared_cache
 from fairtrial.models.limiter import Limiter, Unlimited
 from fairtrial.models.prompt import Prompt
 from fairtrial.models.reply import ModelCall, ModelReply
@@ -55,6 +55,7 @@ class BaseAdapter:
     """
 
     wraps_outputs: ClassVar[bool] = False  # Whether outputs that are not objects travel under "value".
+    shares_cache: ClassVar[bool] = False  # Whether it uses the process's cache where it has none of its own.
 
     def __init__(
         self,
@@ -155,10 +156,11 @@ class BaseAdapter:
 
     async def _answer(self, call: ModelCall, recorder: Session | None) -> ModelReply:
         trial = running_trial()
-        if self._cache is None or self._cache.policy == "off":
+        cache = self._cache if self._cache is not None or not self.shares_cache else shared_cache()
+        if cache is None or cache.policy == "off":
             reply = await self._ask(call, trial, recorder)
         else:
-            reply, cached = await self._cache.get(
+            reply, cached = await cache.get(
                 self._cache_key(call, trial),
                 lambda: self._ask(call, trial, recorder),
                 lambda found: self._fits(call, found),

@@ -201,6 +201,24 @@ class ResponseCache:
         return f"<ResponseCache {str(self.path)!r} {self.policy}>"
 
 
+_shared: ResponseCache | None = None
+
+
+def share_cache(cache: ResponseCache | None) -> ResponseCache | None:
+    """From now on the cache of every provider's adapter of this process that has none of its own.
+
+    Returns the one before. For programs that run other people's suites, as the command line does.
+    """
+    global _shared
+    before, _shared = _shared, cache
+    return before
+
+
+def shared_cache() -> ResponseCache | None:
+    """The cache of adapters that have none of their own."""
+    return _shared
+
+
 class _Flight:
     """One request that several callers wait for."""
 

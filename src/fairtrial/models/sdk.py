@@ -145,6 +145,7 @@ class SdkAdapter(BaseAdapter):
     default_url: ClassVar[str]
 
     wraps_outputs = True
+    shares_cache = True
 
     def __init__(
         self,
@@ -314,6 +315,9 @@ class SdkAdapter(BaseAdapter):
             return self._by_status(error, status)
         said = _said(error)
         module = importlib.import_module(self.package)
+        refused = _refusal(error)
+        if refused is not None:
+            return ModelUnavailableError(f"{self._where()} could not be reached at {self._base_url}: {refused}")
         if isinstance(error, module.APITimeoutError):
             return ModelUnavailableError(f"{self._where()} did not answer in time")
         if isinstance(error, module.APIConnectionError):
@@ -440,6 +444,16 @@ def retry_after(headers: Mapping[str, str], now: Callable[[], float] = time.time
                 continue
         if seconds == seconds:  # Not NaN.
             return min(max(seconds, 0.0), _LONGEST_WAIT)
+    return None
+
+
+def _refusal(error: BaseException) -> str | None:
+    """Why no connection came about. The SDKs' aiohttp transport takes a refused connection for a timeout."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, TimeoutError):
+            return os.strerror(cause.errno) if cause.errno > 0 else str(cause)
+        cause = cause.__cause__
     return None
 
 

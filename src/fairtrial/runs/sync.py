@@ -19,6 +19,24 @@ from fairtrial.store.protocol import RunRecord
 _SETTLE_SECONDS = 60.0
 
 
+def _to_stderr(text: str) -> None:
+    os.write(2, f"\n{text}\n".encode())  # Not `print`: in a handler, the stream may be in the middle of something.
+
+
+_announce: Callable[[str], None] = _to_stderr
+
+
+@contextmanager
+def announcing(say: Callable[[str], None]) -> Iterator[None]:
+    """Have interruptions announced by `say`, which is called in a signal handler; a progress display shows them."""
+    global _announce
+    before, _announce = _announce, say
+    try:
+        yield
+    finally:
+        _announce = before
+
+
 def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]]) -> RunRecord:
     """Run an evaluation from ordinary code. The first Ctrl-C lets it drain, the second cancels what is in flight.
 
@@ -80,7 +98,7 @@ class _Requests:
         self.count += 1
         if self.count == 1:
             self._interrupt()
-            os.write(2, b"\ninterrupted: finishing the trials in flight (once more to cancel them)\n")
+            _announce("interrupted: finishing the trials in flight (once more to cancel them)")
         else:
             self._restore()  # A third time ends the process as it would any other.
             self._future.cancel()

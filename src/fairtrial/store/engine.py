@@ -95,7 +95,7 @@ def postgres_engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise ConfigurationError("not a database URL: expected postgresql://user:password@host/database") from None
+        raise ConfigurationError("not a database URL: expected postgresql://host/database") from None
     if parsed.password:
         register_secret(str(parsed.password))
     return create_engine(

@@ -21,7 +21,7 @@ def open_store(url: str | Path | None = None) -> RunStore:
     """Open a store, creating it if it is new.
 
     Args:
-        url: `sqlite:///path`, a path that ends in .db or .sqlite, `postgresql://user:password@host/database`, or
+        url: `sqlite:///path`, a path that ends in .db or .sqlite, `postgresql://host/database`, or
             `memory:`. Left out, `default_store()`.
     """
     where = default_store() if url is None else str(url)
@@ -39,7 +39,7 @@ def open_store(url: str | Path | None = None) -> RunStore:
         # The address itself is not repeated: it may hold a password.
         raise ConfigurationError(
             "not the address of a store: use sqlite:///path, a path that ends in .db or .sqlite, "
-            "postgresql://user:password@host/database, or memory:"
+            "postgresql://host/database, or memory:"
         )
     from fairtrial.store.sql import SqlStore
 

@@ -1,0 +1,54 @@
+"""`fairtrial config`: the settings that hold here, and where each comes from."""
+
+from __future__ import annotations
+
+import typer
+
+from fairtrial.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("config")(config)
+
+
+def config(json: options.Json = False) -> int:
+    """Print the settings that hold here, each with its origin.
+
+    Settings stand in pyproject.toml under [tool.fairtrial] or in the environment, as FAIRTRIAL_STORE and so on. An
+    option on the command line comes before the environment, and the environment before the file.
+
+    \b
+    Examples:
+      fairtrial config
+      FAIRTRIAL_STORE=postgresql://db/evals fairtrial config --json
+    """
+    from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
+    from fairtrial.cli.settings import load_settings
+    from fairtrial.store.redact import current
+
+    settings = load_settings()
+    redact = current().text
+    if json:
+        facts = [
+            {
+                "name": setting.name,
+                "value": redact(setting.value) if isinstance(setting.value, str) else setting.value,
+                "origin": setting.origin,
+                "about": setting.about,
+            }
+            for setting in settings.found.values()
+        ]
+        print_json({"format": "fairtrial.config/1", "settings": facts})
+        return 0
+    console = out()
+    wide = console.width >= 120
+    columns = ("setting", "value", "origin", "what it is") if wide else ("setting", "value", "origin")
+    table = make_table(*columns, cut=("value", "what it is"))
+    for setting in settings.found.values():
+        value = setting.value
+        shown = "-" if value in (None, ()) else ", ".join(value) if isinstance(value, tuple) else str(value)
+        cells = (setting.name, redact(shown), setting.origin, setting.about)
+        add_row(table, *cells[: len(columns)])
+    print_table(console, table)
+    return 0

@@ -1,0 +1,49 @@
+"""`fairtrial rescore`: score stored outputs anew."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fairtrial.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("rescore")(rescore)
+
+
+def rescore(
+    run: options.Run,
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="The suite whose evaluator scores: file.py[:name].")],
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
+    """Score the stored outputs of a run anew; no task is called.
+
+    The evaluator is the suite's as it is now. The scores become a new run, so both can be compared.
+
+    \b
+    Examples:
+      fairtrial rescore support@3 evals.py
+      fairtrial rescore 5f2c19 evals.py:strict --json
+    """
+    from functools import partial
+
+    from fairtrial.cli.loading import load
+    from fairtrial.cli.names import RunName, find_run, name_of
+    from fairtrial.cli.reporting import show_report
+    from fairtrial.cli.rerun import NOTE
+    from fairtrial.cli.screen import note
+    from fairtrial.portal import call_sync
+
+    opened = options.open_existing(store)
+    named = find_run(opened, run)
+    loaded = load(suite)
+    report = call_sync(partial(loaded.rescore, named.run.run_id, store=opened))
+    opened.update_run(report.run_id, notes={NOTE: [suite]})
+    made = opened.get_run(report.run_id)
+    note(f"scored {name_of(named.run)} anew as {name_of(made)}; no task was called")
+    show_report(opened, RunName(made), json=json, next_commands=False)
+    return 0

@@ -1,0 +1,109 @@
+"""`fairtrial runs`: what has been run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from fairtrial.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("runs")(runs)
+
+
+def runs(
+    suite: Annotated[str | None, typer.Argument(metavar="[SUITE]", help="Only runs of this suite.")] = None,
+    status: Annotated[
+        str | None, typer.Option(metavar="STATUS", help="running, finished, interrupted, unscored or stopped.")
+    ] = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only runs with this tag.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many, newest first.")] = 20,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
+    """List runs, newest first.
+
+    \b
+    Examples:
+      fairtrial runs
+      fairtrial runs support --status interrupted
+      fairtrial runs --limit 100 --json
+    """
+    from itertools import islice
+
+    from fairtrial.cli.facts import run_facts
+    from fairtrial.cli.pairs import parse_pairs
+    from fairtrial.cli.screen import note, out, print_json, print_table
+
+    opened = options.open_existing(store)
+    wanted = dict(parse_pairs("--tag", tag or (), as_text=True))
+    found = (
+        run
+        for run in opened.runs(suite=suite, status=_status(status))
+        if all(run.tags.get(key) == value for key, value in wanted.items())
+    )
+    chosen = list(islice(found, limit))
+    if json:
+        print_json(
+            {"format": "fairtrial.runs/1", "runs": [run_facts(run, opened.totals(run.run_id)) for run in chosen]}
+        )
+        return 0
+    if not chosen:
+        note(f"no runs{' of ' + suite if suite else ''} here; make one with: fairtrial run SUITE")
+        return 0
+    print_table(out(), _table(opened, chosen))
+    return 0
+
+
+def _status(text: str | None) -> Any:
+    import difflib
+    from typing import get_args
+
+    from fairtrial.cli.faults import Mistake
+    from fairtrial.store.protocol import RunStatus
+
+    known = get_args(RunStatus.__value__)
+    if text is None or text in known:
+        return text
+    near = difflib.get_close_matches(text, known, 1)
+    raise Mistake(
+        f"no run is ever {text!r}", f"did you mean {near[0]}?" if near else f"it is one of {', '.join(known)}"
+    )
+
+
+def _table(store: Any, chosen: list[Any]) -> Any:
+    from fairtrial.cli.names import name_of
+    from fairtrial.cli.screen import add_row, ago, make_table
+    from fairtrial.report.untrusted import plain
+
+    table = make_table(
+        "run", "id", "status", "when", "trials", "passed", "experiments", right=("trials", "passed"),
+        cut=("experiments",),
+    )  # fmt: skip
+    for run in chosen:
+        totals = store.totals(run.run_id)
+        stored = sum(sum(part.outcomes.values()) for part in totals)
+        trials = f"{stored:,}" if stored == run.planned else f"{stored:,}/{run.planned:,}"
+        add_row(
+            table,
+            plain(name_of(run), limit=24),
+            run.run_id,
+            run.status,
+            ago(run.created_at),
+            trials,
+            _passed(totals),
+            ", ".join(run.experiments),
+        )
+    return table
+
+
+def _passed(totals: list[Any]) -> str:
+    """The pass rate over scored trials, or its range over the experiments."""
+    rates = [part.passed / part.outcomes["scored"] for part in totals if part.outcomes.get("scored")]
+    if not rates:
+        return "-"
+    low, high = f"{min(rates):.0%}", f"{max(rates):.0%}"
+    return low if low == high else f"{low[:-1]}-{high}"

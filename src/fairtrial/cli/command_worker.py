@@ -1,0 +1,119 @@
+"""`fairtrial worker`: a process that works on the trials of a suite."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fairtrial.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("worker")(worker)
+
+
+def worker(
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="file.py, file.py:name, module or module:name.")],
+    mailbox: options.MailboxUrl = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", metavar="N", min=1, help="Trials at once; the suite's number else.")
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="URL", help="Write results straight into this store, not back to the client."),
+    ] = None,
+    claim_check: Annotated[
+        Path | None, typer.Option("--claim-check", metavar="DIR", help="The shared folder for bodies over 64 KB.")
+    ] = None,
+    lease: Annotated[
+        float,
+        typer.Option("--lease", metavar="SECONDS", min=1, help="Of a request; it is renewed while it is worked on."),
+    ] = 60.0,
+    drain: Annotated[
+        float, typer.Option("--drain", metavar="SECONDS", min=0, help="How long to finish after Ctrl-C or SIGTERM.")
+    ] = 30.0,
+    allow_drift: Annotated[
+        bool, typer.Option("--allow-drift", help="Also run requests that were made from other code.")
+    ] = False,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when there is nothing left to do.")] = False,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="What results call this worker.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
+    json: options.Json = False,
+) -> int:
+    """Work on the trials of a suite until told to stop. Start as many as you like, on as many machines.
+
+    The first Ctrl-C or SIGTERM finishes what is in flight; a second one hands it back.
+
+    \b
+    Examples:
+      fairtrial worker evals.py --mailbox redis://queue:6379
+      fairtrial worker evals.py --mailbox redis://queue:6379 --concurrency 64
+      fairtrial worker evals.py --until-empty --json
+    """
+    import asyncio
+
+    from fairtrial.cli.faults import ExitCode
+    from fairtrial.cli.loading import load
+    from fairtrial.cli.running import stdout_for_facts
+    from fairtrial.cli.screen import note, print_json
+    from fairtrial.fleet.config import EvalLoopConfig
+    from fairtrial.mailbox.claim_check import ClaimCheck
+    from fairtrial.suites.worker import run_worker
+
+    url = options.mailbox_url(mailbox)
+    _log(quiet)
+    with stdout_for_facts(json):
+        loaded = load(suite)
+        config = EvalLoopConfig(
+            concurrency=concurrency or loaded.config.max_concurrent,
+            lease_seconds=lease,
+            drain_seconds=drain,
+            allow_drift=allow_drift,
+        )
+        try:
+            loop = asyncio.run(
+                run_worker(
+                    suite,
+                    url,
+                    config=config,
+                    store=store,
+                    claim_check=ClaimCheck(claim_check) if claim_check else None,
+                    name=name,
+                    until_empty=until_empty,
+                    signals=True,
+                )
+            )
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            note("stopped at once: what was in flight went back to the queue")
+            return int(ExitCode.INTERRUPTED)
+    facts = _facts(loop.counters)
+    if json:
+        print_json({"format": "fairtrial.worker/1", "worker": loop.name, "suite": loaded.name, **facts})
+    else:
+        outcomes = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in facts["outcomes"].items())
+        note(f"worker {loop.name} ended: {facts['received']:,} received, {outcomes or 'none executed'}")
+    return 0
+
+
+def _facts(counters: Any) -> dict[str, Any]:
+    found = {field.name: getattr(counters, field.name) for field in fields(counters)}
+    return {**found, "outcomes": dict(found["outcomes"])}
+
+
+def _log(quiet: bool) -> None:
+    """What workers say goes to standard error, without secrets."""
+    import logging
+
+    from fairtrial.store.redact import RedactingFilter
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(RedactingFilter())
+    log = logging.getLogger("fairtrial")
+    log.handlers[:] = [handler]
+    log.setLevel(logging.WARNING if quiet else logging.INFO)
+    log.propagate = False

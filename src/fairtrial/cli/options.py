@@ -1,0 +1,79 @@
+"""Options and arguments that several commands share, and completion for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fairtrial.cli.settings import Settings
+    from fairtrial.store.protocol import RunStore
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Names of runs that begin like this, for the shell."""
+    try:
+        store = open_existing(None)
+        names = {name for run in store.runs(limit=200) for name in (run.suite, f"{run.suite}@{run.number}")}
+    except Exception:
+        return []  # Nothing to offer is no reason to disturb a shell.
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store", metavar="URL", help="Where runs are kept: a .db file or postgresql://...; .fairtrial/runs.db else."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print facts as JSON, for programs.")]
+MailboxUrl = Annotated[
+    str | None,
+    typer.Option("--mailbox", metavar="URL", help="The fleet's queue: redis://host:port; or FAIRTRIAL_MAILBOX."),
+]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="suite, suite:experiment, suite@3, suite@latest, or the start of an id.",
+        autocompletion=complete_run,
+        show_default=False,
+    ),
+]
+
+
+def settings_with(store: str | None) -> tuple[Settings, str]:
+    """The settings, and the store's address: the option's, or else the settings'."""
+    from fairtrial.cli.settings import load_settings
+
+    settings = load_settings()
+    return settings, store or settings.store
+
+
+def open_existing(store: str | None) -> RunStore:
+    """Open a store to look at it. One that is not there is not made: an empty one would only hide the mistake."""
+    from fairtrial.cli.faults import Mistake
+    from fairtrial.store import open_store
+
+    _, url = settings_with(store)
+    path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") or "://" not in url else None
+    if path is not None and path != "memory:" and not Path(path).exists():
+        given = "--store" if store else "`fairtrial config` says where this place comes from; --store"
+        raise Mistake(f"there is no store at {path}", f"make one with: fairtrial run SUITE ({given} names another)")
+    return open_store(url)
+
+
+def mailbox_url(given: str | None) -> str:
+    """The address of the fleet's queue: the option's, or else the settings'."""
+    from fairtrial.cli.faults import Mistake
+    from fairtrial.cli.settings import load_settings
+
+    url: str | None = given or load_settings()["mailbox"]
+    if not url:
+        raise Mistake(
+            "no queue is named",
+            'name one: --mailbox redis://host:6379, FAIRTRIAL_MAILBOX, or mailbox = "..." under [tool.fairtrial]',
+        )
+    return url

@@ -1,0 +1,89 @@
+"""The report of a run on the screen, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from fairtrial.report.render import duration, money, number, rate
+
+if TYPE_CHECKING:
+    from fairtrial.cli.names import RunName
+    from fairtrial.report import EvalReport, ExperimentReport
+    from fairtrial.report.comparison import Comparison
+    from fairtrial.report.rendered import Rendered
+    from fairtrial.store.protocol import RunRecord, RunStore
+
+__all__ = ["duration", "money", "number", "rate", "report_facts", "show_report"]
+
+
+def report_facts(store: RunStore, named: RunName) -> dict[str, Any]:
+    """A report for programs; docs/reports.md says what is in it."""
+    return record_of(_report(store, named))
+
+
+def record_of(rendered: Rendered) -> dict[str, Any]:
+    """A report, a comparison or a decision of a gate for programs."""
+    return dict(rendered.to_json())
+
+
+def _report(store: RunStore, named: RunName) -> EvalReport | ExperimentReport:
+    from fairtrial.report import EvalReport
+
+    report = EvalReport(store, named.run)
+    return report if named.experiment is None else report[named.experiment]
+
+
+def compared(report: EvalReport) -> Comparison:
+    """The experiments of a report, held against its first."""
+    from fairtrial.report.compare import compare
+
+    first, *others = (report[name] for name in report.experiments)
+    return compare(first, *others)
+
+
+def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: bool) -> None:
+    """Print a report."""
+    from fairtrial.cli.screen import commands, out, print_json
+    from fairtrial.report import EvalReport
+
+    if json:
+        print_json(report_facts(store, named))
+        return
+    console = out()
+    console.print(_report(store, named))
+    if next_commands:
+        rows = follow_ups(EvalReport(store, named.run))
+        if rows:
+            console.print()
+            commands(console, "next", rows)
+
+
+def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
+    """Commands that make sense after this report."""
+    from fairtrial.cli.rerun import rerun_command
+
+    run: RunRecord = report.run
+    name = run.suite
+    rows: list[tuple[str, str]] = []
+    if run.status in ("interrupted", "unscored"):
+        rows.append((rerun_command(run), "go on where it stopped"))
+    failed = len(report.failed_samples()) + sum(report.errors.values())
+    if failed:
+        rows.append((f"fairtrial failures {name}", "what failed, and why"))
+        sample = _worst(report)
+        if sample is not None:
+            rows.append((f"fairtrial show {name} --sample {shlex.quote(sample)}", "one trial, whole"))
+    if len(run.experiments) > 1:
+        pair = " ".join(shlex.quote(f"{name}:{experiment}") for experiment in run.experiments[:3])
+        rows.append((f"fairtrial compare {pair}", "a real difference?"))
+    return rows
+
+
+def _worst(report: EvalReport) -> str | None:
+    from fairtrial.report.untrusted import plain
+
+    first = next(iter(report.failed_samples()), None)
+    if first is None:
+        first = next((result for result in report.results if not result.success), None)
+    return None if first is None else plain(first.sample_id)

@@ -1,0 +1,128 @@
+"""What every screen shares: consoles, tables whose rows never wrap, and how things are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fairtrial.report.untrusted import plain
+
+_PIPED_WIDTH = 120  # A file or a pipe has no width; wide enough for every table, narrow enough to be read.
+
+
+def out() -> Console:
+    """Standard output: facts. Without colours and control codes when it is no terminal, or NO_COLOR is set."""
+    return _console(sys.stdout)
+
+
+def err() -> Console:
+    """Standard error: progress, notes and complaints."""
+    return _console(sys.stderr)
+
+
+def _console(file: Any) -> Console:
+    terminal = file.isatty()
+    width = None if terminal or os.environ.get("COLUMNS") else _PIPED_WIDTH
+    return Console(file=file, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+def sentence(console: Console, text: str, *, style: str | None = None) -> None:
+    """Print text that may be long: wrapped between words in a terminal, left whole in a pipe."""
+    head, colon, rest = text.partition(": ")
+    styled = Text.assemble((head + colon, style), rest) if style and colon else Text(text, style=style or "")
+    console.print(styled, soft_wrap=not console.is_terminal)
+
+
+def note(text: str) -> None:
+    """Say something beside the facts, on standard error."""
+    sentence(err(), text, style="dim")
+
+
+def print_json(facts: Any) -> None:
+    """Facts for programs: JSON on standard output, and nothing else there."""
+    text = json.dumps(facts, indent=2, default=str, allow_nan=False)  # In ASCII, which nothing on its way can spoil.
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def make_table(*columns: str, right: Sequence[str] = (), cut: Sequence[str] = ()) -> Table:
+    """A table for `add_row(table, ...)`. Columns named in `cut` give way when the terminal is narrow."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in columns:
+        # Only columns that may wrap give way; their cells are told not to, so they are cut instead.
+        table.add_column(
+            name, justify="right" if name in right else "left", no_wrap=name not in cut, overflow="ellipsis"
+        )
+    return table
+
+
+def add_row(table: Table, *cells: str | Text, style: str | None = None) -> None:
+    """Add a row of cells, each on one line whatever is in it."""
+    row = []
+    for cell in cells:
+        text = cell if isinstance(cell, Text) else Text(plain(cell))
+        text.no_wrap, text.overflow = True, "ellipsis"
+        row.append(text)
+    table.add_row(*row, style=style)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; in a pipe, lines end where their text does."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+
+
+def commands(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
+    """Commands to type next, with what each is for; where both do not fit, the remark goes."""
+    rows = list(rows)
+    if not rows:
+        return
+    console.print(Text(title, style="bold"))
+    widest = max(len(command) for command, _ in rows)
+    for command, remark in rows:
+        line = Text("  ").append(command, style="cyan")
+        if 2 + widest + 3 + max(len(remark) for _, remark in rows) <= console.width:
+            line.append(" " * (widest - len(command) + 3)).append(remark, style="dim")
+        console.print(line, soft_wrap=True)  # A command is one line, so that it can be copied.
+
+
+def ago(moment: float, now: float | None = None) -> str:
+    """When something was, as people say it."""
+    seconds = max((time.time() if now is None else now) - moment, 0)
+    for size, unit in ((86_400 * 60, ""), (86_400 * 2, "d"), (3600 * 2, "h"), (120, "min")):
+        if seconds >= size:
+            if not unit:
+                return time.strftime("%Y-%m-%d", time.localtime(moment))
+            return f"{seconds // {'d': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """A number and what is counted."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a sentence."""
+    return ", ".join(names)
+
+
+def confirm(question: str) -> bool:
+    """Ask at the terminal; no terminal means no."""
+    if not sys.stdin.isatty():
+        return False
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,171 @@
+"""Settings: `[tool.fairtrial]` in pyproject.toml and FAIRTRIAL_* in the environment, each with its origin."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairtrial.cli.faults import Mistake, shown_path
+
+DEFAULT_STORE = Path(".fairtrial") / "runs.db"
+_URL = ("://", "memory:")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: its value and where it came from."""
+
+    name: str
+    value: Any
+    origin: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    about: str
+    read: Callable[[Any], Any]
+    default: Any = None
+    path: bool = False  # A relative path in pyproject.toml starts where that file is.
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("is text")
+    return value.strip()
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError("is a list of text")
+    return tuple(value)
+
+
+def _whole(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise ValueError("is a whole number") from None
+    if isinstance(value, bool | float) or number < 1:
+        raise ValueError("is a whole number of at least 1")
+    return number
+
+
+def _share(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError("is a number between 0 and 1") from None
+    if isinstance(value, bool) or not 0 <= number <= 1:
+        raise ValueError("is a number between 0 and 1")
+    return number
+
+
+KNOWN: Mapping[str, _Known] = {
+    "store": _Known("where runs are kept", _text, path=True),
+    "suites": _Known("what `fairtrial run` runs when no suite is named", _texts, (), path=True),
+    "mailbox": _Known("the queue that worker, fleet and dlq use; run takes --mailbox", _text),
+    "concurrency": _Known("trials in flight at once, in place of what a suite says", _whole),
+    "cache": _Known("off, read, read-write or refresh: keeping models' answers", _text, "off"),
+    "max-error-share": _Known("exit 4 if a larger share of trials ends in an error", _share, 0.1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings, by name."""
+
+    found: Mapping[str, Setting]
+    root: Path | None  # Where the pyproject.toml with our table is.
+    gate: bool = False  # Whether that table has one with rules for a gate.
+
+    def __getitem__(self, name: str) -> Any:
+        return self.found[name].value
+
+    @property
+    def store(self) -> str:
+        """The address of the store."""
+        return str(self["store"])
+
+
+def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings that hold in a folder. The environment comes before the file."""
+    environ = os.environ if environ is None else environ
+    file = _find(Path.cwd() if folder is None else folder)
+    table = {} if file is None else _table(file)
+    gate = table.pop("gate", None)
+    found: dict[str, Setting] = {}
+    for name, known in KNOWN.items():
+        variable = f"FAIRTRIAL_{name.upper().replace('-', '_')}"
+        if environ.get(variable):
+            found[name] = Setting(name, _read(known, environ[variable], variable), f"${variable}", known.about)
+        elif name in table and file is not None:
+            origin = f"{shown_path(str(file))} [tool.fairtrial]"
+            value = _read(known, table[name], f"{origin} {name}")
+            found[name] = Setting(name, _placed(value, file.parent) if known.path else value, origin, known.about)
+        else:
+            found[name] = Setting(name, known.default, "default", known.about)
+    if found["store"].value is None:
+        place = DEFAULT_STORE if file is None else _relative(file.parent / DEFAULT_STORE)
+        found["store"] = Setting("store", str(place), "default", KNOWN["store"].about)
+    return Settings(found, None if file is None else file.parent, bool(gate))
+
+
+def _read(known: _Known, value: Any, origin: str) -> Any:
+    try:
+        return known.read(value)
+    except ValueError as error:
+        raise Mistake(f"{origin} {error}, not {value!r}", "`fairtrial config` lists every setting") from None
+
+
+def _find(folder: Path) -> Path | None:
+    """The nearest pyproject.toml, here or above, that has a table for us."""
+    for place in (folder, *folder.resolve().parents):
+        file = place / "pyproject.toml"
+        if file.is_file() and b"[tool.fairtrial" in file.read_bytes():
+            return file
+    return None
+
+
+def _table(file: Path) -> dict[str, Any]:
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Mistake(f"{shown_path(str(file))} is not valid TOML: {error}") from None
+    table: dict[str, Any] = tree.get("tool", {}).get("fairtrial", {})
+    known: dict[str, Any] = {}
+    for name, value in table.items():
+        plain = name.replace("_", "-")
+        if plain not in KNOWN and plain != "gate":
+            near = difflib.get_close_matches(plain, KNOWN, 1)
+            hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(KNOWN)}"
+            raise Mistake(f"{shown_path(str(file))}: [tool.fairtrial] has no setting {name!r}", hint)
+        known[plain] = value
+    return known
+
+
+def _placed(value: Any, folder: Path) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_placed(item, folder) for item in value)
+    if any(mark in value for mark in _URL) and not value.startswith("sqlite:///"):
+        return value
+    scheme = "sqlite:///" if value.startswith("sqlite:///") else ""
+    path = Path(value.removeprefix("sqlite:///"))
+    first = str(path).partition(":")[0]
+    if path.is_absolute() or not (scheme or "/" in first or first.endswith((".py", ".db", ".sqlite", ".sqlite3"))):
+        return value  # An importable module, or a path that needs no help.
+    return f"{scheme}{_relative(folder / path)}"
+
+
+def _relative(path: Path) -> Path:
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path

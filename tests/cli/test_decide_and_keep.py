@@ -1,0 +1,264 @@
+"""`compare`, `gate`, `calibrate`, `rescore`, `export`, `delete`, `store` and `config`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairtrial import EvalReport, open_store
+from tests.cli.conftest import EVALS, Cli
+
+
+@pytest.fixture
+def ran(cli: Cli, two: Path) -> Cli:
+    cli("run", "evals.py", "--quiet")
+    return cli
+
+
+class TestCompare:
+    @pytest.mark.proves("R92")
+    def test_experiments_and_runs_are_compared(self, ran: Cli) -> None:
+        ran("run", "evals.py", "--quiet", "--experiment", "plain")
+        done = ran("compare", "doubles@1:plain", "doubles@1:triple")
+        assert done.code == 0
+        assert "triple against plain" in done.out
+        assert ran("compare", "doubles@1").out == done.out
+        assert ran("compare", "doubles@1:plain", "doubles@2").code == 0
+        facts = ran("compare", "doubles@1", "--all-metrics", "--by", "level", "--json").json
+        assert facts["format"] == "fairtrial.comparison/1"
+        assert ran("compare", "doubles@1", "--metric", "value", "--json").json["candidates"][0]["metrics"][0][
+            "metric"
+        ] == ("value")
+
+    def test_what_cannot_be_compared(self, ran: Cli) -> None:
+        assert ran("compare", "doubles:plain").err == (
+            "error: doubles:plain is one experiment, and a comparison needs two\n"
+            "  as in: fairtrial compare doubles:plain doubles:triple\n"
+        )
+        assert ran("compare", "doubles", "doubles").err == (
+            "error: doubles has 2 experiments\n  say which is meant: doubles@1:plain or doubles@1:triple\n"
+        )
+        ran("run", "evals.py", "--quiet", "--experiment", "plain")
+        assert "as in: fairtrial compare doubles@1 doubles@2" in ran("compare", "doubles").err
+
+
+class TestGate:
+    @pytest.mark.proves("R103")
+    def test_it_passes_fails_or_cannot_tell(self, ran: Cli) -> None:
+        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.2").code == 0
+        assert ran("gate", "doubles:triple", "--min-pass-rate", "0.9").code == 1
+        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.7").code == 3
+        done = ran("gate", "doubles:plain", "--baseline", "doubles:triple", "--margin", "0.1", "--json")
+        assert done.code == done.json["exit_code"]
+        assert done.json["format"] == "fairtrial.gate/1"
+
+    def test_rules_come_from_files_and_options_come_on_top(self, ran: Cli, place: Path) -> None:
+        (place / "rules.toml").write_text("[gate]\nmin_pass_rate = 0.9\n")
+        assert ran("gate", "doubles:triple", "--rules", "rules.toml").code == 1
+        (place / "pyproject.toml").write_text("[tool.fairtrial.gate]\nmin_pass_rate = 0.9\n")
+        assert ran("gate", "doubles:triple").code == 1
+        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.1").code == 0
+        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.1", "--ceiling", "latency_ms=-1").code == 1
+        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.1", "--floor", "value=0.0").code == 0
+
+    def test_a_summary_is_added_where_ci_offers_a_page(
+        self, ran: Cli, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (place / "summary.md").write_text("before\n")
+        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place / "summary.md"))
+        ran("gate", "doubles:plain", "--min-pass-rate", "0.2")
+        text = (place / "summary.md").read_text()
+        assert text.startswith("before\n")
+        assert "pass rate" in text
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["doubles:plain"], "error: the gate has no rules\n"),
+            (["doubles", "--min-pass-rate", "0.1"], "error: doubles has 2 experiments\n"),
+            (["doubles:plain", "--margin", "0.1"], "error: a margin compares with a baseline, and none is named\n"),
+            (["doubles:plain", "--floor", "value=high"], "error: --floor takes METRIC=NUMBER, not value=high\n"),
+            (["doubles:plain", "--floor", "value"], "error: --floor takes KEY=VALUE, not 'value'\n"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, ran: Cli, words: list[str], said: str) -> None:
+        done = ran("gate", *words)
+        assert done.code == 2
+        assert done.err.startswith(said)
+
+
+class TestCalibrate:
+    def test_a_judge_is_held_against_labels(self, ran: Cli, place: Path) -> None:
+        (place / "labels.csv").write_text("id,label\none,pass\ntwo,pass\nthree,fail\nfour,fail\n")
+        rows = [{"id": "one", "label": True}, {"id": "two", "label": 1}, {"id": "four", "label": False}]
+        (place / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "\n")
+        done = ran("calibrate", "doubles:plain", "--labels", "labels.csv")
+        assert done.code == 0
+        assert "agree" in done.out
+        facts = ran("calibrate", "doubles:plain", "--labels", "labels.jsonl", "--json").json
+        assert (facts["format"], facts["experiment"]) == ("fairtrial.calibration/1", "plain")
+
+    @pytest.mark.parametrize(
+        ("file", "text", "said"),
+        [
+            (
+                "l.csv",
+                "id,verdict\none,1\n",
+                "error: l.csv:2: a label needs id and label\n  this row has id, verdict\n",
+            ),
+            ("l.jsonl", "[]\n", "error: l.jsonl:1: a label needs id and label\n  this row has neither\n"),
+            ("l.jsonl", "{\n", "error: l.jsonl:1: not JSON: "),
+            ("l.txt", "", "error: labels are read from .csv and .jsonl files, not from l.txt\n"),
+        ],
+    )
+    def test_bad_labels_name_their_place(self, ran: Cli, place: Path, file: str, text: str, said: str) -> None:
+        (place / file).write_text(text)
+        assert ran("calibrate", "doubles:plain", "--labels", file).err.startswith(said)
+
+    def test_which_labels_and_which_experiment(self, ran: Cli) -> None:
+        assert "No such file" in ran("calibrate", "doubles:plain", "--labels", "none.csv").err
+        assert "error: doubles has 2 experiments" in ran("calibrate", "doubles").err
+
+
+def test_outputs_are_scored_anew_without_the_task(ran: Cli, two: Path) -> None:
+    two.write_text(two.read_text().replace("double, exact_match,", "double, lambda output, expected: True,"))
+    done = ran("rescore", "doubles", "evals.py")
+    assert done.code == 0
+    assert done.err == "scored doubles@1 anew as doubles@2; no task was called\n"
+    assert "100.0%" in done.out
+    assert open_store().runs()[0].parent_run == open_store().runs()[1].run_id
+    assert ran("rescore", "doubles@1", "evals.py", "--json").json["format"] == "fairtrial.report/1"
+
+
+class TestExport:
+    @pytest.mark.proves("R93")
+    @pytest.mark.parametrize("format", ["csv", "jsonl", "parquet", "html", "junit", "markdown", "json", "run"])
+    def test_every_format_is_written(self, ran: Cli, place: Path, format: str) -> None:
+        done = ran("export", "doubles", "--format", format, "--json")
+        assert done.code == 0
+        file = place / done.json["file"]
+        assert file.stat().st_size == done.json["bytes"] > 0
+        assert file.name.startswith("doubles-1.")
+
+    def test_the_files_ending_says_the_format(self, ran: Cli, place: Path) -> None:
+        done = ran("export", "doubles", "-o", "out.xml")
+        assert done.err == f"wrote out.xml, {(place / 'out.xml').stat().st_size:,} bytes\n"
+        assert (place / "out.xml").read_text().startswith("<?xml")
+        ran("export", "doubles", "-o", "all.db")
+        assert EvalReport.load("all.db").total == 8
+
+    @pytest.mark.parametrize(
+        ("format", "start"),
+        [
+            ("csv", "run,suite"),
+            ("jsonl", '{"run":'),
+            ("markdown", "#"),
+            ("json", "{"),
+            ("junit", "<?xml"),
+            ("html", "<!"),
+        ],
+    )
+    def test_text_can_be_printed(self, ran: Cli, format: str, start: str) -> None:
+        assert ran("export", "doubles", "--format", format, "-o", "-").out.startswith(start)
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            ([], "error: what format is it to be?\n"),
+            (["--format", "cvs"], "error: a run is not exported as 'cvs'\n  did you mean csv?\n"),
+            (["--format", "run", "-o", "-"], "error: run is not text to look at\n  name a file with --output\n"),
+            (["-o", "no/where.csv"], "error: there is no folder no\n"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, ran: Cli, words: list[str], said: str) -> None:
+        assert ran("export", "doubles", *words).err.startswith(said)
+
+    def test_runs_are_exported_whole(self, ran: Cli) -> None:
+        assert ran("export", "doubles:plain", "--format", "csv").err == (
+            "error: doubles:plain names one experiment, and runs are exported whole\n"
+            "  as in: fairtrial export doubles@1\n"
+        )
+
+
+class TestDelete:
+    def test_it_deletes_when_told_twice(self, ran: Cli) -> None:
+        run_id = open_store().runs()[0].run_id
+        done = ran("delete", "doubles@1")
+        assert done.code == 2
+        assert done.err.startswith(f"nothing was deleted: doubles@1 ({run_id}, finished) stays")
+        assert ran("delete", "doubles@1", "--yes").err == f"deleted 1 run: doubles@1 ({run_id}, finished)\n"
+        assert open_store().runs() == []
+
+    def test_facts_and_mistakes(self, ran: Cli) -> None:
+        assert "runs are deleted whole" in ran("delete", "doubles:plain", "--yes").err
+        run_id = open_store().runs()[0].run_id
+        facts = ran("delete", "doubles", "--yes", "--json").json
+        assert facts == {"format": "fairtrial.deleted/1", "deleted": [run_id]}
+
+
+class TestStore:
+    def test_what_is_in_it(self, ran: Cli) -> None:
+        lines = ran("store", "stats").out.splitlines()
+        assert lines[0].startswith(".fairtrial/runs.db, ")
+        assert lines[2].split()[:4] == ["doubles", "1", "0", "8"]
+        facts = ran("store", "stats", "--json").json
+        assert (facts["format"], facts["suites"][0]["results"]) == ("fairtrial.store/1", 8)
+
+    def test_it_is_made_or_brought_up_to_date(self, cli: Cli) -> None:
+        assert cli("store", "migrate", "--store", "new.db").err == "new.db is up to date: schema 1\n"
+        assert cli("store", "stats", "--store", "new.db").out.endswith("no runs yet\n")
+        assert cli("store", "migrate", "--store", "new.db", "--json").json["version"] == 1
+
+
+class TestConfig:
+    def test_each_setting_has_its_origin(self, cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (place / "pyproject.toml").write_text(
+            '[tool.fairtrial]\nsuites = ["evals/a.py", "pkg.mod"]\nmax_error_share = 0.5\nstore = "here.db"\n'
+        )
+        monkeypatch.setenv("FAIRTRIAL_MAILBOX", "redis://:a-long-password@queue:6379")
+        monkeypatch.setenv("FAIRTRIAL_CONCURRENCY", "7")
+        facts = cli("config", "--json").json
+        assert facts["format"] == "fairtrial.config/1"
+        found = {one["name"]: (one["value"], one["origin"]) for one in facts["settings"]}
+        assert found == {
+            "store": ("here.db", "pyproject.toml [tool.fairtrial]"),
+            "suites": (["evals/a.py", "pkg.mod"], "pyproject.toml [tool.fairtrial]"),
+            "mailbox": ("redis://:[redacted]@queue:6379", "$FAIRTRIAL_MAILBOX"),
+            "concurrency": (7, "$FAIRTRIAL_CONCURRENCY"),
+            "cache": ("off", "default"),
+            "max-error-share": (0.5, "pyproject.toml [tool.fairtrial]"),
+        }
+        assert "[redacted]" in cli("config").out
+        monkeypatch.setenv("COLUMNS", "140")
+        assert "what it is" in cli("config").out
+
+    def test_paths_in_the_file_start_where_it_is(self, cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (place / "pyproject.toml").write_text('[tool.fairtrial]\nsuites = ["evals.py"]\nstore = "sqlite:///runs.db"\n')
+        (place / "evals.py").write_text(EVALS)
+        (place / "below").mkdir()
+        monkeypatch.chdir(place / "below")
+        assert cli("run", "--quiet").code == 0
+        assert (place / "runs.db").exists()
+        assert cli("runs").out.count("doubles@1") == 1
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("store = 3", "error: pyproject.toml [tool.fairtrial] store is text, not 3\n"),
+            ("suites = 3", "error: pyproject.toml [tool.fairtrial] suites is a list of text, not 3\n"),
+            ("concurrency = 0", "error: pyproject.toml [tool.fairtrial] concurrency is a whole number of at least 1,"),
+            ('concurrency = "x"', "error: pyproject.toml [tool.fairtrial] concurrency is a whole number, not 'x'\n"),
+            ("max-error-share = 2", "error: pyproject.toml [tool.fairtrial] max-error-share is a number between 0"),
+            ('max-error-share = "x"', "error: pyproject.toml [tool.fairtrial] max-error-share is a number between 0"),
+            ("stor = 'x'", "error: pyproject.toml: [tool.fairtrial] has no setting 'stor'\n  did you mean store?\n"),
+            ("zzz = 'x'", "error: pyproject.toml: [tool.fairtrial] has no setting 'zzz'\n  the settings are store,"),
+            ("= 3", "error: pyproject.toml is not valid TOML: "),
+        ],
+    )
+    def test_wrong_settings_are_named(self, cli: Cli, place: Path, text: str, said: str) -> None:
+        (place / "pyproject.toml").write_text(f"[tool.fairtrial]\n{text}\n")
+        done = cli("config")
+        assert done.code == 2
+        assert done.err.startswith(said)

@@ -1,0 +1,130 @@
+"""`worker`, `fleet` and `dlq`, over a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairtrial import open_store
+from fairtrial.fleet.post import open_post_office
+from tests.cli.conftest import Cli
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
+@pytest.fixture
+def url(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("FAIRTRIAL_MAILBOX", server.url)
+    yield server.url
+    with server.client() as client:
+        client.flushall()
+
+
+def set_aside(url: str, count: int) -> list[str]:
+    """Put dead letters into the mailbox of suite "doubles"; their ids, oldest first."""
+
+    async def work() -> list[str]:
+        office = open_post_office(url)
+        try:
+            mailbox: Any = await office.requests("doubles")
+            for number in range(count):
+                await mailbox.connection.command("XADD", mailbox.keys.stream, "*", "b", f"nonsense {number}")
+            while (await mailbox.depth()).dead < count:
+                await mailbox.receive(max_messages=10, wait_time_seconds=1)
+            return [letter.id for letter in await mailbox.dead_letters.page()]
+        finally:
+            await office.close()
+
+    return asyncio.run(work())
+
+
+def test_a_worker_does_what_a_run_asks_for(cli: Cli, evals: Path, url: str) -> None:
+    import subprocess
+    import sys
+
+    from tests.cli.test_screens import environment
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "fairtrial.cli", "worker", "evals.py", "--mailbox", url, "--name", "w1", "--json"],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as worker:  # fmt: skip
+        try:
+            done = cli("run", "evals.py", "--mailbox", url, "--quiet")
+            assert (done.code, done.out) == (0, "doubles@1:baseline  75.0% of 4 scored passed, 0 errors\n")
+            facts = cli("fleet", "doubles", "--json").json
+            lines = cli("fleet", "doubles").out.splitlines()
+        finally:
+            worker.terminate()
+            said, log = worker.communicate(timeout=60)
+    assert worker.returncode == 0, log
+    assert '"received": 4' in said
+    assert facts["format"] == "fairtrial.fleet/1"
+    (suite,) = facts["suites"]
+    assert set(suite) == {
+        *("suite", "waiting", "delayed", "in_flight", "dead_letters", "oldest_in_flight_seconds", "workers")
+    }
+    assert (suite["waiting"], len(suite["workers"])) == (0, 1)
+    assert lines[3].split() == ["worker", "suite", "in", "flight", "last", "heard", "of"]
+    assert lines[4].split()[1:3] == ["doubles", "0"]
+    assert open_store().runs()[0].status == "finished"
+
+
+def test_a_worker_ends_when_there_is_nothing_to_do(cli: Cli, evals: Path, url: str) -> None:
+    done = cli("worker", "evals.py", "--until-empty", "--quiet", "--name", "w2")
+    assert (done.code, done.err) == (0, "worker w2 ended: 0 received, none executed\n")
+    assert cli("worker", "evals.py", "--until-empty", "--quiet", "--json").json["format"] == "fairtrial.worker/1"
+
+
+def test_the_fleet_is_shown_for_every_suite_that_is_known(cli: Cli, evals: Path, url: str) -> None:
+    assert cli("fleet").err == (
+        "error: which suite? None is named, and none is known here\n  as in: fairtrial fleet support\n"
+    )
+    cli("run", "evals.py", "--quiet")
+    set_aside(url, 1)
+    head, row = cli("fleet").out.splitlines()[:2]
+    assert head.split() == ["suite", "waiting", "delayed", "in", "flight", "oldest", "dead", "letters", "workers"]
+    assert row.split()[:6] == ["doubles", "0", "0", "0", "-", "1"]
+    assert cli("fleet", "evals.py").out.splitlines()[1].startswith("doubles")
+
+
+class TestDeadLetters:
+    def test_they_are_listed_and_shown(self, cli: Cli, url: str) -> None:
+        assert cli("dlq", "list", "doubles").err == "no dead letters of doubles\n"
+        first, _ = set_aside(url, 2)
+        lines = cli("dlq", "list", "doubles").out.splitlines()
+        assert lines[0].split() == ["id", "when", "tries", "sample", "reason"]
+        assert lines[1].startswith(first)
+        assert len(lines) == 3
+        shown = cli("dlq", "show", "doubles", first).out
+        assert "message   nonsense 0" in shown
+        facts = cli("dlq", "list", "doubles", "--json").json
+        assert (facts["format"], len(facts["letters"])) == ("fairtrial.dead_letters/1", 2)
+        assert cli("dlq", "show", "doubles", first, "--json").json["text"] == "nonsense 0"
+        assert cli("dlq", "show", "doubles", "9-9").err == (
+            "error: there is no dead letter '9-9' of doubles\n  see: fairtrial dlq list doubles\n"
+        )
+
+    def test_they_are_dropped_or_tried_again(self, cli: Cli, url: str) -> None:
+        first, *_ = set_aside(url, 3)
+        assert cli("dlq", "drop", "doubles", first).err == "1 dead letter of doubles dropped\n"
+        done = cli("dlq", "drop", "doubles", first)
+        assert done.code == 2
+        assert done.err.endswith("1 id of those are not there; see: fairtrial dlq list doubles\n")
+        assert cli("dlq", "retry", "doubles", "--all").err == "2 dead letters of doubles went back into the queue\n"
+        assert cli("dlq", "drop", "doubles", "--all", "--json").json["count"] == 0
+        assert cli("fleet", "doubles", "--json").json["suites"][0]["waiting"] == 2
+
+    @pytest.mark.parametrize("words", [[], ["1-1", "--all"]])
+    def test_which_ones_must_be_said(self, cli: Cli, url: str, words: list[str]) -> None:
+        assert cli("dlq", "retry", "doubles", *words).err == (
+            "error: say which dead letters to retry: their ids, or --all\n  see: fairtrial dlq list doubles\n"
+        )

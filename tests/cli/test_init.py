@@ -1,0 +1,95 @@
+"""`fairtrial init`: the first five minutes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fairtrial import open_store
+from tests.cli.conftest import Cli
+
+# Every way out but the loopback is closed: whoever tries it gets an error.
+NO_NETWORK = """
+import socket
+
+def closed(self, address, *rest):
+    raise OSError(f"the network is unreachable: {address}")
+
+socket.socket.connect = socket.socket.connect_ex = closed
+socket.getaddrinfo = lambda *args, **kwargs: closed(None, args)
+"""
+
+
+def test_it_makes_a_project_that_runs_at_once(cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = cli("init", "demo")
+    assert done.code == 0
+    assert done.out == (
+        "made agent.py, evals.py, questions.jsonl, pyproject.toml, .gitignore in demo\n"
+        "\n"
+        "next\n"
+        "  cd demo && fairtrial run   40 questions, 2 experiments\n"
+    )
+    monkeypatch.chdir(place / "demo")
+    assert cli("run").code == 0
+    store = open_store()
+    run = store.runs()[0]
+    assert {part.experiment: part.outcomes for part in store.totals(run.run_id)} == {
+        "baseline": {"scored": 39, "task_error": 1},
+        "careful": {"scored": 39, "task_error": 1},
+    }
+    slowest = {part.slowest for part in store.totals(run.run_id)}
+    assert slowest == {"q17"}
+    compared = cli("compare", "support:baseline", "support:careful")
+    assert compared.code == 0
+    words = " ".join(compared.out.split())
+    assert "no detectable difference between careful and baseline: 87.5% against 75.0%, +12.5 points" in words
+    assert "95% interval -5.8 to +29.6 points" in words
+    assert "About 200 samples would settle one as small as this." in words
+
+
+def test_without_key_and_network_it_takes_less_than_ten_seconds(place: Path) -> None:
+    (place / "sitecustomize.py").write_text(NO_NETWORK)
+    path = [str(place), *(str(Path(entry).resolve()) for entry in sys.path if entry)]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(path), "HOME": str(place)}
+    command = [sys.executable, "-m", "fairtrial.cli"]
+    subprocess.run([*command, "init", "demo"], check=True, env=environment, cwd=place, capture_output=True)
+    before = time.monotonic()
+    done = subprocess.run(
+        [*command, "run"], check=False, env=environment, cwd=place / "demo", capture_output=True, text=True
+    )
+    took = time.monotonic() - before
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert took < 10
+
+
+def test_a_second_time_it_refuses_and_changes_nothing(cli: Cli, place: Path) -> None:
+    cli("init", "demo")
+    (place / "demo" / "evals.py").write_text("# mine\n")
+    done = cli("init", "demo")
+    assert done.code == 2
+    assert done.err == (
+        "error: demo already has agent.py, evals.py, questions.jsonl, and nothing of yours is overwritten\n"
+        "  run what is there: cd demo && fairtrial run evals.py; or make another one: fairtrial init demo2\n"
+    )
+    assert (place / "demo" / "evals.py").read_text() == "# mine\n"
+
+
+def test_a_project_keeps_its_own_settings(cli: Cli, place: Path) -> None:
+    (place / "pyproject.toml").write_text("[project]\nname = 'mine'\n")
+    done = cli("init")
+    assert done.code == 0
+    assert 'add to your pyproject.toml: [tool.fairtrial] suites = ["evals.py"]' in done.out
+    assert done.out.splitlines()[-1] == "  fairtrial run evals.py   40 questions, 2 experiments"
+    assert (place / "pyproject.toml").read_text() == "[project]\nname = 'mine'\n"
+
+
+def test_facts_and_a_file_in_the_way(cli: Cli, place: Path) -> None:
+    facts = cli("init", "demo", "--json").json
+    assert (facts["format"], facts["folder"], len(facts["files"])) == ("fairtrial.init/1", "demo", 5)
+    (place / "taken").write_text("")
+    assert cli("init", "taken").err == "error: taken is a file, not a folder\n  name a folder: fairtrial init demo\n"

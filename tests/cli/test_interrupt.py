@@ -1,0 +1,93 @@
+"""Ctrl-C in a real terminal: the run drains, the last line says how to go on, and going on gives the same report."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fairtrial import open_store
+from tests.cli.conftest import Cli
+from tests.cli.test_screens import environment
+
+SLOW = """
+import asyncio
+
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match
+
+
+async def wait(number: int) -> int:
+    await asyncio.sleep(0.05)
+    return number if number % 3 else -1
+
+
+suite = EvalSuite(
+    "slow",
+    Dataset([Sample(f"s{number}", number, number) for number in range(60)]),
+    wait,
+    exact_match,
+    config=EvalConfig(max_concurrent=2),
+)
+"""
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, *words: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.text = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fairtrial.cli", *words],
+            stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            env=environment(COLUMNS="80", LINES="24"),
+        )  # fmt: skip
+        os.close(theirs)
+
+    def read_until(self, wanted: str, seconds: float = 60.0) -> str:
+        deadline = time.monotonic() + seconds
+        while wanted not in self.text and time.monotonic() < deadline:
+            if select.select([self._ours], [], [], 0.1)[0]:
+                try:
+                    self.text += os.read(self._ours, 65536).decode()
+                except OSError:  # The other end is gone.
+                    break
+        return self.text
+
+    def end(self) -> int:
+        self.read_until("\0never", 60.0)
+        code = self.process.wait(60)
+        os.close(self._ours)
+        return code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_goes_on_where_it_was_interrupted(cli: Cli, place: Path, number: signal.Signals) -> None:
+    (place / "slow.py").write_text(SLOW)
+    terminal = Terminal("run", "slow.py", "--fresh")
+    terminal.read_until("passed ")
+    terminal.process.send_signal(number)
+    assert terminal.end() == 130
+    lines = terminal.text.rstrip().splitlines()
+    assert lines[-1].endswith("go on with: fairtrial run slow.py")
+    store = open_store()
+    stored = sum(byte.bit_count() for byte in store.done(store.runs()[0].run_id))
+    assert 0 < stored < 60
+    assert f"interrupted: slow@1 has {stored} of 60 trials stored" in terminal.text
+    again = Terminal("run", "slow.py")
+    assert again.end() == 0
+    assert f"): {stored} of 60 trials are stored" in again.text
+    assert [run.number for run in store.runs()] == [1]
+    resumed = cli("show", "slow", "--json").json
+    cli("run", "slow.py", "--quiet")
+    whole = cli("show", "slow", "--json").json
+    for report in (resumed, whole):
+        report["experiments"][0].pop("latency_ms")
+    assert resumed["experiments"] == whole["experiments"]

@@ -1,0 +1,204 @@
+"""`runs`, `show`, `failures`, and the names of runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fairtrial import open_store
+from tests.cli.conftest import BROKEN, Cli
+
+TALKATIVE = """
+from fairtrial import ChatMessage, Dataset, EvalSuite, Sample, ToolCall, ToolInvoked, TrialContext, exact_match
+from fairtrial import PromptExecuted, TokenUsage
+
+
+async def answer(question: str, ctx: TrialContext) -> str:
+    ctx.session.record(ChatMessage("user", question))
+    ctx.session.record(ChatMessage("assistant", "", (ToolCall("look", {"up": 1}),)))
+    ctx.session.record(ToolInvoked("look", {"up": 1}, result={"found": "nothing"}))
+    ctx.session.record(ToolInvoked("jump", {}, success=False, error="too high"))
+    ctx.session.record(PromptExecuted(model="some-model", usage=TokenUsage(10, 5, 0, 0.25)))
+    return "line one\\nline \\x1b[31mtwo\\x1b[0m " + "word " * 30
+
+
+suite = EvalSuite("talk", Dataset([Sample("s 1", "why?", {"because": [1, 2, 3]})]), answer, exact_match)
+"""
+
+
+class TestRuns:
+    def test_runs_are_listed_newest_first(self, cli: Cli, two: Path) -> None:
+        cli("run", "evals.py", "--quiet")
+        cli("run", "evals.py", "--quiet", "--experiment", "plain", "--tag", "who=me")
+        head, first, second = cli("runs").out.splitlines()
+        assert head.split() == ["run", "id", "status", "when", "trials", "passed", "experiments"]
+        assert first.startswith("doubles@2")
+        assert first.endswith("4     75%  plain")
+        assert second.endswith("8   0-75%  plain, triple")
+        assert cli("runs", "--tag", "who=me").out.count("doubles@") == 1
+        assert cli("runs", "--limit", "1").out.count("doubles@") == 1
+
+    def test_runs_are_chosen_by_suite_and_status(self, cli: Cli, evals: Path) -> None:
+        cli("run", "evals.py", "--quiet")
+        assert cli("runs", "doubles", "--status", "finished").out.count("doubles@1") == 1
+        done = cli("runs", "others")
+        assert (done.code, done.out) == (0, "")
+        assert done.err == "no runs of others here; make one with: fairtrial run SUITE\n"
+        assert cli("runs", "--status", "finishd").err == "error: no run is ever 'finishd'\n  did you mean finished?\n"
+
+    def test_facts_for_programs(self, cli: Cli, evals: Path) -> None:
+        cli("run", "evals.py", "--quiet")
+        facts = cli("runs", "--json").json
+        assert facts["format"] == "fairtrial.runs/1"
+        (run,) = facts["runs"]
+        assert set(run) == {
+            *("run_id", "name", "suite", "number", "status", "created_at", "finished_at", "dataset", "evaluator"),
+            *("repeats", "planned", "tags", "parent_run", "notes", "experiments"),
+        }
+        (part,) = run["experiments"]
+        assert set(part) == {
+            *("experiment", "params", "trials", "scored", "passed", "errors", "pass_rate", "pass_rate_all"),
+            *("mean_score", "mean_latency_ms", "tokens", "cost_usd"),
+        }
+        assert (run["name"], part["pass_rate"], part["cost_usd"]) == ("doubles@1", 0.75, None)
+
+
+class TestShow:
+    def test_a_report_and_one_experiment_of_it(self, cli: Cli, two: Path) -> None:
+        cli("run", "evals.py", "--quiet")
+        whole, part = cli("show", "doubles"), cli("show", "doubles:triple")
+        assert "plain" in whole.out
+        assert "  fairtrial compare doubles:plain doubles:triple" in whole.out
+        assert part.code == 0
+        assert "75.0%" not in part.out
+        assert cli("show", "doubles", "--json").json["format"] == "fairtrial.report/1"
+        assert [one["name"] for one in cli("show", "doubles:triple", "--json").json["experiments"]] == ["triple"]
+
+    def test_slices(self, cli: Cli, two: Path) -> None:
+        cli("run", "evals.py", "--quiet")
+        lines = cli("show", "doubles:plain", "--by", "level").out.splitlines()
+        assert [line.split()[:4] for line in lines[1:]] == [
+            ["easy", "plain", "2/2", "100.0%"],
+            ["hard", "plain", "2/2", "50.0%"],
+        ]
+        assert len(cli("show", "doubles", "--by", "rank").out.splitlines()) == 9
+        facts = cli("show", "doubles", "--by", "level", "--json").json
+        assert (facts["format"], facts["by"], len(facts["slices"])) == ("fairtrial.slices/1", "level", 4)
+        done = cli("show", "doubles", "--by", "levl")
+        assert done.err == "error: no sample of run doubles@1 has metadata 'levl'\n  it has level, rank\n"
+
+    def test_one_trial_whole(self, cli: Cli, place: Path) -> None:
+        (place / "talk.py").write_text(TALKATIVE)
+        cli("run", "talk.py", "--quiet")
+        lines = cli("show", "talk", "--sample", "s 1").out.splitlines()
+        assert lines[0] == "s 1  talk@1:baseline  failed, score 0.000"
+        assert lines[1:4] == ["input     why?", 'expected  {"because": [1, 2, 3]}', "output    line one"]
+        assert lines[4].startswith("          line two word word")
+        session = [line[11:] for line in lines[lines.index("session") + 1 : -2]]
+        assert session == [
+            "user  why?",
+            "assistant  calls look(up=1)",
+            'invoked  look(up=1) -> {"found": "nothing"}',
+            "invoked  jump() -> failed: too high",
+            "model  some-model: 10 + 5 tokens, $0.2500",
+        ]
+        assert lines[-2].startswith("timing    ")
+        assert "10 + 5 tokens, $0.2500, started 2" in lines[-2]
+        assert lines[-1] == "again     fairtrial run talk.py --sample 's 1'"
+
+    def test_the_command_it_ends_with_runs_just_that_trial(self, cli: Cli, two: Path) -> None:
+        cli("run", "evals.py", "--quiet")
+        again = cli("show", "doubles:triple", "--sample", "one").out.splitlines()[-1].split()
+        assert again[1:3] == ["fairtrial", "run"]
+        assert cli(*again[2:], "--json").json["runs"][0]["report"]["experiments"][0]["trials"]["planned"] == 1
+
+    def test_facts_of_one_trial(self, cli: Cli, place: Path) -> None:
+        (place / "talk.py").write_text(TALKATIVE)
+        cli("run", "talk.py", "--quiet")
+        facts = cli("show", "talk", "--sample", "s 1", "--json").json
+        assert facts["format"] == "fairtrial.trials/1"
+        (trial,) = facts["trials"]
+        assert set(trial) == {
+            *("run_id", "experiment", "sample_id", "repeat", "outcome", "passed", "value", "reason", "metrics"),
+            *("error", "stage", "output", "attempt", "started_at", "latency_ms", "tokens", "cost_usd", "metadata"),
+            *("sample", "events"),
+        }
+        assert trial["sample"]["expected"] == {"because": [1, 2, 3]}
+        assert [event["kind"].rpartition(":")[2] for event in trial["events"]] == [
+            *("ChatMessage", "ChatMessage", "ToolInvoked", "ToolInvoked", "PromptExecuted")
+        ]
+
+    def test_repeats_are_shown_together_or_one_by_one(self, cli: Cli, evals: Path) -> None:
+        cli("run", "evals.py", "--repeats", "2", "--quiet")
+        assert cli("show", "doubles", "--sample", "one").out.count("again ") == 2
+        assert "repeat 1" in cli("show", "doubles", "--sample", "one", "--repeat", "1").out
+        done = cli("show", "doubles", "--sample", "one", "--repeat", "5")
+        assert done.err == "error: run doubles@1 has no result for sample 'one' in repeat 5\n"
+
+
+class TestFailures:
+    def test_errors_come_first_with_their_reason(self, cli: Cli, place: Path) -> None:
+        (place / "evals.py").write_text(BROKEN)
+        cli("run", "evals.py", "--quiet")
+        lines = cli("failures", "doubles").out.splitlines()
+        assert [line.split(None, 1) for line in lines[:3]] == [
+            ["sample", "what        why"],
+            ["three", "task error  ValueError: that is too hard"],
+            ["four", "failed      got 8"],
+        ]
+        assert lines[-1] == "  fairtrial show doubles@1:broken --sample three   one trial, whole"
+        assert "four" not in cli("failures", "doubles", "--kind", "task-error").out
+        assert "more than 1" in cli("failures", "doubles", "--limit", "1").out
+        facts = cli("failures", "doubles", "--json").json
+        assert (facts["format"], facts["truncated"]) == ("fairtrial.failures/1", False)
+        assert [trial["outcome"] for trial in facts["trials"]] == ["task_error", "scored"]
+
+    def test_nothing_failed(self, cli: Cli, evals: Path) -> None:
+        cli("run", "evals.py", "--filter", "level=easy", "--quiet")
+        assert cli("failures", "doubles+part").err == "every trial of doubles+part@1 passed\n"
+        assert cli("failures", "doubles+part", "--kind", "timeout").err == "nothing of that kind in doubles+part@1\n"
+        assert "did you mean timeout?" in cli("failures", "doubles+part", "--kind", "time-out").err
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        "name", ["doubles@1", "doubles:triple@1", "doubles@1:triple", "doubles@latest", "doubles:triple", "doubles"]
+    )
+    def test_a_run_is_named_as_people_type_it(self, cli: Cli, two: Path, name: str) -> None:
+        cli("run", "evals.py", "--quiet")
+        assert cli("show", name, "--json").json["run"]["suite"] == "doubles"
+
+    def test_the_latest_is_meant_unless_a_number_is_given(self, cli: Cli, evals: Path) -> None:
+        cli("run", "evals.py", "--quiet")
+        cli("run", "evals.py", "--quiet", "--repeats", "2")
+        assert cli("show", "doubles", "--json").json["run"]["repeats"] == 2
+        assert cli("show", "doubles@1", "--json").json["run"]["repeats"] == 1
+
+    def test_the_start_of_an_id_is_enough(self, cli: Cli, evals: Path) -> None:
+        cli("run", "evals.py", "--quiet")
+        store = open_store()
+        run = store.runs()[0]
+        assert cli("show", run.run_id[:5], "--json").json["run"]["run_id"] == run.run_id
+        store.create_run(replace(run, run_id=run.run_id[:8] + "zzzz"))
+        assert f"error: '{run.run_id[:5]}' is the start of 2 ids" in cli("show", run.run_id[:5]).err
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("doubls", "error: there is no run 'doubls'\n  did you mean doubles? See: fairtrial runs\n"),
+            ("zz", "error: there is no run 'zz'\n  the latest are doubles; see: fairtrial runs\n"),
+            ("doubles@7", "error: suite 'doubles' has no run 7\n  there is doubles@1; see: fairtrial runs\n"),
+            ("doubles:tripl", "error: run doubles@1 has no experiment 'tripl'\n  did you mean doubles@1:triple?\n"),
+            ("doubles:x", "error: run doubles@1 has no experiment 'x'\n  it has plain, triple\n"),
+            ("doubles@last", "error: after '@' comes the number of a run or 'latest', not 'last'\n"),
+            ("doubles@1@2", "error: 'doubles@1@2' is not the name of a run\n"),
+            (":x", "error: ':x' is not the name of a run\n"),
+        ],
+    )
+    def test_unknown_names_get_near_ones(self, cli: Cli, two: Path, name: str, said: str) -> None:
+        cli("run", "evals.py", "--quiet")
+        done = cli("show", name)
+        assert done.code == 2
+        assert done.err.startswith(said)

@@ -1,0 +1,269 @@
+"""`fairtrial run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairtrial import open_store
+from fairtrial.testing.model_server import ModelServer
+from tests.cli.conftest import BROKEN, EVALS, TWO, Cli
+
+
+@pytest.mark.proves("R91")
+def test_a_suite_runs_and_ends_in_its_report_and_the_next_commands(cli: Cli, evals: Path) -> None:
+    done = cli("run", "evals.py")
+    assert done.code == 0
+    assert "doubles  run " in done.out
+    assert "75.0%" in done.out
+    assert done.out.splitlines()[-2:] == [
+        "  fairtrial failures doubles             what failed, and why",
+        "  fairtrial show doubles --sample four   one trial, whole",
+    ]
+    assert open_store().runs(suite="doubles")[0].status == "finished"
+
+
+@pytest.mark.parametrize("where", ["evals.py:suite", "evals", "evals:suite"])
+def test_a_suite_is_named_by_path_or_module(cli: Cli, evals: Path, where: str) -> None:
+    assert cli("run", where, "--quiet").code == 0
+
+
+def test_several_suites_run_one_after_the_other(cli: Cli, evals: Path) -> None:
+    Path("other.py").write_text(EVALS.replace('"doubles"', '"others"'))
+    done = cli("run", "evals.py", "other.py", "--quiet")
+    assert done.code == 0
+    assert [line.split(":")[0] for line in done.out.splitlines()] == ["doubles@1", "others@1"]
+
+
+def test_without_a_suite_the_projects_own_are_run(cli: Cli, evals: Path) -> None:
+    Path("pyproject.toml").write_text('[tool.fairtrial]\nsuites = ["evals.py"]\n')
+    assert cli("run", "--quiet").out.startswith("doubles@1:baseline  75.0% of 4 scored passed, 0 errors")
+
+
+class TestParts:
+    def test_a_part_runs_under_a_name_of_its_own(self, cli: Cli, evals: Path) -> None:
+        cli("run", "evals.py", "--quiet")
+        assert cli("run", "evals.py", "--max-samples", "2", "--quiet").out.startswith("doubles+part@1:")
+        assert cli("show", "doubles", "--json").json["run"]["samples"] == 4
+
+    @pytest.mark.parametrize(
+        ("words", "ids"),
+        [
+            (["--sample", "three", "--sample", "one"], {"one", "three"}),
+            (["--filter", "level=hard"], {"three", "four"}),
+            (["--filter", "rank=2"], {"two"}),
+            (["--filter", "level=hard", "--filter", "rank=4"], {"four"}),
+            (["--filter", "level=easy", "--max-samples", "1"], {"one"}),
+        ],
+    )
+    def test_samples_are_chosen_by_id_metadata_and_number(
+        self, cli: Cli, evals: Path, words: list[str], ids: set[str]
+    ) -> None:
+        assert cli("run", "evals.py", "--quiet", *words).code == 0
+        store = open_store()
+        assert {result.sample_id for result in store.results(store.runs()[0].run_id)} == ids
+
+    def test_another_part_does_not_wait_for_an_unfinished_one(self, cli: Cli, evals: Path) -> None:
+        cli("run", "evals.py", "--sample", "one", "--quiet")
+        store = open_store()
+        store.update_run(store.runs()[0].run_id, status="interrupted")
+        assert cli("run", "evals.py", "--sample", "two", "--quiet").code == 0
+        assert [run.number for run in store.runs(suite="doubles+part")] == [2, 1]
+
+
+class TestSettingsOfARun:
+    def test_repeats_seed_concurrency_experiments_params_and_tags(self, cli: Cli, two: Path) -> None:
+        done = cli(
+            *("run", "evals.py", "--repeats", "3", "--seed", "7", "--concurrency", "2", "--experiment", "triple"),
+            *("--set", "factor=2", "--set", "mood=calm", "--tag", "branch=main", "--quiet"),
+        )
+        assert done.out == "doubles@1:triple  75.0% of 12 scored passed, 0 errors\n"
+        run = open_store().runs()[0]
+        assert run.experiments == ("triple",)
+        assert run.repeats == 3
+        assert (run.config["seed"], run.config["max_concurrent"]) == (7, 2)
+        assert dict(run.params["triple"]) == {"factor": 2, "mood": "calm"}  # type: ignore[arg-type]
+        assert dict(run.tags) == {"branch": "main"}
+
+    def test_a_suite_without_experiments_takes_parameters_too(self, cli: Cli, evals: Path) -> None:
+        assert cli("run", "evals.py", "--set", "factor=3", "--quiet").out.startswith("doubles@1:baseline  0.0%")
+
+    def test_the_store_is_an_option(self, cli: Cli, evals: Path) -> None:
+        assert cli("run", "evals.py", "--store", "elsewhere.db", "--quiet").code == 0
+        assert not Path(".fairtrial").exists()
+        assert len(open_store("elsewhere.db").runs()) == 1
+
+
+class TestResuming:
+    def _interrupted(self, cli: Cli) -> Any:
+        """A finished run with the last two results taken away, as if it had been interrupted before them."""
+        cli("run", "evals.py", "--quiet")
+        store = open_store()
+        run = store.runs()[0]
+        kept = list(store.results(run.run_id))[:2]
+        samples = dict(store.samples(run.run_id))
+        store.delete_run(run.run_id)
+        store.create_run(run)
+        store.commit(run.run_id, kept, samples)
+        store.update_run(run.run_id, status="interrupted")
+        return run
+
+    def test_an_unfinished_run_goes_on_and_says_so(self, cli: Cli, evals: Path) -> None:
+        run = self._interrupted(cli)
+        done = cli("run", "evals.py")
+        assert done.code == 0
+        assert done.err == f"resuming doubles@1 ({run.run_id}): 2 of 4 trials are stored\n"
+        assert [run.number for run in open_store().runs()] == [1]
+        assert cli("run", "evals.py", "--json").json["runs"][0]["resumed"] is False
+
+    def test_fresh_starts_anew(self, cli: Cli, evals: Path) -> None:
+        self._interrupted(cli)
+        assert cli("run", "evals.py", "--fresh").err == ""
+        assert [run.status for run in open_store().runs()] == ["finished", "interrupted"]
+
+    def test_changed_code_is_refused_until_it_is_forced(self, cli: Cli, evals: Path) -> None:
+        self._interrupted(cli)
+        evals.write_text(EVALS + "\n# another thought\n")
+        done = cli("run", "evals.py")
+        assert (done.code, done.out) == (2, "")
+        assert done.err == (
+            "error: the code of suite 'doubles' has changed since doubles@1 began, and 2 of its 4 trials are stored\n"
+            "  start over with --fresh, or go on with --force and mix results of both versions\n"
+        )
+        done = cli("run", "evals.py", "--force", "--quiet")
+        assert done.code == 0
+        assert "note: the code has changed since doubles@1 began; its results mix both versions" in done.err
+
+    def test_errors_are_tried_again_when_asked_and_code_may_change_for_it(self, cli: Cli, place: Path) -> None:
+        file = place / "evals.py"
+        file.write_text(BROKEN)
+        assert cli("run", "evals.py", "--quiet").code == 4
+        file.write_text(BROKEN.replace('raise ValueError("that is too hard")', "pass"))
+        done = cli("run", "evals.py", "--retry-errors")
+        assert done.code == 0
+        assert [run.number for run in open_store().runs()] == [1]
+        assert cli("failures", "doubles", "--kind", "task_error").out == ""
+
+    def test_a_run_that_no_longer_fits_is_refused_with_a_way_out(self, cli: Cli, evals: Path) -> None:
+        self._interrupted(cli)
+        done = cli("run", "evals.py", "--repeats", "2")
+        assert done.code == 2
+        assert "its repeats were 1, now 2" in done.err
+        assert done.err.splitlines()[-1] == "  undo the change to go on with that run, or start a new one with --fresh"
+
+
+class TestVerdicts:
+    @pytest.mark.proves("R103")
+    def test_a_floor_that_is_not_met_exits_1(self, cli: Cli, evals: Path) -> None:
+        assert cli("run", "evals.py", "--fail-under", "0.75", "--quiet").code == 0
+        done = cli("run", "evals.py", "--fail-under", "0.8", "--quiet")
+        assert done.code == 1
+        assert done.err == "exit 1: 75.0% passed, under the floor of 80.0% (--fail-under; errors count as failures)\n"
+
+    def test_too_many_errors_exit_4_before_any_floor(self, cli: Cli, place: Path) -> None:
+        (place / "evals.py").write_text(BROKEN)
+        done = cli("run", "evals.py", "--fail-under", "0.9", "--quiet")
+        assert done.code == 4
+        assert done.err == (
+            "exit 4: 1 of 4 trials ended in an error, more than the allowed 10% (--max-error-share)\n"
+            "  1 x ValueError: that is too hard\n"
+            "  once that is mended, try those again with --retry-errors\n"
+        )
+        assert cli("run", "evals.py", "--max-error-share", "0.25", "--quiet").code == 0
+
+    def test_a_run_that_ended_early_exits_3(self, cli: Cli, place: Path) -> None:
+        (place / "evals.py").write_text(
+            BROKEN.replace(
+                '"breaks_at": 3})])',
+                '"breaks_at": 3})], config=EvalConfig(max_concurrent=1, stop_on_error=True))',
+            ).replace("import Dataset", "import EvalConfig, Dataset")
+        )
+        done = cli("run", "evals.py", "--max-error-share", "1")
+        assert done.code == 3
+        assert "exit 3: the run ended early and can be resumed" in done.err
+        assert "  fairtrial run evals.py" in done.out
+
+    def test_the_worst_of_several_suites_counts(self, cli: Cli, evals: Path) -> None:
+        Path("other.py").write_text(BROKEN.replace('"doubles"', '"others"'))
+        assert cli("run", "evals.py", "other.py", "--fail-under", "0.9", "--quiet").code == 4
+
+
+def test_facts_for_programs(cli: Cli, two: Path) -> None:
+    two.write_text('print("hello from the suite")\n' + TWO)
+    done = cli("run", "evals.py", "--json")
+    facts = done.json
+    assert set(facts) == {"format", "exit_code", "runs"}
+    assert (facts["format"], facts["exit_code"]) == ("fairtrial.run/1", 0)
+    (run,) = facts["runs"]
+    assert set(run) == {"name", "resumed", "exit_code", "reason", "report", "comparison"}
+    assert (run["name"], run["resumed"], run["reason"], run["comparison"]) == ("doubles@1", False, None, None)
+    assert run["report"]["format"] == "fairtrial.report/1"
+    assert [part["name"] for part in run["report"]["experiments"]] == ["plain", "triple"]
+    assert "hello from the suite" in done.err
+
+
+ASK = """
+from fairtrial.models import MarkdownSection, PromptTemplate, ScriptedAdapter
+
+ask = PromptTemplate(name="ask", sections=[MarkdownSection("", "What is the capital of $country?", "question")])
+parrot = ScriptedAdapter(lambda messages: "Paris")
+"""
+
+
+@pytest.fixture
+def prompts(place: Path) -> Path:
+    (place / "prompts.py").write_text(ASK)
+    rows = [
+        {"id": "f", "input": {"country": "France"}, "expected": "Paris"},
+        {"id": "j", "input": {"country": "Japan"}, "expected": "Tokyo"},
+    ]
+    (place / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+class TestAdHoc:
+    WORDS = ("run", "--prompt", "prompts.py:ask", "--dataset", "capitals.jsonl", "--evaluator", "exact_match")
+
+    @pytest.mark.proves("R91", "R92")
+    def test_models_side_by_side_end_in_a_comparison(
+        self, cli: Cli, prompts: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with ModelServer(lambda request: "Tokyo" if request.model == "wise" else "Paris") as server:
+            monkeypatch.setenv("OPENAI_BASE_URL", f"{server.base_url}/v1")
+            monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key")
+            done = cli(*self.WORDS, "--model", "openai:plain", "--model", "openai:wise")
+            facts = cli(*self.WORDS, "--model", "openai:plain", "--model", "openai:wise", "--json").json
+        assert done.code == 0
+        assert "openai-wise against openai-plain" in done.out
+        assert "no detectable difference" in done.out
+        assert facts["runs"][0]["comparison"]["format"] == "fairtrial.comparison/1"
+        run = open_store().runs()[0]
+        assert (run.suite, run.experiments) == ("ask", ("openai-plain", "openai-wise"))
+
+    def test_the_cache_answers_the_second_time(self, cli: Cli, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with ModelServer("Paris") as server:
+            monkeypatch.setenv("OPENAI_BASE_URL", f"{server.base_url}/v1")
+            monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key")
+            words = (*self.WORDS, "--model", "openai:plain", "--quiet")
+            cli(*words, "--cache", "read-write")
+            cli(*words, "--cache", "read-write")
+            assert server.stats().requests == 2
+            cli(*words)
+            assert server.stats().requests == 4
+        assert Path(".fairtrial/responses.db").exists()
+
+    def test_a_prompt_may_be_a_text_file_and_a_model_an_object(self, cli: Cli, prompts: Path) -> None:
+        Path("ask.md").write_text("What is the capital of $country?")
+        done = cli(
+            *("run", "--prompt", "ask.md", "--dataset", "capitals.jsonl", "--evaluator", "exact_match"),
+            *("--evaluator", "contains", "--model", "prompts.py:parrot", "--quiet"),
+        )
+        assert (done.code, done.out) == (0, "ask@1:prompts.py-parrot  50.0% of 2 scored passed, 0 errors\n")
+        shown = cli("show", "ask", "--sample", "j").out
+        assert shown.splitlines()[-1] == (
+            "again     fairtrial run --prompt ask.md --dataset capitals.jsonl --model prompts.py:parrot "
+            "--evaluator exact_match --evaluator contains --sample j"
+        )
