@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError, RedisError
 from fairtrial.errors import ConfigurationError, MailboxClosedError, MailboxError
 from fairtrial.mailbox.redis.coalesce import Call, Coalescer
 from fairtrial.mailbox.redis.errors import translated
-from fairtrial.mailbox.redis.scripts import ALL, Script
+from fairtrial.mailbox.redis.scripts import Script
 
 MIN_VERSION = (7, 0)
 BLOCK_SECONDS = 5.0
@@ -99,7 +99,7 @@ class RedisConnection:
             answers = await self._pipelined(calls)
             unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
             if unknown:  # A server that was restarted has forgotten its scripts. Those calls have done nothing.
-                await self._load()
+                await self._load({calls[at].script for at in unknown})
                 for at, answer in zip(unknown, await self._pipelined([calls[at] for at in unknown]), strict=True):
                     answers[at] = answer
             return answers
@@ -134,9 +134,9 @@ class RedisConnection:
         answers: list[Any] = await pipeline.execute(raise_on_error=False)
         return answers
 
-    async def _load(self) -> None:
+    async def _load(self, scripts: Iterable[Script]) -> None:
         pipeline = self._commands.pipeline(transaction=False)
-        for script in ALL:
+        for script in scripts:
             pipeline.execute_command("SCRIPT LOAD", script.text)
         await pipeline.execute()
 
