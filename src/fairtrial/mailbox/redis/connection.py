@@ -54,8 +54,12 @@ class RedisConnection:
             self._commands: Any = redis.asyncio.Redis.from_url(
                 url, **self._options, socket_timeout=timeout_seconds, retry=_no_retry()
             )
-        except ValueError as error:
-            raise ConfigurationError(f"not a Redis address: {error}") from None
+        except ValueError:
+            # Not what the parser said: it quotes what it takes for a port, which may be half of a password.
+            raise ConfigurationError(
+                "not a Redis address: write redis://[user:password@]host[:port][/db], rediss://... for TLS or "
+                "unix://path, with / ? # @ : % in a password percent-encoded"
+            ) from None
         self._coalescer = Coalescer(self.run)
         self._readers: list[Reader] = []
         self._loop: asyncio.AbstractEventLoop | None = None
