@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from fairtrial.fleet import health as health_module
 from fairtrial.fleet.group import LoopGroup
 from fairtrial.fleet.health import HealthServer, Page
 from fairtrial.fleet.metrics import Family, Reading, exposition
-from fairtrial.fleet.supervise import RestartPolicy
+from fairtrial.fleet.supervise import Bound, RestartPolicy
 from fairtrial.fleet.watchdog import EXIT_STALLED, Watchdog
 from fairtrial.mailbox import InMemoryMailbox
 
@@ -495,6 +496,23 @@ class TestPages:
             assert re.fullmatch(r'# (HELP|TYPE) .*|[a-z_]+(\{([a-z_]+="([^"\\]|\\.)*",?)+\})? [-+.\dInfNae]+', line), (
                 line
             )
+
+    async def test_counters_may_be_a_record_with_a_mapping_in_it(self) -> None:
+        @dataclass
+        class Counts:
+            received: int = 7
+            in_flight: int = 2
+            outcomes: Mapping[str, int] = field(default_factory=lambda: {"scored": 5, "timeout": 1})
+
+        steady = Steady()
+        steady.counters = Counts()  # type: ignore[assignment]  # a loop may do it this way
+        group = LoopGroup({"worker": Bound(steady, steady.run)}, health_port=0)
+        async with running(group):
+            _, text = await ask(group, "/metrics")
+            assert 'fairtrial_received_total{loop="worker"} 7\n' in text
+            assert "# TYPE fairtrial_in_flight gauge\n" in text
+            assert 'fairtrial_outcomes_total{loop="worker",outcome="timeout"} 1\n' in text
+        assert steady.runs == 1
 
     async def test_a_mailbox_that_cannot_be_asked_shows_no_depth(self) -> None:
         class Away:

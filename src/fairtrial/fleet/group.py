@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import fields, is_dataclass
 from typing import Any, Final, Literal, Protocol
 
 from fairtrial._version import __version__
@@ -313,9 +314,11 @@ class LoopGroup:
         ]
         own: dict[tuple[str, bool], list[Reading]] = {}
         for one in self.loops:
-            for attribute, grows in (("counters", True), ("gauges", False)):
-                for name, value in _numbers(one.loop, attribute).items():
-                    own.setdefault((name, grows), []).append(Reading(value, {"loop": one.name}))
+            for attribute in ("counters", "gauges"):
+                for name, labels, value in _numbers(one.loop, attribute):
+                    # How many are in flight goes up and down, although loops count it beside what only grows.
+                    grows = attribute == "counters" and name != "in_flight"
+                    own.setdefault((name, grows), []).append(Reading(value, {"loop": one.name, **labels}))
         for (name, grows), readings in sorted(own.items(), key=lambda item: item[0]):
             full = f"fairtrial_{name}{'_total' if grows and not name.endswith('_total') else ''}"
             words = name.replace("_", " ")
@@ -355,14 +358,23 @@ def _named(
     return named
 
 
-def _numbers(loop: Any, attribute: str) -> dict[str, float]:
-    """What a loop says about itself, as far as it is numbers."""
+def _numbers(loop: Any, attribute: str) -> list[tuple[str, dict[str, str], float]]:
+    """What a loop says about itself, as far as it is numbers: name, labels, value. A mapping inside has a label."""
     said = getattr(loop, attribute, None)
     try:
         tree = said() if callable(said) else said
+        if is_dataclass(tree):
+            tree = {field.name: getattr(tree, field.name) for field in fields(tree)}
         if not isinstance(tree, Mapping):
-            return {}
-        return {str(name): float(value) for name, value in tree.items() if isinstance(value, int | float)}
+            return []
+        found: list[tuple[str, dict[str, str], float]] = []
+        for name, value in tree.items():
+            parts = value.items() if isinstance(value, Mapping) else ((None, value),)
+            for part, number in parts:
+                if isinstance(number, int | float):
+                    labels = {} if part is None else {str(name).removesuffix("s"): str(part)}
+                    found.append((str(name), labels, float(number)))
+        return found
     except Exception:
         _log.exception("a loop's %s could not be read", attribute)
-        return {}
+        return []

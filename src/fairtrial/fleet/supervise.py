@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from fairtrial.errors import ConfigurationError, LoopCrashedError
 
@@ -21,9 +21,9 @@ type LoopState = Literal["new", "running", "crashed", "failed", "finished", "sto
 class Loop(Protocol):
     """What a group can run. `MainLoop` and `EvalLoop` are such loops.
 
-    Beside the two methods a loop may have `counters` and `gauges`, mappings from names to numbers or functions that
-    return them: they appear among the metrics. Counters only grow. A cancelled `run` hands back what it has not
-    finished.
+    Beside the two methods a loop may have `counters` and `gauges`: records, mappings from names to numbers, or functions
+    that return one. They appear among the metrics. Counters only grow, but for one called `in_flight`. A cancelled
+    `run` hands back what it has not finished.
     """
 
     def run(self) -> Awaitable[object]:
@@ -36,6 +36,32 @@ class Loop(Protocol):
 
 
 type LoopFactory = Callable[[], Loop]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A loop that is run in a certain way: `Bound(loop, lambda: loop.run(until_empty=True))`."""
+
+    loop: Any
+    start: Callable[[], Awaitable[object]]
+
+    @property
+    def counters(self) -> Any:
+        """The loop's own."""
+        return getattr(self.loop, "counters", None)
+
+    @property
+    def gauges(self) -> Any:
+        """The loop's own."""
+        return getattr(self.loop, "gauges", None)
+
+    def run(self) -> Awaitable[object]:
+        """Run it that way."""
+        return self.start()
+
+    def stop(self) -> object:
+        """Stop it."""
+        return self.loop.stop()
 
 
 @dataclass(frozen=True, slots=True)
