@@ -505,6 +505,7 @@ class TestPages:
             outcomes: Mapping[str, int] = field(default_factory=lambda: {"scored": 5, "timeout": 1})
 
         steady = Steady()
+        steady.gauges = dict
         steady.counters = Counts()  # type: ignore[assignment]  # a loop may do it this way
         group = LoopGroup({"worker": Bound(steady, steady.run)}, health_port=0)
         async with running(group):

@@ -21,8 +21,8 @@ type LoopState = Literal["new", "running", "crashed", "failed", "finished", "sto
 class Loop(Protocol):
     """What a group can run. `MainLoop` and `EvalLoop` are such loops.
 
-    Beside the two methods a loop may have `counters` and `gauges`: records, mappings from names to numbers, or functions
-    that return one. They appear among the metrics. Counters only grow, but for one called `in_flight`. A cancelled
+    Beside the two methods a loop may have `counters` and `gauges`: records, mappings from names to numbers, functions
+    that return such. They appear among the metrics. Counters only grow, but for one called `in_flight`. A cancelled
     `run` hands back what it has not finished.
     """
 
