@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError, RedisError
 from fairtrial.errors import ConfigurationError, MailboxClosedError, MailboxError
 from fairtrial.mailbox.redis.coalesce import Call, Coalescer
 from fairtrial.mailbox.redis.errors import translated
-from fairtrial.mailbox.redis.scripts import Script
+from fairtrial.mailbox.redis.scripts import ALL, Script
 
 MIN_VERSION = (7, 0)
 BLOCK_SECONDS = 5.0
@@ -140,7 +140,7 @@ class RedisConnection:
 
     async def _load(self, scripts: Iterable[Script]) -> None:
         pipeline = self._commands.pipeline(transaction=False)
-        for script in scripts:
+        for script in {*ALL, *scripts}:  # The others will be missed next.
             pipeline.execute_command("SCRIPT LOAD", script.text)
         await pipeline.execute()
 

@@ -338,3 +338,5 @@ for _, entry in ipairs(entries) do
 end
 return removed
 """)
+
+ALL: Final = (SEND, ACK, NACK, EXTEND, BURY, REVIVE, SWEEP, RECLAIM, RESIGN, DEPTH, PURGE)
