@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial.errors import ConfigurationError, LoopCrashedError
+from fairtrial.errors import ConfigurationError, LoopCrashedError, MailboxAccessError
 from fairtrial.fleet import group as group_module
 from fairtrial.fleet import health as health_module
 from fairtrial.fleet.group import LoopGroup
@@ -162,9 +162,10 @@ class TestRestarts:
         assert not steady.cancelled
         assert [one.state for one in group.loops] == ["stopped", "failed"]
 
-    async def test_a_loop_that_is_set_up_wrongly_is_not_started_again(self) -> None:
-        crashing = Crashing(9, lambda: ConfigurationError("no such suite"))
-        with pytest.raises(ConfigurationError, match="no such suite"):
+    @pytest.mark.parametrize("kind", [ConfigurationError, MailboxAccessError])
+    async def test_a_loop_that_is_set_up_wrongly_is_not_started_again(self, kind: type[Exception]) -> None:
+        crashing = Crashing(9, lambda: kind("no such suite"))
+        with pytest.raises(kind, match="no such suite"):
             await LoopGroup([Steady(), crashing], restart=QUICK).run()
         assert crashing.runs == 1
 
@@ -263,6 +264,18 @@ class TestDraining:
             assert (await ask(group, "/ready")) == (503, '{"ready": false, "why": "the group is draining"}\n')
             assert (await ask(group, "/live"))[0] == 200
             assert "fairtrial_group_draining 1" in (await ask(group, "/metrics"))[1]
+
+    async def test_a_loop_that_has_not_reached_its_mailbox_is_not_ready(self) -> None:
+        class Slow(Steady):
+            ready = False
+
+        slow = Slow()
+        group = LoopGroup({"slow": Bound(slow, slow.run)}, health_port=0)
+        async with running(group):
+            await until(lambda: slow.runs == 1)
+            assert await ask(group, "/ready") == (503, '{"ready": false, "why": "no loop takes work yet"}\n')
+            slow.ready = True
+            assert (await ask(group, "/ready"))[0] == 200
 
     async def test_an_outer_cancellation_hands_back_and_is_passed_on(self) -> None:
         deaf = Deaf()

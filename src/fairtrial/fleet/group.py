@@ -114,6 +114,7 @@ class LoopGroup:
         Raises:
             LoopCrashedError: a loop crashed too often; the others were drained.
             ConfigurationError: a loop, or the group, cannot work as it is set up; the other loops were drained.
+            MailboxAccessError: a loop's server refuses it; the other loops were drained.
         """
         if self.state != "new":
             raise ConfigurationError("a group runs once; make another")
@@ -252,7 +253,7 @@ class LoopGroup:
         ill = [f"{one.name} has crashed {one.in_a_row} times in a row" for one in self.loops if one.failing]
         if ill:
             return "; ".join(ill)
-        return "" if any(one.state == "running" for one in self.loops) else "no loop is running"
+        return "" if any(one.ready for one in self.loops) else "no loop takes work yet"
 
     async def _metrics(self) -> Page:
         asked: Future[str] = Future()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from fairtrial.errors import ConfigurationError, LoopCrashedError
+from fairtrial.errors import ConfigurationError, LoopCrashedError, MailboxAccessError
 
 _log = logging.getLogger(__name__)
 
@@ -22,8 +22,8 @@ class Loop(Protocol):
     """What a group can run. `MainLoop` and `EvalLoop` are such loops.
 
     Beside the two methods a loop may have `counters` and `gauges`: records, mappings from names to numbers, functions
-    that return such. They appear among the metrics. Counters only grow, but for one called `in_flight`. A cancelled
-    `run` hands back what it has not finished.
+    that return such. They appear among the metrics. Counters only grow, but for one called `in_flight`. One that has
+    `ready` says with it whether it takes work by now. A cancelled `run` hands back what it has not finished.
     """
 
     def run(self) -> Awaitable[object]:
@@ -54,6 +54,11 @@ class Bound:
     def gauges(self) -> Any:
         """The loop's own."""
         return getattr(self.loop, "gauges", None)
+
+    @property
+    def ready(self) -> bool:
+        """The loop's own."""
+        return bool(getattr(self.loop, "ready", True))
 
     def run(self) -> Awaitable[object]:
         """Run it that way."""
@@ -129,6 +134,11 @@ class Supervised:
             return False
         return self.state == "failed" or self.in_a_row >= self._policy.alarm_after
 
+    @property
+    def ready(self) -> bool:
+        """Whether it runs and takes work, as far as it says."""
+        return self.state == "running" and bool(getattr(self.loop, "ready", True))
+
     def stop(self) -> None:
         """Let it finish what it has, and not start again. From the event loop's own thread."""
         self._stopping.set()
@@ -157,6 +167,7 @@ class Supervised:
         Raises:
             LoopCrashedError: it crashed too often in a row.
             ConfigurationError: it cannot work as it is set up; starting it again would not help.
+            MailboxAccessError: its server refuses it, for the same reason.
         """
         while not self._stopping.is_set():
             self._began = time.monotonic()
@@ -172,7 +183,7 @@ class Supervised:
                     self.state = "stopped"
                     raise
                 await self._crashed(error)  # It cancelled itself: nobody asked for that.
-            except ConfigurationError as error:
+            except (ConfigurationError, MailboxAccessError) as error:
                 self.state, self.error = "failed", f"{type(error).__name__}: {error}"
                 raise
             except Exception as error:
