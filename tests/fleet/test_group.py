@@ -246,6 +246,7 @@ class TestDraining:
             group.stop()
             await task
         assert not steady.cancelled
+        assert not group.hurried
 
     async def test_a_drain_has_an_end(self) -> None:
         deaf = Deaf()
@@ -254,6 +255,7 @@ class TestDraining:
             group.stop()
             await asyncio.wait_for(task, 10)
         assert deaf.cancelled
+        assert group.hurried
 
     async def test_while_draining_it_is_live_and_not_ready(self) -> None:
         group = LoopGroup([Deaf()], health_port=0)

@@ -82,6 +82,7 @@ class LoopGroup:
         policy = RestartPolicy() if restart is None else restart
         self.loops = [Supervised(name, loop, policy) for name, loop in _named(loops)]
         self.state: GroupState = "new"
+        self.hurried = False  # Whether what was under way had to be cancelled.
         self._watchdog = None if stall_seconds is None else Watchdog(stall_seconds, exit_on_stall=exit_on_stall)
         if exit_on_stall and stall_seconds is None:
             raise ConfigurationError("exit_on_stall needs stall_seconds")
@@ -198,6 +199,7 @@ class LoopGroup:
         if self.state != "draining":
             return
         self.state = "hurrying"
+        self.hurried = True
         _log.warning("what is still under way is cancelled and handed back")
         for task in self._tasks:
             task.cancel()
