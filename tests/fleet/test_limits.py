@@ -73,7 +73,9 @@ class TestRequests:
         ):
             crowd = asyncio.create_task(begun(greedy, 1000))
             await until(lambda: greedy.counters["limiter_admitted"] > 5)
-            assert (await begun(modest, 10))[-1] < 1.0
+            before = greedy.counters["limiter_admitted"]
+            await begun(modest, 10)
+            assert greedy.counters["limiter_admitted"] - before < 50
             crowd.cancel()
             await asyncio.wait([crowd])
 
@@ -276,8 +278,8 @@ class TestTokens:
         options: dict[str, Any] = {"tokens_per_minute": 360_000, "fill": 1}
         async with FleetLimiter(redis_url, "tokens", **options) as limiter:
             times = await begun(limiter, 12)
-            assert times[5] < 0.5
             assert times[11] >= 0.7
+            assert times[5] < times[11] - 0.5
 
     async def test_what_calls_really_took_counts_for_everyone(self, redis_url: str) -> None:
         options: dict[str, Any] = {"tokens_per_minute": 600_000, "fill": 1, "tokens_per_call": 100}
