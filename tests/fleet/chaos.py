@@ -30,7 +30,7 @@ class Plan:
     redis_restart_at: tuple[float, ...] = (0.55,)
     client_kill_at: tuple[float, ...] = (0.3, 0.7)
     postgres_restart_at: tuple[float, ...] = (0.45,)
-    limit_seconds: float = 280.0
+    limit_seconds: float = 540.0
     seed: int = 20261115
 
 

@@ -10,6 +10,7 @@ from tests.fleet.chaos import Plan, run_chaos
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.proves("R60", "R61", "R79", "R82")
 def test_every_trial_is_stored_exactly_once_whatever_is_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
