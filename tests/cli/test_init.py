@@ -51,7 +51,7 @@ def test_it_makes_a_project_that_runs_at_once(cli: Cli, place: Path, monkeypatch
     assert "About 200 samples would settle one as small as this." in words
 
 
-def test_without_key_and_network_it_takes_less_than_ten_seconds(place: Path) -> None:
+def run_without_network(place: Path) -> tuple[subprocess.CompletedProcess[str], float]:
     (place / "sitecustomize.py").write_text(NO_NETWORK)
     path = [str(place), *(str(Path(entry).resolve()) for entry in sys.path if entry)]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(path), "HOME": str(place)}
@@ -61,9 +61,20 @@ def test_without_key_and_network_it_takes_less_than_ten_seconds(place: Path) -> 
     done = subprocess.run(
         [*command, "run"], check=False, env=environment, cwd=place / "demo", capture_output=True, text=True
     )
-    took = time.monotonic() - before
+    return done, time.monotonic() - before
+
+
+def test_it_needs_no_key_and_no_network(place: Path) -> None:
+    done, _ = run_without_network(place)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout
+    assert "pass rate" in done.stdout
+
+
+@pytest.mark.measured
+def test_its_first_run_takes_less_than_ten_seconds(place: Path) -> None:
+    done, took = run_without_network(place)
+    print(f"the first run took {took:.1f} s")
+    assert done.returncode == 0
     assert took < 10
 
 

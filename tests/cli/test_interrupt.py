@@ -91,3 +91,17 @@ def test_a_run_goes_on_where_it_was_interrupted(cli: Cli, place: Path, number: s
     for report in (resumed, whole):
         report["experiments"][0].pop("latency_ms")
     assert resumed["experiments"] == whole["experiments"]
+
+
+def test_an_interrupted_command_ends_with_the_one_that_goes_on(cli: Cli, place: Path) -> None:
+    (place / "slow.py").write_text(
+        SLOW.replace("import asyncio\n", "import asyncio\nimport os\nimport signal\n").replace(
+            "    await asyncio", "    if number == 5:\n        os.kill(os.getpid(), signal.SIGINT)\n    await asyncio"
+        )
+    )
+    done = cli("run", "slow.py", "--json", "--fresh")
+    assert (done.code, done.out) == (130, "")
+    *_, announced, interrupted, again = done.err.splitlines()
+    assert announced == "interrupted: finishing the trials in flight (once more to cancel them)"
+    assert interrupted.startswith("interrupted: slow@1 has ")
+    assert again == "go on with: fairtrial run slow.py --json"

@@ -1,0 +1,65 @@
+"""One trial on the screen, in a terminal and beyond the usual."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fairtrial import ChatMessage, Sample, Score, Session, TrialKey, open_store
+from fairtrial.cli.screen import ago
+from fairtrial.cli.trial import print_trial
+from fairtrial.store.protocol import RunRecord
+from fairtrial.trials.result import EvalResult
+
+RUN = RunRecord("r1", "support", "data", "1", "f", 1, ("baseline",), 2, number=1)
+
+
+def screen(width: int, sample: Sample[Any, Any], **fields: Any) -> list[str]:
+    session = Session()
+    session.record(ChatMessage("user", "word " * 40))
+    session.record(ChatMessage("judge", "x" * 200), actor="judge")
+    store = open_store("memory:")
+    store.create_run(RUN)
+    key = TrialKey("r1", "baseline", sample.id, 1)
+    store.commit("r1", [EvalResult(key, 1, snapshot=session.snapshot(), **fields)], {0: sample})
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    print_trial(console, store.get_run("r1"), next(iter(store.results("r1"))))
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_long_text_is_wrapped_and_indented(width: int) -> None:
+    lines = screen(width, Sample("a", "why " * 60, None, {}), outcome="scored", score=Score(1.0), output="because")
+    assert lines[0] == "a  support@1:baseline, repeat 1  passed, score 1.000"
+    assert max(len(line) for line in lines[:-1]) <= width  # The last line is a command, to be copied.
+    assert lines[1].startswith("input     why why")
+    assert lines[2].startswith("          why why")
+    assert any("judge (judge)  xxx" in line for line in lines)
+    assert lines[-1] == "again     fairtrial run SUITE --sample a"
+
+
+def test_an_error_says_its_stage_and_a_second_attempt_is_marked() -> None:
+    lines = screen(80, Sample("a", "in"), outcome="task_error", error="ValueError: no", stage="task", attempt=2)
+    assert lines[0].endswith("task error")
+    assert "error     ValueError: no" in lines
+    assert "          (in stage task)" in lines
+    assert any(line.startswith("timing    0 ms, attempt 2") for line in lines)
+
+
+def test_what_is_very_long_is_cut() -> None:
+    lines = screen(80, Sample("a", "\n".join("x" * 500)), outcome="scored", score=Score(0.0), output=None)
+    assert "          ... 100 more lines; all of it with --json" in lines
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(3, "3 s ago"), (119, "119 s ago"), (600, "10 min ago"), (3 * 3600, "3 h ago"), (5 * 86_400, "5 d ago")],
+)
+def test_when_something_was(seconds: float, said: str) -> None:
+    assert ago(1_000_000_000 - seconds, 1_000_000_000) == said
+    assert ago(1_000_000_000 - 90 * 86_400, 1_000_000_000) == "2001-06-11"
