@@ -417,7 +417,7 @@ def _said(error: str | None) -> str | None:
     return None if error is None else error.rpartition("MainLoopError: ")[2]
 
 
-@pytest.mark.proves("R73", "R74", "R13")
+@pytest.mark.proves("R13", "R73", "R74", "R111")
 @pytest.mark.parametrize("way", ["one hop", "snapshot", "memory store", "folder store", "redis store"])
 async def test_session_aware_evaluators_give_the_same_scores_whichever_way_the_session_came(
     redis_url: str, way: str, tmp_path: Path
