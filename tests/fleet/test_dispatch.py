@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TokenUsage, exact_match, open_store
+from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, StopWhen, TokenUsage, exact_match, open_store
 from fairtrial.errors import MailboxConnectionError, StoreUnavailableError
 from fairtrial.fleet import dispatch, presence
 from fairtrial.fleet.dispatch import DispatchConfig
@@ -280,6 +280,44 @@ async def test_a_limit_stops_the_run_takes_back_what_waits_and_leaves_it_resumab
         again = await suite_of(200).run(store=url, mailbox=office)
     assert (again.run_id, again.status, again.total) == (report.run_id, "finished", 200)
     assert len(worker.seen) == 200 - report.total
+
+
+async def test_adaptive_stopping_ends_a_fleets_run_at_the_same_prefix_and_sends_nothing_far_ahead_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    soon = dispatch.DispatchConfig
+    monkeypatch.setattr(dispatch, "DispatchConfig", lambda: soon(ahead=50))
+    office = MemoryPostOffice()
+    held, highest = asyncio.Event(), 0
+
+    async def slow_first(request: EvalRequest) -> None:
+        nonlocal highest
+        highest = max(highest, request.ordinal)
+        if request.ordinal == 0:
+            await held.wait()
+        elif request.ordinal == 49:
+            await asyncio.sleep(0.2)  # Long enough for more to be sent, if it were.
+            assert highest == 49
+            held.set()
+
+    suite = suite_of(600, stop_when=StopWhen(narrower_than=0.2))
+    workers = [FakeWorker(office, "numbers", delay=slow_first).at_work() for _ in range(2)]
+    async with workers[0], workers[1]:
+        report = await suite.run(store="memory:", mailbox=office)
+    alone = EvalSuite(
+        "numbers",
+        suite.dataset,
+        lambda given: given,
+        exact_match,
+        config=EvalConfig(stop_when=StopWhen(narrower_than=0.2)),
+    )
+    assert report.status == "stopped"
+    assert report.adaptive is not None
+    local = (await alone.run(store="memory:")).adaptive
+    assert local is not None
+    assert (report.adaptive["samples"], report.adaptive["reason"]) == (local["samples"], local["reason"])
+    assert report.total < 600
+    assert await (await office.requests("numbers")).approximate_count() == 0
 
 
 async def test_results_are_streamed_and_leaving_early_leaves_the_run_resumable(tmp_path: Path) -> None:

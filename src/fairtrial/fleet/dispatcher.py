@@ -52,6 +52,7 @@ class DispatchConfig:
         look_seconds: How often to look at how many requests wait.
         heal_seconds: After so long without a result, find out whether anything got lost.
         hint_seconds: After so long without a result and without a worker, say so.
+        ahead: With adaptive stopping, how far trials may be sent ahead of the first one without a result.
         max_rounds: How often to send again what got lost, without one result in between, before giving up on it.
         open_seconds: How long to wait for the server of the mailboxes at the start.
     """
@@ -64,6 +65,7 @@ class DispatchConfig:
     look_seconds: float = 0.2
     heal_seconds: float = 2.0
     hint_seconds: float = 10.0
+    ahead: int = 10_000
     max_rounds: int = 3
     open_seconds: float = 30.0
 
@@ -108,6 +110,7 @@ class Dispatch:
         """Carry the run out; whether every trial has its result."""
         done = await self._work.done()
         again = await in_thread(lambda: Again(self._work.request, self._run, self._work.request.rules))
+        await self._work.follow(again.ordinals, window=self._config.ahead)
         self._limits = await self._work.start()
         if again.to_score:
             await self._score_here(again)
@@ -171,7 +174,7 @@ class Dispatch:
         while self._stop.reason is None and ledger.missing > 0:
             room = self._window.size - max(0, ledger.outstanding - self._elsewhere)
             if room >= max(1, min(self._window.size // 8, config.batch)):
-                trials = list(islice(self._source, min(room, config.batch)))
+                trials = self._next(min(room, config.batch))
                 if trials:
                     await self._send(trials)
                     continue
@@ -179,6 +182,18 @@ class Dispatch:
                 await self._look()
                 continue
             await self._pause(config.look_seconds)
+
+    def _next(self, count: int) -> list[PlannedTrial]:
+        """The next trials to send: none from the horizon of adaptive stopping on."""
+        if self._stop.adaptive is None:
+            return list(islice(self._source, count))
+        trials: list[PlannedTrial] = []
+        for trial in islice(self._source, count):
+            if trial.ordinal >= self._stop.adaptive.horizon:
+                self._source = chain((trial,), self._source)
+                break
+            trials.append(trial)
+        return trials
 
     async def _send(self, trials: list[PlannedTrial]) -> None:
         ledger, run = self._ledger, self._run
@@ -275,7 +290,7 @@ class Dispatch:
         if news:
             self._fresh += len(news)
             self._heard = time.monotonic()
-            if self._observers or self._work.on_result is not None or self._limits.matter:
+            if self._observers or self._work.on_result is not None or self._limits.matter or self._stop.adaptive:
                 await self._tell(news)
         return len(news)
 
