@@ -75,6 +75,16 @@ def test_markers_are_read_from_functions_methods_and_classes(script: ModuleType,
     assert script.problems(TEXT, proofs) == ["the table is stale: run scripts/requirements --write"]
 
 
+def test_markers_of_whole_modules_and_classes_are_read_too(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(
+        'import pytest\npytestmark = [pytest.mark.anyio, pytest.mark.proves("R1")]\n'
+        'class TestIt:\n    pytestmark = pytest.mark.proves("R2")\n    def test_inner(self): ...\n'
+    )
+    inner = "tests/test_it.py::TestIt::test_inner"
+    assert script.proven_by(tmp_path / "tests") == {"R1": [inner], "R2": [inner]}
+
+
 def test_unknown_repeated_and_unproven_numbers_are_named(script: ModuleType) -> None:
     text = TEXT + "| R4 | again | planned |\n"
     found = script.problems(text, {"R1": ["t"], "R2": ["t"], "R117": ["tests/test_x.py::test_y"]})

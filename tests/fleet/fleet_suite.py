@@ -79,8 +79,17 @@ suite = EvalSuite(
 
 
 if __name__ == "__main__":
+    PROFILE = os.environ.get("FLEET_PROFILE", "")
     began = time.monotonic()
-    report = suite.run_sync(store=sys.argv[1], mailbox=sys.argv[2])
+    if PROFILE:
+        import asyncio
+        import cProfile
+
+        with cProfile.Profile() as profile:  # In this thread, where the event loop then is.
+            report = asyncio.run(suite.run(store=sys.argv[1], mailbox=sys.argv[2]))
+        profile.dump_stats(PROFILE)
+    else:
+        report = suite.run_sync(store=sys.argv[1], mailbox=sys.argv[2])
     said = {
         "status": report.status,
         "total": report.total,

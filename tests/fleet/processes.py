@@ -15,9 +15,9 @@ SUITE = Path(__file__).with_name("fleet_suite.py")
 ROOT = SUITE.parents[2]
 
 
-def environment(**settings: object) -> dict[str, str]:
-    """What the suite is told; a process that is killed reports no coverage, so none is traced."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+def environment(*, traced: bool = False, **settings: object) -> dict[str, str]:
+    """What the suite is told; a process that is killed reports no coverage, so none is traced unless asked for."""
+    kept = {name: value for name, value in os.environ.items() if traced or not name.startswith("COVERAGE")}
     kept["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     kept.update({f"FLEET_{name.upper()}": str(value) for name, value in settings.items()})
     return kept
@@ -26,10 +26,11 @@ def environment(**settings: object) -> dict[str, str]:
 class Processes:
     """Starts workers and clients of one fleet, and leaves none behind."""
 
-    def __init__(self, folder: Path, mailbox: str, **settings: object) -> None:
+    def __init__(self, folder: Path, mailbox: str, *, traced: bool = False, **settings: object) -> None:
         self.folder = folder
         self.mailbox = mailbox
         self.settings = settings
+        self._traced = traced
         self._all: list[subprocess.Popen[str]] = []
         self._started = 0
 
@@ -40,7 +41,9 @@ class Processes:
         for process in self._all:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
     def _start(self, name: str, *command: str, **settings: object) -> subprocess.Popen[str]:
         self._started += 1
@@ -51,7 +54,7 @@ class Processes:
                 stderr=log,
                 text=True,
                 cwd=ROOT,
-                env=environment(**{**self.settings, **settings}),
+                env=environment(traced=self._traced, **{**self.settings, **settings}),
             )
         self._all.append(process)
         return process

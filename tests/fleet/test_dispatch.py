@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TokenUsage, exact_match, open_store
+from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, StopWhen, TokenUsage, exact_match, open_store
 from fairtrial.errors import MailboxConnectionError, StoreUnavailableError
-from fairtrial.fleet import dispatch
+from fairtrial.fleet import dispatch, presence
 from fairtrial.fleet.dispatch import DispatchConfig
 from fairtrial.fleet.ledger import Ledger
 from fairtrial.fleet.post import MemoryPostOffice
@@ -194,7 +195,7 @@ async def test_what_the_queue_lost_is_sent_again_and_nothing_else(caplog: pytest
         report = await suite_of(100).run(store="memory:", mailbox=office)
     assert (report.status, report.total) == ("finished", 100)
     assert len(worker.seen) == 100 + len(dropped) == 115
-    assert "got lost on the way; sending them again" in caplog.text
+    assert "got lost on the way, or were never sent; sending them now" in caplog.text
 
 
 async def test_what_is_never_answered_ends_as_a_dead_letter() -> None:
@@ -279,6 +280,44 @@ async def test_a_limit_stops_the_run_takes_back_what_waits_and_leaves_it_resumab
         again = await suite_of(200).run(store=url, mailbox=office)
     assert (again.run_id, again.status, again.total) == (report.run_id, "finished", 200)
     assert len(worker.seen) == 200 - report.total
+
+
+async def test_adaptive_stopping_ends_a_fleets_run_at_the_same_prefix_and_sends_nothing_far_ahead_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    soon = dispatch.DispatchConfig
+    monkeypatch.setattr(dispatch, "DispatchConfig", lambda: soon(ahead=50))
+    office = MemoryPostOffice()
+    held, highest = asyncio.Event(), 0
+
+    async def slow_first(request: EvalRequest) -> None:
+        nonlocal highest
+        highest = max(highest, request.ordinal)
+        if request.ordinal == 0:
+            await held.wait()
+        elif request.ordinal == 49:
+            await asyncio.sleep(0.2)  # Long enough for more to be sent, if it were.
+            assert highest == 49
+            held.set()
+
+    suite = suite_of(600, stop_when=StopWhen(narrower_than=0.2))
+    workers = [FakeWorker(office, "numbers", delay=slow_first).at_work() for _ in range(2)]
+    async with workers[0], workers[1]:
+        report = await suite.run(store="memory:", mailbox=office)
+    alone = EvalSuite(
+        "numbers",
+        suite.dataset,
+        lambda given: given,
+        exact_match,
+        config=EvalConfig(stop_when=StopWhen(narrower_than=0.2)),
+    )
+    assert report.status == "stopped"
+    assert report.adaptive is not None
+    local = (await alone.run(store="memory:")).adaptive
+    assert local is not None
+    assert (report.adaptive["samples"], report.adaptive["reason"]) == (local["samples"], local["reason"])
+    assert report.total < 600
+    assert await (await office.requests("numbers")).approximate_count() == 0
 
 
 async def test_results_are_streamed_and_leaving_early_leaves_the_run_resumable(tmp_path: Path) -> None:
@@ -419,6 +458,32 @@ async def test_requests_made_for_other_code_are_taken_back_and_made_anew(tmp_pat
     assert (report.status, report.total) == ("finished", 30)
     assert len({request.fingerprint for request in worker.seen}) == 1
     assert len(worker.seen) == 30
+
+
+async def test_a_second_client_of_one_run_hears_of_the_first_and_nothing_is_counted_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    office, url = MemoryPostOffice(), f"{tmp_path}/runs.db"
+    first = asyncio.create_task(suite_of(100).run(store=url, mailbox=office))
+    await until(
+        lambda: "numbers.requests" in office._mailboxes and bool(office._mailboxes["numbers.requests"]._waiting)
+    )
+    (run,) = open_store(url).runs()
+    note = {**presence.present()[presence.NOTE], "pid": os.getppid()}  # type: ignore[dict-item]  # a mapping
+    open_store(url).update_run(run.run_id, notes={presence.NOTE: note})
+    second = asyncio.create_task(suite_of(100).run(store=url, mailbox=office))
+    await until(lambda: "is being worked on already (process" in caplog.text)
+    async with FakeWorker(office, "numbers").at_work():
+        reports = await asyncio.gather(first, second)
+    assert [(report.run_id, report.total, report.status) for report in reports] == [(run.run_id, 100, "finished")] * 2
+
+
+def test_a_client_that_is_gone_is_not_taken_for_one_at_work() -> None:
+    note: Any = presence.present()[presence.NOTE]
+    for changed in (None, {}, {**note, "at": 0.0}, {**note, "pid": "x"}, note, {**note, "pid": 2**22 + 1}):
+        assert presence.another({presence.NOTE: changed}) is None
+    assert presence.another({presence.NOTE: {**note, "pid": 1}}) is not None
+    assert presence.another({presence.NOTE: {**note, "host": "another"}}) is not None
 
 
 class TestLedger:

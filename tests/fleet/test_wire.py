@@ -213,7 +213,43 @@ BAD_REPLIES: list[dict[str, Any]] = [
 BAD_MAIN: list[dict[str, Any]] = [{"timeout_seconds": "1"}, {"experiment": "a/b"}, {"seed": -1}, {"key": "x"}]
 
 
+PLAIN_REQUEST = EvalRequest(TrialKey("r", "baseline", "s"), Sample("s", "in", "out"), 1, 2, suite="s", fingerprint="f")
+PLAIN_REPLY = EvalReply(
+    EvalResult(PLAIN_REQUEST.key, 1, "scored", Score(1.0), "yes", started_at=1.5, output_json='"yes"'),
+    2,
+    None,
+    "i",
+    "w",
+)
+
+
 class TestWhatDoesNotGetThrough:
+    @pytest.mark.parametrize("change", BAD_REQUESTS, ids=str)
+    def test_an_ordinary_request_with_a_wrong_field(self, change: dict[str, Any]) -> None:
+        assert EvalRequest.from_wire(PLAIN_REQUEST.to_wire()) == PLAIN_REQUEST
+        with pytest.raises(CodecError):
+            EvalRequest.from_wire(tampered(PLAIN_REQUEST, **change))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            *BAD_REPLIES,
+            {"ordinal": "1"},
+            {"attempt": 0},
+            {"execution": None},
+            {"started_at": "x"},
+            {"id": 5},
+            {"key": []},
+            {"sample_ordinal": -1},
+            {"latency_ms": 1.5},
+        ],
+        ids=lambda change: str(change)[:40],
+    )
+    def test_an_ordinary_reply_with_a_wrong_field(self, change: dict[str, Any]) -> None:
+        assert EvalReply.from_wire(PLAIN_REPLY.to_wire()) == PLAIN_REPLY
+        with pytest.raises(CodecError):
+            EvalReply.from_wire(tampered(PLAIN_REPLY, **change))
+
     @pytest.mark.parametrize("change", BAD_REQUESTS, ids=str)
     def test_a_request_with_a_wrong_field(self, change: dict[str, Any]) -> None:
         with pytest.raises(CodecError):

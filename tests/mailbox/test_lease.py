@@ -221,7 +221,7 @@ class TestWhenNobodyIsThereToWorkFor:
         loop = asyncio.new_event_loop()
 
         async def hold() -> None:
-            extender._register(message, soon(3600), anyio.CancelScope())  # Never left: the event loop goes first.
+            extender.keep(message, deadline=soon(3600), on_lost=print)  # Never left: the event loop goes first.
 
         loop.run_until_complete(hold())
         assert renewals.wait(2)
@@ -235,7 +235,7 @@ class TestWhenNobodyIsThereToWorkFor:
         leave = threading.Event()
 
         async def hold() -> None:
-            extender._register(message, soon(3600), anyio.CancelScope())
+            extender.keep(message, deadline=soon(3600), on_lost=print)
 
         def live() -> None:
             loop.run_until_complete(hold())

@@ -12,7 +12,7 @@ import pytest
 
 from fairtrial import Comparison, EvalReport, compare, stats
 from fairtrial.errors import ConfigurationError
-from fairtrial.report import by_input, by_metric
+from fairtrial.report import by_input, by_metric, words
 from fairtrial.report.columns import FAILED, Columns
 from fairtrial.report.compare import compare_columns
 from fairtrial.report.comparison import SHOWN
@@ -68,7 +68,7 @@ class TestVerdicts:
         quick = [graded(1, errors=rng.uniform(2, 6)) for _ in range(60)]
         report = two(slow, quick)
         assert one(report, metrics=["errors"])["terse"]["errors"].verdict == "worse"
-        found = one(report, metrics=["errors"], lower_is_better=["errors"])["terse"]["errors"]
+        found = one(report, metrics=["errors"], lower_is_better="errors")["terse"]["errors"]
         assert found.verdict == "better"
         assert found.wins > found.losses
         assert found.difference is not None
@@ -178,6 +178,16 @@ class TestJoin:
         warnings = compare(first, second).warnings
         assert any("scored by different evaluators (grade, other)" in text for text in warnings)
         assert any("Run two was stopped early" in text for text in warnings)
+
+    def test_different_datasets_are_mentioned(self) -> None:
+        first, second = stored([1.0] * 3, run_id="one"), stored([1.0] * 3, run_id="two", fingerprint="e" * 32)
+        assert any("an id must mean the same sample in all of them" in text for text in compare(first, second).warnings)
+
+    def test_clusters_can_be_named_or_left_out_of_it(self) -> None:
+        shared = [{"cluster": place // 10, "passage": place // 5} for place in range(100)]
+        report = two([1.0] * 100, [0.0] * 100, metadata=shared)
+        counts = [one(report, cluster=key)["terse"]["passed"].clusters for key in (None, "passage", "")]
+        assert counts == [10, 20, None]
 
     def test_a_report_of_several_experiments_alone_is_refused_with_the_way_out(self) -> None:
         with pytest.raises(ConfigurationError, match=r'covers 2 experiments .*compare\(report\["plain"\], report'):
@@ -437,6 +447,22 @@ class TestEdges:
             "f1: nothing can be said about terse and plain: no trial of terse says anything about f1."
         )
         assert found["passed"].verdict == "no detectable difference"
+
+
+class TestWords:
+    def test_numbers_are_written_as_they_are_read(self) -> None:
+        assert [words.mean_text(metric, 0.8123) for metric in ("passed", "f1")] == ["81.2%", "0.812"]
+        assert words.change_text("passed", -0.00002) == "-0.002 points"
+        assert words.range_text("passed", -0.01, 0.02) == "-1.0 to +2.0 points"
+        assert words.range_text("words", -1234.5, 20.04) == "-1,234 to +20.0"
+        assert words.change_text("f1", 0.00012) == "+0.00012"
+        assert [words.p_text(p) for p in (0.0001, 0.0123, 0.5, None)] == [
+            "p < 0.001", "p = 0.012", "p = 0.50", "p undefined",
+        ]  # fmt: skip
+        assert [words.samples_text(count) for count in (99, 101, 12_345)] == ["99", "110", "13,000"]
+        assert (words.mean_text("f1", None), words.change_text("f1", None), words.range_text("f1", None, 1.0)) == (
+            "-", "-", "-",
+        )  # fmt: skip
 
 
 class TestRecords:

@@ -16,8 +16,8 @@ from fairtrial.report.columns import FAILED, SCORED, Columns
 from fairtrial.report.compare import compare_columns
 from fairtrial.report.comparison import Comparison, MetricComparison
 from fairtrial.report.gate import gate_columns
-from fairtrial.report.pairs import Settings
 from fairtrial.report.rules import GateRules
+from fairtrial.report.scores import Settings
 
 pytestmark = pytest.mark.proves("R113")
 

@@ -88,6 +88,14 @@ class TestFloors:
         trials: list[Trial] = [graded(1, toxic=0.1)] * 20
         assert gate(stored([*trials, *["timeout"] * 20]), GateRules(ceilings={"toxic": 0.3})).checks[0].value == 0.55
 
+    def test_failures_that_a_metric_has_no_number_for_are_said_to_be_left_out(self) -> None:
+        good = [graded(1, words=80.0 + place) for place in range(20)]
+        report = stored({"plain": good[::-1], "terse": [*good[:15], *["timeout"] * 5]})
+        floor = gate(report["terse"], GateRules(floors={"words": 50}))
+        assert floor.reasons[0].endswith("at or above 50.0. 5 failed trials could not be counted in it.")
+        margin = gate(report["terse"], GateRules(margins={"words": 50}), baseline=report["plain"])
+        assert "5 failed trials could not be counted in it." in margin.checks[0].reason
+
     @pytest.mark.parametrize("trials", [[], ["scorer_error"] * 3])
     def test_nothing_decides_nothing(self, trials: Sequence[Trial]) -> None:
         result = gate(stored(trials), GateRules(min_pass_rate=0.8))
@@ -327,6 +335,7 @@ class TestRules:
 
     def test_slice_rules_may_be_records_already(self) -> None:
         rule = SliceRule("topic", margin=0.1)
+        assert GateRules(lower_is_better="toxic").lower_is_better == ("toxic",)  # type: ignore[arg-type]  # as in TOML
         assert GateRules.from_mapping({"slices": [rule]}).slices == (rule,)
         with pytest.raises(ConfigurationError, match="slices are SliceRule records"):
             GateRules(slices=({"by": "topic"},))  # type: ignore[arg-type]  # that is the mistake

@@ -41,6 +41,14 @@ def worker(
     ] = False,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="End when there is nothing left to do.")] = False,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="What results call this worker.")] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option("--health-port", metavar="PORT", min=0, max=65535, help="Answer /live, /ready and /metrics here."),
+    ] = None,
+    health_host: Annotated[
+        str,
+        typer.Option("--health-host", metavar="HOST", help="The interface to answer on; 0.0.0.0 for probes outside."),
+    ] = "127.0.0.1",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
     json: options.Json = False,
 ) -> int:
@@ -85,6 +93,8 @@ def worker(
                     name=name,
                     until_empty=until_empty,
                     signals=True,
+                    health_port=health_port,
+                    health_host=health_host,
                 )
             )
         except (asyncio.CancelledError, KeyboardInterrupt):

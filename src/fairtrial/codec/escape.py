@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, Never
+from typing import Any, Never, cast
 
 from fairtrial.errors import CodecError
 
@@ -81,13 +81,22 @@ def _refuse_constant(name: str) -> Never:
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _parse = _DECODER.decode
+_scan = cast(Any, _DECODER).scan_once
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON text strictly: NaN and infinities are refused, and every problem is a `CodecError`."""
     try:
-        return _parse(text.decode("utf-8") if isinstance(text, bytes) else text)
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        try:  # What programs write begins and ends with the value; looking for space takes longer than a small record.
+            value, end = _scan(text, 0)
+            if end == len(text):
+                return value
+        except StopIteration:
+            pass
+        return _parse(text)
     except (ValueError, RecursionError) as error:
         raise _not_json(error) from None
 

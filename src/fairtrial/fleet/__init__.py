@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     from fairtrial.fleet.config import EvalLoopConfig, LoopConfig, MainLoopConfig
     from fairtrial.fleet.counters import LoopCounters
     from fairtrial.fleet.eval_loop import EvalLoop
+    from fairtrial.fleet.group import LoopGroup
+    from fairtrial.fleet.limits import FleetLimiter
     from fairtrial.fleet.main_loop import MainLoop
     from fairtrial.fleet.post import MemoryPostOffice, PostOffice, RedisPostOffice, open_post_office
     from fairtrial.fleet.sessions import FolderSessionStore, InMemorySessionStore, RedisSessionStore, SessionStore
     from fairtrial.fleet.solo import Solo, SubprocessSolo, serve_alone
+    from fairtrial.fleet.spending import FleetSpending
     from fairtrial.fleet.submit import submit_dataset, submit_dataset_sync
+    from fairtrial.fleet.supervise import RestartPolicy
     from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, suite_fingerprint
 
 _WHERE = {
@@ -25,10 +29,13 @@ _WHERE = {
     "EvalLoopConfig": "config",
     "EvalReply": "wire",
     "EvalRequest": "wire",
+    "FleetLimiter": "limits",
+    "FleetSpending": "spending",
     "FolderSessionStore": "sessions",
     "InMemorySessionStore": "sessions",
     "LoopConfig": "config",
     "LoopCounters": "counters",
+    "LoopGroup": "group",
     "MainLoop": "main_loop",
     "MainLoopConfig": "config",
     "MainLoopRequest": "wire",
@@ -37,6 +44,7 @@ _WHERE = {
     "PostOffice": "post",
     "RedisPostOffice": "post",
     "RedisSessionStore": "sessions",
+    "RestartPolicy": "supervise",
     "SessionStore": "sessions",
     "Solo": "solo",
     "SubprocessSolo": "solo",
@@ -54,10 +62,13 @@ __all__ = [
     "EvalLoopConfig",
     "EvalReply",
     "EvalRequest",
+    "FleetLimiter",
+    "FleetSpending",
     "FolderSessionStore",
     "InMemorySessionStore",
     "LoopConfig",
     "LoopCounters",
+    "LoopGroup",
     "MainLoop",
     "MainLoopConfig",
     "MainLoopRequest",
@@ -66,6 +77,7 @@ __all__ = [
     "PostOffice",
     "RedisPostOffice",
     "RedisSessionStore",
+    "RestartPolicy",
     "SessionStore",
     "Solo",
     "SubprocessSolo",

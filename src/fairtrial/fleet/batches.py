@@ -10,9 +10,10 @@ from typing import Any
 import anyio
 
 from fairtrial.data.sample import Sample
-from fairtrial.errors import BodyError, MailboxConnectionError, MailboxError, MailboxFullError
+from fairtrial.errors import BodyError, MailboxConnectionError, MailboxFullError
 from fairtrial.fleet.patience import log, persistently
 from fairtrial.fleet.wire import EvalReply, EvalRequest
+from fairtrial.mailbox import bulk
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.runs.writer import patiently
 from fairtrial.store.protocol import Committed, RunStore
@@ -32,6 +33,14 @@ async def send_all(
     waiting = list(bodies)
 
     async def attempt() -> None:
+        if hasattr(requests, "send_all"):
+            try:
+                await bulk.send_all(requests, waiting, reply_to=reply_to)
+            except BodyError:
+                pass  # Nothing has left: one by one shows which of them it is.
+            else:
+                waiting.clear()
+                return
         outcomes = await asyncio.gather(
             *(requests.send(body, reply_to=reply_to) for body in waiting), return_exceptions=True
         )
@@ -78,15 +87,15 @@ async def commit(
     return committed
 
 
-async def acknowledge(messages: Sequence[Message[Any]]) -> None:
+async def acknowledge(mailbox: Mailbox[Any], messages: Sequence[Message[Any]]) -> None:
     """Acknowledge a batch that is safe. What cannot be acknowledged comes again, and is then a duplicate."""
-    outcomes = await asyncio.gather(*(message.acknowledge() for message in messages), return_exceptions=True)
-    failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    for outcome in failed:
-        if not isinstance(outcome, MailboxError):
-            raise outcome
-    if failed:
-        log.debug("%d of %d results will come again: %s", len(failed), len(messages), failed[0])
+    try:
+        kept = await bulk.acknowledge_all(mailbox, messages)
+    except MailboxConnectionError as error:
+        log.debug("%d messages will come again: %s", len(messages), error)
+    else:
+        if not all(kept):
+            log.debug("%d of %d messages will come again: their leases ran out", list(kept).count(False), len(messages))
 
 
 async def hand_back(messages: Sequence[Message[Any]]) -> None:

@@ -77,7 +77,7 @@ async def collect_results(
         messages = await persistently(receive, f"collecting from {results.name}", seconds=left)
         if messages:
             async with given_back(messages):
-                await collector.keep(messages)
+                await collector.keep(results, messages)
     return await collector.report()
 
 
@@ -171,7 +171,7 @@ class _Collector:
             notes={"order": None, "collected": True},
         )
 
-    async def keep(self, messages: Sequence[Message[EvalReply]]) -> None:
+    async def keep(self, results: Mailbox[EvalReply], messages: Sequence[Message[EvalReply]]) -> None:
         """Commit a batch, then acknowledge it, then count what was new in it."""
         run = self._run or await self._open(self._run_id or messages[0].body.result.key.run_id, messages[0].body)
         assert run is not None  # noqa: S101 - a first reply always opens one
@@ -186,7 +186,7 @@ class _Collector:
         if committed.refused:
             key, problem = committed.refused[0]
             raise StoreError(f"{len(committed.refused)} results cannot be stored, the first of trial {key}: {problem}")
-        await acknowledge(messages)
+        await acknowledge(results, messages)
         for row in rows:
             bit = 1 << (row.ordinal & 7)
             if row.outcome != "not_run" and not self._done[row.ordinal >> 3] & bit:

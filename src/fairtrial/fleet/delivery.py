@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 
 from fairtrial.errors import BodyError, StoreError
 from fairtrial.fleet.wire import EvalReply, EvalRequest, by_run
+from fairtrial.mailbox.bulk import reply_all, send_all
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.offload import DaemonThreads
 from fairtrial.store.protocol import RunStore
@@ -32,15 +33,26 @@ class Delivery(Protocol):
         """
         ...
 
+    async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
+        """Deliver many results; raises if any of them was not, and then each is to be delivered by itself."""
+        ...
+
 
 class ToSender:
     """Replies to where the request wants it."""
 
     needs_sample = False
 
+    def __init__(self, requests: Mailbox[EvalRequest]) -> None:
+        self._requests = requests
+
     async def deliver(self, message: Message[EvalRequest], reply: EvalReply) -> None:
         """See `Delivery`."""
         await message.reply(reply)
+
+    async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
+        """See `Delivery`."""
+        await reply_all(self._requests, batch)
 
 
 class ToMailbox:
@@ -54,6 +66,10 @@ class ToMailbox:
     async def deliver(self, message: Message[EvalRequest], reply: EvalReply) -> None:
         """See `Delivery`."""
         await self._mailbox.send(reply)
+
+    async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
+        """See `Delivery`."""
+        await send_all(self._mailbox, [reply for _, reply in batch])
 
 
 class ToStore:
@@ -75,6 +91,10 @@ class ToStore:
         if self._committing is None:
             self._committing = loop.create_task(self._commit_all())
         await done
+
+    async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
+        """See `Delivery`."""
+        await asyncio.gather(*(self.deliver(message, reply) for message, reply in batch))
 
     async def _commit_all(self) -> None:
         try:
@@ -111,10 +131,10 @@ def _settle(batch: Sequence[tuple[EvalReply, asyncio.Future[None]]], problems: d
             done.set_exception(problem)
 
 
-def delivery_to(results: Mailbox[Any] | RunStore | None) -> Delivery:
-    """The way to `results`."""
+def delivery_to(results: Mailbox[Any] | RunStore | None, requests: Mailbox[EvalRequest]) -> Delivery:
+    """The way to `results`, or back to whoever sent the requests."""
     if results is None:
-        return ToSender()
+        return ToSender(requests)
     if hasattr(results, "commit"):
         return ToStore(cast(RunStore, results))
     return ToMailbox(results)

@@ -32,6 +32,7 @@ from fairtrial.fleet.sessions import SessionStore
 from fairtrial.fleet.solo import ForkedSolo, Solo
 from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, new_id
 from fairtrial.fleet.worker import Job, Worker, backoff, run_interruptibly
+from fairtrial.mailbox.bulk import acknowledge_all
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.offload import ChildDiedError, DaemonThreads
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
@@ -47,6 +48,8 @@ _log = logging.getLogger("fairtrial.fleet")
 _REPLY_TTL = 120.0
 _RETRY_PAUSE = 60.0  # The longest pause between two attempts of one trial.
 _KNOWN_EXPERIMENTS = 256
+_DEPARTURES = 2
+_MAX_DEPARTING = 500
 _AWAY = (MailboxConnectionError, MailboxFullError, StoreUnavailableError)
 
 
@@ -100,7 +103,7 @@ class EvalLoop:
         self.counters = LoopCounters()
         self._requests = requests
         self._types = (input_type, expected_type)
-        self._delivery = delivery_to(results)
+        self._delivery = delivery_to(results, requests)
         self._has_address = results is not None
         self._remote: RemoteMainLoop | None = None
         self._replies: Mailbox[MainLoopResult] | None = None
@@ -125,6 +128,8 @@ class EvalLoop:
         self._solo = solo or ForkedSolo(self)
         self._solo_slots = asyncio.Semaphore(self.config.solo_processes)
         self._suspects = 0
+        self._leaving: list[tuple[Job[EvalRequest], EvalReply]] = []
+        self._departures: set[asyncio.Task[None]] = set()
         self._refusals = 0
         self._told: set[str] = set()
         settings = self.config
@@ -235,8 +240,51 @@ class EvalLoop:
                 return
             raise
         job.executed()
+        self._hand_over(job, reply)
+
+    def _hand_over(self, job: Job[EvalRequest], reply: EvalReply) -> None:
+        """Put a result with the others that leave next: what is ready in one turn, or meanwhile, leaves together."""
+        job.detach()
+        self._leaving.append((job, reply))
+        if len(self._departures) < _DEPARTURES:
+            departure = asyncio.get_running_loop().create_task(self._depart())
+            self._departures.add(departure)
+            departure.add_done_callback(self._departures.discard)
+
+    async def _depart(self) -> None:
+        """Deliver results and acknowledge their requests; whatever does not go smoothly goes its own way."""
+        while self._leaving:
+            batch, self._leaving = self._leaving[:_MAX_DEPARTING], self._leaving[_MAX_DEPARTING:]
+            try:
+                await self._delivery.deliver_all([(job.message, reply) for job, reply in batch])
+            except BaseException as error:
+                self.counters.delivery_retries += len(batch)
+                for job, reply in batch:
+                    job.resume(partial(self._finish, reply=reply))
+                if not isinstance(error, Exception):
+                    raise
+                continue
+            outcomes = self.counters.outcomes
+            for _, reply in batch:
+                outcomes[reply.result.outcome] += 1
+            try:
+                kept = await acknowledge_all(self._requests, [job.message for job, _ in batch])
+            except BaseException as error:
+                for job, _ in batch:
+                    job.resume(self._acknowledge)
+                if not isinstance(error, Exception):
+                    raise
+                continue
+            for (job, _), ours in zip(batch, kept, strict=True):
+                self.counters.finished += ours
+                job.end(lost=not ours)
+
+    async def _finish(self, job: Job[EvalRequest], *, reply: EvalReply) -> None:
         if await self._deliver(job, reply):
-            await self._settled(job, message.acknowledge)
+            await self._acknowledge(job)
+
+    async def _acknowledge(self, job: Job[EvalRequest]) -> None:
+        await self._settled(job, job.message.acknowledge)
 
     def _drifted(self, request: EvalRequest) -> bool:
         here, there = self.config.fingerprint, request.fingerprint

@@ -40,6 +40,27 @@ def write(tree: dict[str, Any]) -> bytes:
     return dumps(tree).encode("utf-8")
 
 
+def read(data: bytes, what: str) -> dict[str, Any]:
+    """The fields of a body. Raises `CodecError` if it is no object, or in another format."""
+    tree: dict[str, Any] = parse_json(data)
+    if type(tree) is not dict:
+        raise CodecError(f"{what} is an object")
+    # Escaped text is rare, and an escape may itself be written as one: only then is the whole body walked.
+    if _MARK in data or b"\\u" in data:
+        try:
+            tree = restore(tree)
+        except RecursionError:
+            raise CodecError("nested too deeply") from None
+    if (version := tree.pop("v", None)) != VERSION or type(version) is not int:
+        raise CodecError(f"{what} has format {version!r}, this Fairtrial reads {VERSION}; upgrade the older")
+    return tree
+
+
+def is_count(value: Any) -> bool:
+    """Whether this is an int that a database can hold and nothing can be fewer than."""
+    return type(value) is int and 0 <= value <= _MAX_INT
+
+
 class Fields:
     """The fields of one body, taken out one by one.
 
@@ -48,19 +69,8 @@ class Fields:
 
     __slots__ = ("_tree", "_what")
 
-    def __init__(self, data: bytes, what: str) -> None:
-        tree = parse_json(data)
-        if type(tree) is not dict:
-            raise CodecError(f"{what} is an object")
-        # Escaped text is rare, and an escape may itself be written as one: only then is the whole body walked.
-        if _MARK in data or b"\\u" in data:
-            try:
-                tree = restore(tree)
-            except RecursionError:
-                raise CodecError("nested too deeply") from None
-        if (version := tree.pop("v", None)) != VERSION or type(version) is not int:
-            raise CodecError(f"{what} has format {version!r}, this Fairtrial reads {VERSION}; upgrade the older")
-        self._tree: dict[str, Any] = tree
+    def __init__(self, tree: dict[str, Any], what: str) -> None:
+        self._tree = tree
         self._what = what
 
     def any(self, name: str) -> Any:

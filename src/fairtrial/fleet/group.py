@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import fields, is_dataclass
 from typing import Any, Final, Literal, Protocol
 
 from fairtrial._version import __version__
@@ -81,6 +82,7 @@ class LoopGroup:
         policy = RestartPolicy() if restart is None else restart
         self.loops = [Supervised(name, loop, policy) for name, loop in _named(loops)]
         self.state: GroupState = "new"
+        self.hurried = False  # Whether what was under way had to be cancelled.
         self._watchdog = None if stall_seconds is None else Watchdog(stall_seconds, exit_on_stall=exit_on_stall)
         if exit_on_stall and stall_seconds is None:
             raise ConfigurationError("exit_on_stall needs stall_seconds")
@@ -113,6 +115,7 @@ class LoopGroup:
         Raises:
             LoopCrashedError: a loop crashed too often; the others were drained.
             ConfigurationError: a loop, or the group, cannot work as it is set up; the other loops were drained.
+            MailboxAccessError: a loop's server refuses it; the other loops were drained.
         """
         if self.state != "new":
             raise ConfigurationError("a group runs once; make another")
@@ -196,6 +199,7 @@ class LoopGroup:
         if self.state != "draining":
             return
         self.state = "hurrying"
+        self.hurried = True
         _log.warning("what is still under way is cancelled and handed back")
         for task in self._tasks:
             task.cancel()
@@ -251,7 +255,7 @@ class LoopGroup:
         ill = [f"{one.name} has crashed {one.in_a_row} times in a row" for one in self.loops if one.failing]
         if ill:
             return "; ".join(ill)
-        return "" if any(one.state == "running" for one in self.loops) else "no loop is running"
+        return "" if any(one.ready for one in self.loops) else "no loop takes work yet"
 
     async def _metrics(self) -> Page:
         asked: Future[str] = Future()
@@ -313,9 +317,11 @@ class LoopGroup:
         ]
         own: dict[tuple[str, bool], list[Reading]] = {}
         for one in self.loops:
-            for attribute, grows in (("counters", True), ("gauges", False)):
-                for name, value in _numbers(one.loop, attribute).items():
-                    own.setdefault((name, grows), []).append(Reading(value, {"loop": one.name}))
+            for attribute in ("counters", "gauges"):
+                for name, labels, value in _numbers(one.loop, attribute):
+                    # How many are in flight goes up and down, although loops count it beside what only grows.
+                    grows = attribute == "counters" and name != "in_flight"
+                    own.setdefault((name, grows), []).append(Reading(value, {"loop": one.name, **labels}))
         for (name, grows), readings in sorted(own.items(), key=lambda item: item[0]):
             full = f"fairtrial_{name}{'_total' if grows and not name.endswith('_total') else ''}"
             words = name.replace("_", " ")
@@ -355,14 +361,23 @@ def _named(
     return named
 
 
-def _numbers(loop: Any, attribute: str) -> dict[str, float]:
-    """What a loop says about itself, as far as it is numbers."""
+def _numbers(loop: Any, attribute: str) -> list[tuple[str, dict[str, str], float]]:
+    """What a loop says about itself, as far as it is numbers: name, labels, value. A mapping inside has a label."""
     said = getattr(loop, attribute, None)
     try:
         tree = said() if callable(said) else said
+        if is_dataclass(tree):
+            tree = {field.name: getattr(tree, field.name) for field in fields(tree)}
         if not isinstance(tree, Mapping):
-            return {}
-        return {str(name): float(value) for name, value in tree.items() if isinstance(value, int | float)}
+            return []
+        found: list[tuple[str, dict[str, str], float]] = []
+        for name, value in tree.items():
+            parts = value.items() if isinstance(value, Mapping) else ((None, value),)
+            for part, number in parts:
+                if isinstance(number, int | float):
+                    labels = {} if part is None else {str(name).removesuffix("s"): str(part)}
+                    found.append((str(name), labels, float(number)))
+        return found
     except Exception:
         _log.exception("a loop's %s could not be read", attribute)
-        return {}
+        return []

@@ -9,9 +9,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from fairtrial.errors import ConfigurationError, LoopCrashedError
+from fairtrial.errors import ConfigurationError, LoopCrashedError, MailboxAccessError
 
 _log = logging.getLogger(__name__)
 
@@ -21,9 +21,9 @@ type LoopState = Literal["new", "running", "crashed", "failed", "finished", "sto
 class Loop(Protocol):
     """What a group can run. `MainLoop` and `EvalLoop` are such loops.
 
-    Beside the two methods a loop may have `counters` and `gauges`, mappings from names to numbers or functions that
-    return them: they appear among the metrics. Counters only grow. A cancelled `run` hands back what it has not
-    finished.
+    Beside the two methods a loop may have `counters` and `gauges`: records, mappings from names to numbers, functions
+    that return such. They appear among the metrics. Counters only grow, but for one called `in_flight`. One that has
+    `ready` says with it whether it takes work by now. A cancelled `run` hands back what it has not finished.
     """
 
     def run(self) -> Awaitable[object]:
@@ -36,6 +36,37 @@ class Loop(Protocol):
 
 
 type LoopFactory = Callable[[], Loop]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A loop that is run in a certain way: `Bound(loop, lambda: loop.run(until_empty=True))`."""
+
+    loop: Any
+    start: Callable[[], Awaitable[object]]
+
+    @property
+    def counters(self) -> Any:
+        """The loop's own."""
+        return getattr(self.loop, "counters", None)
+
+    @property
+    def gauges(self) -> Any:
+        """The loop's own."""
+        return getattr(self.loop, "gauges", None)
+
+    @property
+    def ready(self) -> bool:
+        """The loop's own."""
+        return bool(getattr(self.loop, "ready", True))
+
+    def run(self) -> Awaitable[object]:
+        """Run it that way."""
+        return self.start()
+
+    def stop(self) -> object:
+        """Stop it."""
+        return self.loop.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +134,11 @@ class Supervised:
             return False
         return self.state == "failed" or self.in_a_row >= self._policy.alarm_after
 
+    @property
+    def ready(self) -> bool:
+        """Whether it runs and takes work, as far as it says."""
+        return self.state == "running" and bool(getattr(self.loop, "ready", True))
+
     def stop(self) -> None:
         """Let it finish what it has, and not start again. From the event loop's own thread."""
         self._stopping.set()
@@ -131,6 +167,7 @@ class Supervised:
         Raises:
             LoopCrashedError: it crashed too often in a row.
             ConfigurationError: it cannot work as it is set up; starting it again would not help.
+            MailboxAccessError: its server refuses it, for the same reason.
         """
         while not self._stopping.is_set():
             self._began = time.monotonic()
@@ -146,7 +183,7 @@ class Supervised:
                     self.state = "stopped"
                     raise
                 await self._crashed(error)  # It cancelled itself: nobody asked for that.
-            except ConfigurationError as error:
+            except (ConfigurationError, MailboxAccessError) as error:
                 self.state, self.error = "failed", f"{type(error).__name__}: {error}"
                 raise
             except Exception as error:

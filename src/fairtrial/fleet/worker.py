@@ -26,6 +26,7 @@ from fairtrial.portal import portal
 _log = logging.getLogger("fairtrial.fleet")
 _BEAT_SECONDS = 1.0
 _CANCEL_SECONDS = 20.0
+_DELIVER_SECONDS = 5.0
 _EMPTY_WAIT = 0.2
 _MAX_BACKOFF = 10.0
 
@@ -33,12 +34,15 @@ _MAX_BACKOFF = 10.0
 class Job[T]:
     """One message being worked on."""
 
-    __slots__ = ("_worker", "executing", "lease", "message", "task")
+    __slots__ = ("_worker", "abandoned", "detached", "executing", "lease", "message", "started", "task")
 
     def __init__(self, worker: Worker[T], message: Message[T]) -> None:
         self._worker = worker
         self.message = message
         self.executing = True
+        self.started = False
+        self.abandoned = False
+        self.detached = False
         self.lease: Lease
         self.task: asyncio.Task[None]
 
@@ -49,12 +53,31 @@ class Job[T]:
             self._worker._executing -= 1
             self._worker._wake()
 
+    def detach(self) -> None:
+        """The task may end, and the job goes on: until `end`, or until `resume` gives it another task."""
+        self.detached = True
+
+    def end(self, *, lost: bool = False) -> None:
+        """A detached job is done."""
+        if lost:
+            self._worker._lost(self.message)
+        self._worker._end(self)
+
+    def resume(self, handle: Callable[[Job[T]], Awaitable[None]]) -> None:
+        """Go on with a detached job in a task of its own."""
+        self.detached = False
+        self.task = asyncio.get_running_loop().create_task(self._worker._work(self, handle))
+
     def keep_until(self, deadline: float) -> None:
         """Renew the lease until then, on the clock `time.monotonic()`."""
         self.lease.deadline = deadline
 
-    def _cancel(self) -> None:
-        self.task.cancel()
+    def cancel(self) -> None:
+        """End the work. A task cancelled before its first step would never get to hand its message back."""
+        if self.started and not self.detached:
+            self.task.cancel()
+        else:  # Not begun, or its result is on its way with others: heard when there is a task again.
+            self.abandoned = True
 
 
 class Worker[T]:
@@ -219,34 +242,40 @@ class Worker[T]:
             if not receiving.done():
                 receiving.cancel()
                 await asyncio.wait([receiving])
-        if receiving.cancelled():
-            return ()
-        messages = receiving.result()
-        self.counters.received += len(messages)
-        now = time.monotonic()
-        for message in messages:
-            self._start(message, now, loop)
+            messages: Sequence[Message[T]] = ()
+            if not receiving.cancelled() and receiving.exception() is None:
+                messages = receiving.result()
+                self.counters.received += len(messages)
+                self._start(messages, loop)  # Also when we are being cancelled: only a job is handed back.
+        if not receiving.cancelled():
+            receiving.result()  # Raises what kept us from receiving.
         return messages
 
     async def _messages(self, count: int, wait: float) -> Sequence[Message[T]]:
         return await self.mailbox.receive(count, self._lease_seconds, wait)
 
-    def _start(self, message: Message[T], now: float, loop: asyncio.AbstractEventLoop) -> None:
-        job = Job(self, message)
-        job.lease = self._leases.keep(message, deadline=now + self._hold_seconds, on_lost=job._cancel)
-        self._executing += 1
-        self._jobs.add(job)
-        self.counters.in_flight += 1
-        job.task = loop.create_task(self._work(job))
+    def _start(self, messages: Sequence[Message[T]], loop: asyncio.AbstractEventLoop) -> None:
+        jobs = [Job(self, message) for message in messages]
+        deadline = time.monotonic() + self._hold_seconds
+        leases = self._leases.keep_all(messages, deadline=deadline, on_lost=[job.cancel for job in jobs])
+        self._executing += len(jobs)
+        self._jobs.update(jobs)
+        self.counters.in_flight += len(jobs)
+        for job, lease in zip(jobs, leases, strict=True):
+            job.lease = lease
+            job.task = loop.create_task(self._work(job, self._handle))
 
-    async def _work(self, job: Job[T]) -> None:
+    async def _work(self, job: Job[T], handle: Callable[[Job[T]], Awaitable[None]]) -> None:
         message = job.message
+        job.started = True
         try:
-            await self._handle(job)
+            if job.abandoned:
+                raise asyncio.CancelledError
+            await handle(job)
         except asyncio.CancelledError:
             if job.lease.lost:
                 self._lost(message)
-            else:
+            elif not message.settled:
                 self.counters.handed_back += 1
                 await self._quietly(message.hand_back())
         except LeaseLostError:
@@ -254,12 +283,16 @@ class Worker[T]:
         except BaseException as error:  # User code may raise anything, SystemExit too.
             await self.fail(message, error)
         finally:
-            self._leases.release(job.lease)
-            self._jobs.discard(job)
-            self.counters.in_flight -= 1
-            if job.executing:
-                self._executing -= 1
-            self._wake()
+            if not job.detached:
+                self._end(job)
+
+    def _end(self, job: Job[T]) -> None:
+        self._leases.release(job.lease)
+        self._jobs.discard(job)
+        self.counters.in_flight -= 1
+        if job.executing:
+            self._executing -= 1
+        self._wake()
 
     def _lost(self, message: Message[T]) -> None:
         self.counters.lease_losses += 1
@@ -303,15 +336,26 @@ class Worker[T]:
         await self._abandon()
 
     async def _abandon(self) -> None:
-        """Cancel what is in flight; each message is handed back."""
-        tasks = [job.task for job in self._jobs]
-        if not tasks:
-            return
-        for task in tasks:
-            task.cancel()
-        _, left = await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
-        if left:
-            _log.error("%d jobs do not end although they were cancelled; their leases run out", len(left))
+        """Cancel what is being executed; each message is handed back. Results on their way get a moment more."""
+        for job in self._jobs:
+            if job.executing:
+                job.cancel()
+        if await self._ended(_DELIVER_SECONDS):
+            for job in self._jobs:
+                job.cancel()
+            if left := await self._ended(_CANCEL_SECONDS):
+                _log.error("%d jobs do not end although they were cancelled; their leases run out", left)
+
+    async def _ended(self, seconds: float) -> int:
+        """Wait for the jobs to end; returns how many have not."""
+        end = time.monotonic() + seconds
+        while self._jobs and (left := end - time.monotonic()) > 0:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except TimeoutError:
+                break
+        return len(self._jobs)
 
     async def _beat(self) -> None:
         while True:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fairtrial.mailbox.body import WireBody
+    from fairtrial.mailbox.bulk import acknowledge_all, reply_all, send_all
     from fairtrial.mailbox.claim_check import ClaimCheck
     from fairtrial.mailbox.dead_letters import DeadLetter, DeadLetters, DLQPolicy
     from fairtrial.mailbox.lease import Lease, LeaseExtender
@@ -38,6 +39,9 @@ _WHERE = {
     "RedisMailboxFactory": "redis",
     "Renewer": "protocol",
     "WireBody": "body",
+    "acknowledge_all": "bulk",
+    "reply_all": "bulk",
+    "send_all": "bulk",
 }
 
 __all__ = [
@@ -60,6 +64,9 @@ __all__ = [
     "RedisMailboxFactory",
     "Renewer",
     "WireBody",
+    "acknowledge_all",
+    "reply_all",
+    "send_all",
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self
 
 from fairtrial.codec import decode, dumps
 
@@ -26,14 +26,20 @@ class WireBody(Protocol):
 
 def encode_body(body: Any) -> bytes:
     """A body as bytes. Raises `CodecError` for what cannot travel."""
-    kind = type(body)
-    if hasattr(kind, "to_wire") and hasattr(kind, "from_wire"):
-        return cast(bytes, body.to_wire())
+    if _writes_itself(type(body)):
+        written: bytes = body.to_wire()
+        return written
     return dumps(body).encode("utf-8")
 
 
 def decode_body[T](kind: type[T], data: bytes) -> T:
     """A body from bytes. Raises `CodecError` for what is not one."""
-    if hasattr(kind, "to_wire") and hasattr(kind, "from_wire"):
-        return cast(T, cast(Any, kind).from_wire(data))
+    if _writes_itself(kind):
+        reader: Any = kind
+        read: T = reader.from_wire(data)
+        return read
     return decode(kind, data)
+
+
+def _writes_itself(kind: Any) -> bool:
+    return hasattr(kind, "to_wire") and hasattr(kind, "from_wire")

@@ -49,12 +49,11 @@ class ClaimCheck:
         """The body with that hash.
 
         Raises:
-            BodyError: it is no hash, nothing under the folder has it, or what has it is damaged.
+            BodyError: it is no hash, nothing under the folder has it, or what has it is damaged or too large.
             OSError: the folder cannot be read just now.
         """
         try:
-            attachment = Attachment(sha256)
-            return await anyio.to_thread.run_sync(self.folder.get, attachment)
+            return await anyio.to_thread.run_sync(self._fetch, Attachment(sha256))
         except DataError as error:
             raise BodyError(str(error)) from None
 
@@ -70,6 +69,15 @@ class ClaimCheck:
         sha256 = self.folder.put(body).sha256
         os.utime(self._path(sha256))  # Sent again just now: not old, although it may have been written long ago.
         return sha256
+
+    def _fetch(self, attachment: Attachment) -> bytes:
+        try:
+            size = self._path(attachment.sha256).stat().st_size
+        except FileNotFoundError:
+            size = 0
+        if size > self.max_bytes:  # Looked at before it is read: the folder is shared.
+            raise BodyError(f"{size} bytes are more than {self.max_bytes}")
+        return self.folder.get(attachment)
 
     def _path(self, sha256: str) -> Path:
         return self.folder.root / sha256[:2] / sha256

@@ -154,9 +154,21 @@ class LeaseExtender:
             deadline: When renewing ends, on the extender's monotonic clock; `Lease.deadline` may be moved later.
             on_lost: Called on the event loop, once, when the lease is lost.
         """
+        return self.keep_all([message], deadline=deadline, on_lost=[on_lost])[0]
+
+    def keep_all(
+        self, messages: Sequence[Message[Any]], *, deadline: float, on_lost: Sequence[Callable[[], Any]]
+    ) -> Sequence[Lease]:
+        """`keep`, for many messages received together."""
         if not math.isfinite(deadline):
             raise ConfigurationError("a lease needs a deadline: a job that hangs must not keep its message for ever")
-        return self._register(message, deadline, on_lost)
+        call = loop_caller()
+        with self._lock:
+            pulse = self._pulse(call)
+            pulse.holds += len(messages)
+            leases = [Lease(message, deadline, lost, pulse) for message, lost in zip(messages, on_lost, strict=True)]
+            self._held.update(leases)
+        return leases
 
     def close(self) -> None:
         """Stop renewing. Leases that are still held run out by themselves."""
@@ -165,21 +177,16 @@ class LeaseExtender:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=self.lease_seconds)
 
-    def _register(self, message: Message[Any], deadline: float, on_lost: Callable[[], Any]) -> Lease:
-        call = loop_caller()
-        with self._lock:
-            if self._stop.is_set():
-                raise ConfigurationError("the lease extender is closed")
-            pulse = self._pulses.get(call)
-            if pulse is None:
-                pulse = self._pulses[call] = _Pulse(call, self._clock.monotonic())
-            pulse.holds += 1
-            lease = Lease(message, deadline, on_lost, pulse)
-            self._held.add(lease)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="fairtrial leases", daemon=True)
-                self._thread.start()
-        return lease
+    def _pulse(self, call: Callable[[Callable[[], Any]], Any]) -> _Pulse:
+        if self._stop.is_set():
+            raise ConfigurationError("the lease extender is closed")
+        pulse = self._pulses.get(call)
+        if pulse is None:
+            pulse = self._pulses[call] = _Pulse(call, self._clock.monotonic())
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="fairtrial leases", daemon=True)
+            self._thread.start()
+        return pulse
 
     def release(self, lease: Lease) -> None:
         """Stop renewing one lease; the other half of `keep`."""

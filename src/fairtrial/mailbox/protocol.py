@@ -30,7 +30,7 @@ def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             "a mailbox name is 1 to 200 letters, digits and any of _ . : - and starts with a letter or digit, "
-            f"not {name!r}"
+            f"not {name[:200]!r}"
         )
     return name
 

@@ -14,9 +14,9 @@ from fairtrial.codec import digest, to_json
 from fairtrial.errors import CodecError, ModelError, ModelRefusedError, OutputParseError, RateLimitedError
 from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import Completion, OutputT, PromptResponse, ToolSpec
-from fairtrial.models.budget import Budget, Spending, spent_in
+from fairtrial.models.budget import Budget, Spending, SpendingLog, spent_in
 from fairtrial.models.cache import ResponseCache, shared_cache
-from fairtrial.models.limiter import Limiter, Unlimited
+from fairtrial.models.limiter import Limiter, TokenLimiter, Unlimited
 from fairtrial.models.prompt import Prompt
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import NO_RETRY, RetryPolicy
@@ -52,6 +52,8 @@ class BaseAdapter:
         cache: Where answers are kept.
         trial_budget: What one trial may use through adapters, over all its attempts.
         run_budget: What one run may use through this adapter.
+        spending: What counts against `run_budget`: this adapter's calls unless given. One for several adapters, or
+            for a fleet, makes them share the budget.
     """
 
     wraps_outputs: ClassVar[bool] = False  # Whether outputs that are not objects travel under "value".
@@ -69,6 +71,7 @@ class BaseAdapter:
         cache: ResponseCache | None = None,
         trial_budget: Budget | None = None,
         run_budget: Budget | None = None,
+        spending: SpendingLog | None = None,
     ) -> None:
         self._name = name
         self._model = model
@@ -76,10 +79,11 @@ class BaseAdapter:
         self._params = dict(params)
         self._retry = retry
         self._limiter = Unlimited() if limiter is None else limiter
+        self._token_limiter = self._limiter if isinstance(self._limiter, TokenLimiter) else None
         self._cache = cache
         self._trial_budget = trial_budget
         self._run_budget = run_budget
-        self._spending = Spending()
+        self._spending = Spending() if spending is None else spending
 
     @property
     def name(self) -> str:
@@ -188,7 +192,7 @@ class BaseAdapter:
         """Send until there is an answer, or no point in trying again."""
         failures = refusals = 0
         while True:
-            self._check_budgets(call, trial, recorder)
+            await self._check_budgets(call, trial, recorder)
             async with self._limiter.slot() as permit:
                 try:
                     reply = await self._send(call)
@@ -202,6 +206,8 @@ class BaseAdapter:
                     failures += 1
                 else:
                     self._limiter.report(permit, "answered")
+                    if self._token_limiter is not None and reply.usage is not None:
+                        self._token_limiter.used(permit, reply.usage.total_tokens)
                     if self._run_budget is not None:
                         self._spending.add(_run_id(trial), reply.usage)
                     return reply
@@ -216,10 +222,11 @@ class BaseAdapter:
                 )
             await anyio.sleep(pause)
 
-    def _check_budgets(self, call: ModelCall, trial: TrialContext | None, recorder: Session | None) -> None:
+    async def _check_budgets(self, call: ModelCall, trial: TrialContext | None, recorder: Session | None) -> None:
         if self._trial_budget is not None and recorder is not None:
             self._trial_budget.check(*spent_in(recorder, call.actor), "trial's")
         if self._run_budget is not None:
+            await self._spending.refresh(_run_id(trial))
             self._run_budget.check(*self._spending.of(_run_id(trial)), "run's")
 
     def _cache_key(self, call: ModelCall, trial: TrialContext | None) -> str:

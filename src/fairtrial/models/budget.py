@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Protocol
 
 from fairtrial.errors import BudgetExceededError, ConfigurationError
 from fairtrial.session.events import PromptExecuted, TokenUsage
@@ -47,12 +48,31 @@ class Budget:
                 raise BudgetExceededError(f"the {whose} budget of {limit:,} {name} is used up ({amount:,} so far)")
 
 
+class SpendingLog(Protocol):
+    """What runs have used: of this process (`Spending`), or of a fleet (`fairtrial.fleet.spending.FleetSpending`)."""
+
+    async def refresh(self, run_id: str) -> None:
+        """Find out what others have used since."""
+        ...
+
+    def of(self, run_id: str) -> tuple[TokenUsage, int]:
+        """What a run has used, in how many requests, as far as is known here."""
+        ...
+
+    def add(self, run_id: str, usage: TokenUsage | None) -> None:
+        """Count one more request of a run."""
+        ...
+
+
 class Spending:
     """What the runs of this process have used, run by run. Only the latest runs are kept in mind."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, tuple[TokenUsage, int]] = OrderedDict()
+
+    async def refresh(self, run_id: str) -> None:
+        """There are no others."""
 
     def of(self, run_id: str) -> tuple[TokenUsage, int]:
         """What a run has used, in how many requests."""

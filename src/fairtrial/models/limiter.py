@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import anyio
 
@@ -43,6 +43,15 @@ class Limiter(Protocol):
 
     def report(self, permit: Permit, verdict: Verdict, *, retry_after: float | None = None) -> None:
         """Say what became of a call, while its slot is still held."""
+        ...
+
+
+@runtime_checkable
+class TokenLimiter(Limiter, Protocol):
+    """A limiter that also limits tokens, and so wants to know how many a call took."""
+
+    def used(self, permit: Permit, tokens: int) -> None:
+        """Say how many tokens an answered call took, while its slot is still held."""
         ...
 
 

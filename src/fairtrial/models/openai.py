@@ -45,6 +45,7 @@ class OpenAIAdapter(SdkAdapter):
         cache: Where answers are kept.
         trial_budget: What one trial may use.
         run_budget: What one run may use.
+        spending: What counts against `run_budget`: this adapter's calls unless given; a fleet may share one.
     """
 
     provider = "openai"

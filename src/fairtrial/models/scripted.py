@@ -12,7 +12,7 @@ from fairtrial.codec import dumps
 from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY
 from fairtrial.models.base import BaseAdapter
-from fairtrial.models.budget import Budget
+from fairtrial.models.budget import Budget, SpendingLog
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.limiter import Limiter
 from fairtrial.models.reply import ModelCall, ModelReply
@@ -36,7 +36,7 @@ class ScriptedAdapter(BaseAdapter):
         model: What it calls itself.
         usage: What each call claims to use; by default four characters count as a token.
         repeat: Start a list again when it is used up, instead of raising.
-        retry, limiter, cache, trial_budget, run_budget: As with every adapter; there are none unless given.
+        retry, limiter, cache, trial_budget, run_budget, spending: As with every adapter; there are none unless given.
 
     `calls` holds what it was asked, oldest first.
     """
@@ -55,6 +55,7 @@ class ScriptedAdapter(BaseAdapter):
         cache: ResponseCache | None = None,
         trial_budget: Budget | None = None,
         run_budget: Budget | None = None,
+        spending: SpendingLog | None = None,
     ) -> None:
         super().__init__(
             name=name,
@@ -65,6 +66,7 @@ class ScriptedAdapter(BaseAdapter):
             cache=cache,
             trial_budget=trial_budget,
             run_budget=run_budget,
+            spending=spending,
         )
         if isinstance(replies, str) or not (callable(replies) or isinstance(replies, Sequence | Mapping)):
             raise ConfigurationError("a script is a list of replies, a mapping or a function")

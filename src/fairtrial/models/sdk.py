@@ -40,7 +40,7 @@ from fairtrial.errors import (
 )
 from fairtrial.frozen import EMPTY
 from fairtrial.models.base import BaseAdapter
-from fairtrial.models.budget import Budget
+from fairtrial.models.budget import Budget, SpendingLog
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.limiter import Limiter, shared_limiter
 from fairtrial.models.pricing import is_known
@@ -128,6 +128,7 @@ class SdkOptions(TypedDict, total=False):
     cache: ResponseCache | None
     trial_budget: Budget | None
     run_budget: Budget | None
+    spending: SpendingLog | None
 
 
 class SdkAdapter(BaseAdapter):
@@ -165,6 +166,7 @@ class SdkAdapter(BaseAdapter):
         cache: ResponseCache | None = None,
         trial_budget: Budget | None = None,
         run_budget: Budget | None = None,
+        spending: SpendingLog | None = None,
     ) -> None:
         name = type(self).__name__
         if not model:
@@ -185,6 +187,7 @@ class SdkAdapter(BaseAdapter):
             cache=cache,
             trial_budget=trial_budget,
             run_budget=run_budget,
+            spending=spending,
         )
         self._key = api_key if api_key else next(filter(None, map(os.environ.get, self.key_variables)), None)
         if self._key is None:

@@ -81,6 +81,8 @@ def about_runs(reports: Sequence[ExperimentReport]) -> Iterator[str]:
             f"The sides were scored by different evaluators ({', '.join(evaluators)}): part of the difference may be "
             "theirs."
         )
+    if len({part.run.dataset_fingerprint for part in reports}) > 1:
+        yield "The runs are of different datasets, or versions of one: an id must mean the same sample in all of them."
     seen = {(part.run.run_id, part.name) for part in reports}
     if len(seen) < len(reports):
         yield "An experiment is compared with itself."

@@ -9,9 +9,10 @@ from typing import Literal
 
 from scipy import stats as scipy_stats
 
-from fairtrial.report.columns import PASSED, UNIT, Columns
+from fairtrial.report.columns import COSTS, FAILED, PASSED, UNIT, Columns
 from fairtrial.report.estimates import mean_of
-from fairtrial.report.pairs import Pairs, Settings, difference, scores_of
+from fairtrial.report.pairs import Pairs, difference, scores_of
+from fairtrial.report.scores import Settings
 from fairtrial.report.verdicts import Found, adjust
 from fairtrial.report.words import change_text, counted, mean_text, range_text, samples_text, size_text
 from fairtrial.stats import MeanEstimate, Undefined, samples_to_detect
@@ -67,8 +68,13 @@ type Check = Floor | Margin
 
 def judged(checks: Sequence[Check], settings: Settings) -> tuple[GateCheck, ...]:
     """Hold every rule against its numbers; that one is missed must hold allowing for how many there are."""
+    scores = {
+        place: scores_of(one.pairs, one.metric, "system", settings)
+        for place, one in enumerate(checks)
+        if isinstance(one, Margin)
+    }
     found = {
-        place: Found(difference(scores_of(one.pairs, one.metric, "system", settings), one.pairs, settings))
+        place: Found(difference(scores[place], one.pairs, settings))
         for place, one in enumerate(checks)
         if isinstance(one, Margin)
     }
@@ -76,7 +82,9 @@ def judged(checks: Sequence[Check], settings: Settings) -> tuple[GateCheck, ...]
     for one in found.values():
         one.tests = len(checks)
     return tuple(
-        _margin(one, found[place], settings) if isinstance(one, Margin) else _floor(one, len(checks), settings)
+        _margin(one, found[place], scores[place].left_out, settings)
+        if isinstance(one, Margin)
+        else _floor(one, len(checks), settings)
         for place, one in enumerate(checks)
     )
 
@@ -113,13 +121,15 @@ def _floor(rule: Floor, checks: int, settings: Settings) -> GateCheck:
         told = f"the interval holds {limit}, so it may be met or missed; {_would_decide(needed)}"
         if not low <= bound <= high:
             told = f"missed alone, but not clearly enough for one of {checks} rules; {_would_decide(needed)}"
+    unbounded = rule.candidate.bounds(metric) is None and metric not in COSTS
+    told += _left_out(rule.candidate.count(FAILED) if unbounded else 0)
     return GateCheck(
         kind, metric, rule.slice, status, bound, float(found.mean), low, high, found.n, None, needed,
         f"{figures}: {told}",
     )  # fmt: skip
 
 
-def _margin(rule: Margin, found: Found, settings: Settings) -> GateCheck:
+def _margin(rule: Margin, found: Found, left_out: int, settings: Settings) -> GateCheck:
     metric, one = rule.metric, found.difference
     names = rule.pairs.candidate.name, rule.pairs.baseline.name
     if one.difference is None or one.interval is None:
@@ -153,12 +163,17 @@ def _margin(rule: Margin, found: Found, settings: Settings) -> GateCheck:
         told = f"{told}; {_would_decide(needed)}"
     return GateCheck(
         "margin", metric, rule.slice, status, rule.margin, float(one.difference), low, high, one.n,
-        None if one.p_value is None else float(one.p_value), needed, f"{figures}: {told}",
+        None if one.p_value is None else float(one.p_value), needed, f"{figures}: {told}{_left_out(left_out)}",
     )  # fmt: skip
 
 
 def _where(name: str | None) -> str:
     return "" if name is None else f"[{name}] "
+
+
+def _left_out(failures: int) -> str:
+    """A metric that is not confined to a range has no worst value to give to a failure."""
+    return f" {counted(failures, 'failed trial')} could not be counted in it." if failures else ""
 
 
 def _would_decide(needed: int | None) -> str:

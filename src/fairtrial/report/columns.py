@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import batched, chain
 from typing import Any, Literal
 
 import numpy as np
@@ -45,7 +46,7 @@ PASSED, VALUE, REWARD = "passed", "value", "reward"
 COSTS = ("latency_ms", "tokens", "cost_usd")
 """What every trial has beside its score; less of it is better."""
 BUILT_IN = (PASSED, VALUE, REWARD, *COSTS)
-_BUILT_IN = frozenset(BUILT_IN)
+_PAGE = 5_000  # Trials taken over together.
 CLUSTER_KEY = EvalConfig().cluster
 UNIT = (0.0, 1.0)
 
@@ -198,11 +199,10 @@ def read_columns(
     if inputs:
         groups |= _of_inputs(part, ordinals, inputs)
     wanted = None if metrics is None else frozenset(metrics)
-    repeats, experiments = run.repeats, len(run.experiments)
-    table = _Table(run.dataset_size, run.repeats, wanted)
-    for row in store.scores(run.run_id, experiment=part.name, weights=wanted is not None and REWARD in wanted):
-        rest, repeat = divmod(row.ordinal, repeats)
-        table.add(rest // experiments * repeats + repeat, row)
+    table = _Table(run.dataset_size, run.repeats, len(run.experiments), wanted)
+    rows = store.scores(run.run_id, experiment=part.name, weights=wanted is not None and REWARD in wanted)
+    for page in batched(rows, _PAGE):
+        table.add(page)
     outcomes, values = table.arrays(ordinals)
     note = adaptive_note(run)
     return Columns(
@@ -225,43 +225,50 @@ def cluster_key(part: ExperimentReport) -> str:
 
 
 class _Table:
-    """Cells by place: sample-major, as the plan is."""
+    """Cells by place, sample-major as the plan is, filled many at a time."""
 
-    def __init__(self, samples: int, repeats: int, wanted: frozenset[str] | None) -> None:
+    def __init__(self, samples: int, repeats: int, experiments: int, wanted: frozenset[str] | None) -> None:
         self._shape = (samples, repeats)
+        self._experiments = experiments
         self._wanted = wanted
-        self._costs = [name for name in COSTS if wanted is not None and name in wanted]
         self._outcomes = np.zeros(samples * repeats, dtype=np.int8)
         self._values: dict[str, FloatArray] = {}
         for name in (PASSED, VALUE):
-            if wanted is None or name in wanted:
+            if self._wants(name):
                 self._column(name)
+
+    def _wants(self, name: str) -> bool:
+        return self._wanted is None or name in self._wanted
 
     def _column(self, name: str) -> FloatArray:
         return self._values.setdefault(name, np.full(self._outcomes.size, np.nan))
 
-    def add(self, cell: int, row: ScoreRow) -> None:
-        self._outcomes[cell] = _CLASS[row.outcome]
-        wanted, values = self._wanted, self._values
-        for name in self._costs:
-            cost = getattr(row, name)
-            if cost is not None and row.outcome != "not_run":
-                self._column(name)[cell] = cost
-        if row.value is None:
-            return
-        for name, number in row.metrics.items():
+    def add(self, rows: Sequence[ScoreRow]) -> None:
+        repeats = self._shape[1]
+        ordinals = np.fromiter((row.ordinal for row in rows), dtype=np.intp, count=len(rows))
+        cells = ordinals // (repeats * self._experiments) * repeats + ordinals % repeats
+        self._outcomes[cells] = [_CLASS[row.outcome] for row in rows]
+        if self._wanted is not None:
+            for name in self._wanted.intersection(COSTS):
+                self._set(name, cells, [None if row.outcome == "not_run" else getattr(row, name) for row in rows])
+        places = [place for place, row in enumerate(rows) if row.value is not None]
+        scored, some = cells[places], [rows[place] for place in places]
+        if self._wants(PASSED):
+            self._set(PASSED, scored, [row.passed for row in some])
+        if self._wants(VALUE):
+            self._set(VALUE, scored, [row.value for row in some])
+        if self._wanted is not None and REWARD in self._wanted:
+            self._set(REWARD, scored, [_reward(row) for row in some])
+        metrics = [row.metrics for row in some]
+        for name in dict.fromkeys(chain.from_iterable(metrics)):
             # A metric that has the name of something built in gives way to it.
-            if (wanted is None or name in wanted) and name not in _BUILT_IN:
-                column = values.get(name)
-                if column is None:
-                    column = self._column(name)
-                column[cell] = number
-        if PASSED in values:
-            values[PASSED][cell] = bool(row.passed)
-        if VALUE in values:
-            values[VALUE][cell] = row.value
-        if wanted is not None and REWARD in wanted:
-            self._column(REWARD)[cell] = _reward(row)
+            if self._wants(name) and name not in BUILT_IN:
+                self._set(name, scored, [found.get(name) for found in metrics])
+
+    def _set(self, name: str, cells: IntArray, values: Sequence[float | None]) -> None:
+        numbers = np.array(values, dtype=np.float64)  # None becomes NaN.
+        if np.isfinite(numbers).any():
+            self._column(name)[cells] = numbers
 
     def arrays(self, ordinals: IntArray) -> tuple[NDArray[np.int8], dict[str, FloatArray]]:
         outcomes = self._outcomes.reshape(self._shape)
@@ -279,16 +286,11 @@ def _reward(row: ScoreRow) -> float:
 
 
 def _facts(part: ExperimentReport, keys: Sequence[str]) -> tuple[IntArray, list[str], list[list[Hashable]]]:
-    ordinals: list[int] = []
-    ids: list[str] = []
-    facts: list[list[Hashable]] = [[] for _ in keys]
-    for ordinal, sample_id, found in part.store.sample_facts(part.run.run_id, keys):
-        if ordinal < part.run.dataset_size:
-            ordinals.append(ordinal)
-            ids.append(sample_id)
-            for column, value in zip(facts, found, strict=True):
-                column.append(hashable(value))
-    return np.asarray(ordinals, dtype=np.intp), ids, facts
+    known = [row for row in part.store.sample_facts(part.run.run_id, keys) if row[0] < part.run.dataset_size]
+    ordinals = np.fromiter((row[0] for row in known), dtype=np.intp, count=len(known))
+    columns = zip(*(row[2] for row in known), strict=True) if known else ((),) * len(keys)
+    facts = [[None if value is None else hashable(value) for value in column] for column in columns]
+    return ordinals, [row[1] for row in known], facts
 
 
 def _of_inputs(

@@ -33,8 +33,9 @@ from fairtrial.report.comparison import (
     Side,
     SliceComparison,
 )
-from fairtrial.report.pairs import Pairs, Scores, Settings, changes, difference, pair, scores_of
+from fairtrial.report.pairs import Pairs, changes, difference, pair, scores_of
 from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.report.scores import Scores, Settings
 from fairtrial.report.slices import SliceBy
 from fairtrial.report.slicing import Slice, cut, needs, settled
 from fairtrial.report.verdicts import Found, adjust, detectable, samples_needed, sentence, verdict_of
@@ -86,7 +87,8 @@ def compare(
         raise ConfigurationError(f"alpha is the accepted chance of a false alarm, such as 0.05, not {alpha}")
     wanted = (metrics,) if isinstance(metrics, str) else metrics
     columns = read_sides(parts, wanted, cluster, slice_by)
-    settings = Settings(alpha, 0.8, frozenset((*lower_is_better, *COSTS)), bounds, test, None, seed)
+    lower = (lower_is_better,) if isinstance(lower_is_better, str) else lower_is_better
+    settings = Settings(alpha, 0.8, frozenset((*lower, *COSTS)), bounds, test, None, seed)
     return compare_columns(columns[0], columns[1:], metrics=wanted, slice_by=slice_by, settings=settings, reports=parts)
 
 
@@ -103,7 +105,8 @@ def read_sides(
         read_columns(
             part,
             metrics=read,
-            cluster=cluster if place == 0 else None,
+            # A choice made here is the baseline's to answer for; "" keeps the candidates' own clusters out of it.
+            cluster=cluster if place == 0 or cluster is None else "",
             keys=needed.keys if place == 0 else (),
             inputs=needed.inputs if place == 0 else EMPTY,
             name=name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fairtrial.report.columns import BUILT_IN, PASSED, VALUE, Columns, View, read_columns
 from fairtrial.report.report import EvalReport, ExperimentReport
@@ -95,6 +95,8 @@ def _estimates(columns: Columns, level: float) -> Iterator[Estimate]:
         trials = columns.scores(PASSED, "system")
         for name, formula in (("pass@", mean_pass_at_k), ("pass^", mean_pass_hat_k)):
             found = formula(trials, columns.repeats, clusters=columns.clusters, level=level)
+            # A sample counts if it has all its repeats.
+            found = replace(found, trials=found.n * columns.repeats)
             yield _named(f"{name}{columns.repeats}", PASSED, "system", found)
     for metric in columns.values:
         if metric not in BUILT_IN:

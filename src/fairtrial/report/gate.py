@@ -15,10 +15,11 @@ from fairtrial.report.checks import Check, Floor, GateCheck, Margin, judged
 from fairtrial.report.columns import COSTS, PASSED, Columns, hashable, one_experiment, read_columns
 from fairtrial.report.compare import compare_columns, side_names
 from fairtrial.report.comparison import Comparison
-from fairtrial.report.pairs import Pairs, Settings, pair
+from fairtrial.report.pairs import Pairs, pair
 from fairtrial.report.rendered import Rendered
 from fairtrial.report.report import EvalReport, ExperimentReport
 from fairtrial.report.rules import GateRules, SliceRule
+from fairtrial.report.scores import Settings
 from fairtrial.report.slicing import Slice, cut
 from fairtrial.types import JSON
 

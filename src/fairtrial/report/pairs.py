@@ -13,8 +13,6 @@ from fairtrial.report.scores import Scores, Settings
 from fairtrial.report.sequential import difference_at_any_time
 from fairtrial.stats import PairedDifference, paired_difference
 
-__all__ = ["Pairs", "Scores", "Settings", "changes", "difference", "pair", "scores_of"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:

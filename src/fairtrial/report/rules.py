@@ -77,7 +77,8 @@ class GateRules:
     def __post_init__(self) -> None:
         _check(self, "the gate rules")
         for name in ("slices", "lower_is_better"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         if not all(isinstance(rule, SliceRule) for rule in self.slices):
             raise ConfigurationError("the gate rules' slices are SliceRule records; from_mapping makes them of tables")
         if not _is_number(self.max_missing_share) or not 0 <= self.max_missing_share <= 1:
@@ -124,8 +125,6 @@ class GateRules:
             raise ConfigurationError(f"the gate rules' slices are a list of tables, not {slices!r}")
         if slices:
             values["slices"] = tuple(_slice_rule(rule) for rule in slices)
-        if isinstance(values.get("lower_is_better"), str):
-            values["lower_is_better"] = (values["lower_is_better"],)
         return cls(**values)
 
     @classmethod

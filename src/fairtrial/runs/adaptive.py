@@ -275,11 +275,13 @@ def refuse_clusters(config: EvalConfig, dataset: Dataset[Any, Any]) -> None:
         seen.add(text)
 
 
-def follow(config: EvalConfig, run: RunRecord, store: RunStore, redo: Set[int]) -> Adaptive | None:
+def follow(
+    config: EvalConfig, run: RunRecord, store: RunStore, redo: Set[int], window: int | None = None
+) -> Adaptive | None:
     """Begin to follow a run, or go on: what is stored is counted, but for the trials that are to be done again."""
     if config.stop_when is None:
         return None
-    window = _ROUNDS * config.max_concurrent
+    window = window or _ROUNDS * config.max_concurrent
     adaptive = Adaptive(config.stop_when, run, stored=_stored(store, run.run_id, redo), window=window)
     adaptive.advance()
     return adaptive

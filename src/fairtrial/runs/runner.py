@@ -163,14 +163,16 @@ class OpenRun:
         )
         return done
 
-    async def follow(self, redo: Set[int]) -> None:
+    async def follow(self, redo: Set[int], *, window: int | None = None) -> None:
         """Go by `EvalConfig.stop_when`, if there is one; stored trials in `redo` count when they are done again.
+
+        `window` is how far trials may run ahead of those that are looked at; by the run's concurrency unless given.
 
         From here on `stop` takes every result through `Limits.check` and says when there are enough;
         `stop.room_for(ordinal)` is to be awaited before a trial is started.
         """
         config, run, store = self.request.config, self.run, self.request.store
-        self.stop.follow(await blocking(lambda: follow(config, run, store, redo)))
+        self.stop.follow(await blocking(lambda: follow(config, run, store, redo, window)))
 
     async def start(self) -> Limits:
         """Mark the run as running and work out what may still be spent."""

@@ -280,14 +280,10 @@ class MemoryStore(RunStore):
             run = self._run(run_id)
             entries = run.ordered()
         column = experiment_index(run.record, experiment)
-        return (
-            read_scores(
-                [entry.row[place] for place in _SCORES],
-                entry.detail[5] if weights and entry.detail is not None else None,
-            )
-            for entry in entries
-            if entry.row[_COLUMN["experiment"]] == column
-        )
+        wanted = [entry for entry in entries if entry.row[_COLUMN["experiment"]] == column]
+        rests = (None if entry.detail is None else entry.detail[5] for entry in wanted)
+        rows = [[*(entry.row[place] for place in _SCORES), *((next(rests),) if weights else ())] for entry in wanted]
+        return read_scores(rows)
 
     def totals(self, run_id: str) -> list[Totals]:
         """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""

@@ -233,11 +233,8 @@ class SqlReads(RunStore):
         columns: list[ColumnElement[Any]] = [results.c[name] for name in READ_SCORES]
         query = select(*columns, details.c.score).select_from(_with_details()) if weights else select(*columns)
         query = query.where(results.c.run == number, results.c.experiment == experiment_index(run, experiment))
-        width = len(READ_SCORES)
-        return (
-            read_scores(row[:width], row[width] if weights else None)
-            for row in self._pages(query, results.c.ordinal, _SLIM_PAGE)
-        )
+        pages = batched(self._pages(query, results.c.ordinal, _SLIM_PAGE), _SLIM_PAGE)
+        return (row for page in pages for row in read_scores(page))
 
     def totals(self, run_id: str) -> list[Totals]:
         """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""

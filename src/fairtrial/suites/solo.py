@@ -7,6 +7,7 @@ answer: it was not its neighbours who did.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -31,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where, descriptor = sys.argv[1:] if arguments is None else arguments
     request = EvalRequest.from_wire(sys.stdin.buffer.read())
     answer = asyncio.run(execute_alone(load_suite(where), request)).to_wire()
-    with os.fdopen(int(descriptor), "wb") as out:
-        out.write(answer)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(int(descriptor), "wb") as out:
+        out.write(answer)  # The worker may have been killed meanwhile; then another one asks again.
     return 0
 
 

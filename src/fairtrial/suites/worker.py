@@ -10,10 +10,8 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -22,8 +20,10 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, FairtrialError
 from fairtrial.fleet.config import EvalLoopConfig
 from fairtrial.fleet.eval_loop import EvalLoop
+from fairtrial.fleet.group import LoopGroup
 from fairtrial.fleet.post import PostOffice, open_post_office
 from fairtrial.fleet.solo import SubprocessSolo
+from fairtrial.fleet.supervise import Bound
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.offload import DaemonThreads
@@ -50,6 +50,8 @@ async def run_worker(
     until_empty: bool = False,
     max_iterations: int | None = None,
     signals: bool = False,
+    health_port: int | None = None,
+    health_host: str = "127.0.0.1",
     started: Callable[[EvalLoop], None] | None = None,
 ) -> EvalLoop:
     """Work on a suite's trials until told to stop; returns the loop, whose counters say what was done.
@@ -66,6 +68,8 @@ async def run_worker(
         until_empty: End when there is nothing left to do.
         max_iterations: End after so many receives.
         signals: Whether SIGTERM and SIGINT mean: finish what is in flight, then end. A second one hands it back.
+        health_port: Where to answer `/live`, `/ready` and `/metrics`; nowhere unless given.
+        health_host: The interface to answer on.
         started: Called with the loop before it runs, by those who want to stop or watch it.
     """
     chosen = load_suite(suite) if isinstance(suite, str) else suite
@@ -84,8 +88,10 @@ async def run_worker(
             _log.info("worker %s takes work of suite %r from %s", loop.name, chosen.name, requests.name)
             if started is not None:
                 started(loop)
-            with _heeded(loop) if signals else _unheeded():
+            if not signals and health_port is None:
                 await loop.run(max_iterations=max_iterations, until_empty=until_empty)
+            else:
+                await _supervised(loop, requests, max_iterations, until_empty, health_port, health_host)
             await office.leave(requests)
             return loop
     finally:
@@ -139,35 +145,22 @@ def types_of(dataset: Dataset[Any, Any]) -> tuple[Any, Any]:
     return kinds[0], kinds[1]
 
 
-@contextmanager
-def _heeded(loop: EvalLoop) -> Iterator[None]:
-    """SIGTERM and SIGINT let the loop drain; the second one cancels, and what is in flight is handed back."""
-    running = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    asked = 0
-
-    def hear() -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            _log.info("worker %s finishes what is in flight, then ends", loop.name)
-            loop.stop()
-        elif task is not None:
-            task.cancel()
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        running.add_signal_handler(number, hear)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            running.remove_signal_handler(number)
-
-
-@contextmanager
-def _unheeded() -> Iterator[None]:
-    yield
+async def _supervised(
+    loop: EvalLoop,
+    requests: Mailbox[Any],
+    max_iterations: int | None,
+    until_empty: bool,
+    health_port: int | None,
+    health_host: str,
+) -> None:
+    """Run the loop as the main thing of a process: restarted, drained by signals, watched, probed."""
+    bound = Bound(loop, lambda: loop.run(max_iterations=max_iterations, until_empty=until_empty))
+    group = LoopGroup(
+        {loop.name: bound}, health_port=health_port, health_host=health_host, watch={requests.name: requests}
+    )
+    await group.run()
+    if group.hurried:
+        raise asyncio.CancelledError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -189,6 +182,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--allow-drift", action="store_true", help="also run requests made from other code")
     made.add_argument("--until-empty", action="store_true", help="end when there is nothing left to do")
     made.add_argument("--name", help="what results call this worker")
+    made.add_argument("--health-port", type=int, metavar="PORT", help="answer /live, /ready and /metrics here")
+    made.add_argument("--health-host", default="127.0.0.1", metavar="HOST", help="the interface to answer on")
     return made
 
 
@@ -218,6 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 name=options.name,
                 until_empty=options.until_empty,
                 signals=True,
+                health_port=options.health_port,
+                health_host=options.health_host,
             )
         )
     except FairtrialError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -54,8 +54,12 @@ class RedisConnection:
             self._commands: Any = redis.asyncio.Redis.from_url(
                 url, **self._options, socket_timeout=timeout_seconds, retry=_no_retry()
             )
-        except ValueError as error:
-            raise ConfigurationError(f"not a Redis address: {error}") from None
+        except ValueError:
+            # Not what the parser said: it quotes what it takes for a port, which may be half of a password.
+            raise ConfigurationError(
+                "not a Redis address: write redis://[user:password@]host[:port][/db], rediss://... for TLS or "
+                "unix://path, with / ? # @ : % in a password percent-encoded"
+            ) from None
         self._coalescer = Coalescer(self.run)
         self._readers: list[Reader] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,7 +103,7 @@ class RedisConnection:
             answers = await self._pipelined(calls)
             unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
             if unknown:  # A server that was restarted has forgotten its scripts. Those calls have done nothing.
-                await self._load()
+                await self._load({calls[at].script for at in unknown})
                 for at, answer in zip(unknown, await self._pipelined([calls[at] for at in unknown]), strict=True):
                     answers[at] = answer
             return answers
@@ -134,9 +138,9 @@ class RedisConnection:
         answers: list[Any] = await pipeline.execute(raise_on_error=False)
         return answers
 
-    async def _load(self) -> None:
+    async def _load(self, scripts: Iterable[Script]) -> None:
         pipeline = self._commands.pipeline(transaction=False)
-        for script in ALL:
+        for script in {*ALL, *scripts}:  # The others will be missed next.
             pipeline.execute_command("SCRIPT LOAD", script.text)
         await pipeline.execute()
 

@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from fairtrial.errors import BodyError, ConfigurationError
 from fairtrial.mailbox.dead_letters import DeadLetter
 from fairtrial.mailbox.redis.errors import translated
+from fairtrial.mailbox.redis.receive import message_id, milliseconds, number
 from fairtrial.mailbox.redis.scripts import REVIVE
 
 if TYPE_CHECKING:
@@ -59,13 +60,13 @@ class RedisDeadLetters:
             body = await self._kept(text(b"s"))
         return DeadLetter(
             id,
-            text(b"i"),
+            message_id(fields.get(b"i")) or id,
             body,
-            int(text(b"n") or 0),
+            number(fields.get(b"n")),
             text(b"reason"),
             text(b"error"),
             text(b"r") or None,
-            died_at=int(text(b"at") or 0) / 1000,
+            died_at=milliseconds(fields.get(b"at")) / 1000,
         )
 
     async def _kept(self, sha256: str) -> str:

@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from redis.exceptions import RedisError
 
@@ -22,14 +22,16 @@ from fairtrial.errors import (
     ReplyNotAvailableError,
 )
 from fairtrial.mailbox.body import encode_body
+from fairtrial.mailbox.bulk import send_all
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, checked_name
+from fairtrial.mailbox.redis.coalesce import MAX_BYTES, MAX_OPERATIONS, Call
 from fairtrial.mailbox.redis.connection import RedisConnection
 from fairtrial.mailbox.redis.dead_letters import RedisDeadLetters
-from fairtrial.mailbox.redis.errors import translated
-from fairtrial.mailbox.redis.receipt import Consumers, RedisRenewer
+from fairtrial.mailbox.redis.errors import is_gone, translated
+from fairtrial.mailbox.redis.receipt import OURS, Consumers, RedisReceipt, RedisRenewer
 from fairtrial.mailbox.redis.receive import Receiver
-from fairtrial.mailbox.redis.scripts import DEPTH, GROUP, PURGE, READERS, RESIGN, SEND
+from fairtrial.mailbox.redis.scripts import ACK, DEPTH, GROUP, PURGE, READERS, RESIGN, SEND
 from fairtrial.mailbox.redis.sweeper import Sweeper
 from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
 
@@ -108,6 +110,7 @@ class RedisMailbox[T]:
         self.keys = Keys.of(name)
         self.claim_check = claim_check
         self.max_body_bytes = max_body_bytes
+        self._small = max_body_bytes if claim_check is None else min(max_body_bytes, claim_check.threshold)
         self._owns_connection = isinstance(connection, str)
         self.connection = RedisConnection(connection) if isinstance(connection, str) else connection
         self.consumers = Consumers(f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(6)}".replace("/", "-"))
@@ -165,8 +168,60 @@ class RedisMailbox[T]:
 
     async def send(self, body: T, *, reply_to: str | Mailbox[Any] | None = None) -> str:
         """Put a message in; returns its id. Sends of one turn of the event loop leave together."""
-        address = await self._address(reply_to)
-        return await self._send(body, address)
+        return await self._send(body, "" if reply_to is None else await self._address(reply_to))
+
+    async def send_all(self, bodies: Sequence[T], *, reply_to: str | Mailbox[Any] | None = None) -> Sequence[str]:
+        """Put many messages in; returns their ids. What `send` does for each, in fewer steps."""
+        self.check_open()
+        address = "" if reply_to is None else await self._address(reply_to)
+        calls: list[Call] = []
+        size = count = MAX_BYTES  # Full: the first message opens the first call.
+        for body in bodies:
+            field, value = "b", self._encoded(body)
+            if len(value) > self._small:
+                field, value = await self._wire(value)
+            size += len(value)
+            if count >= MAX_OPERATIONS or size >= MAX_BYTES:
+                calls.append(Call(SEND, (self.keys.stream,), [int(self._create)]))
+                size = count = 0
+            calls[-1].args += (field, value, address)
+            count += 1
+        ids: list[str] = []
+        for answer in await self.connection.run(calls) if calls else ():
+            if isinstance(answer, BaseException):
+                raise translated(answer, f"sending to {self.name}") from None
+            if None in answer:
+                raise ReplyNotAvailableError(f"mailbox {self.name} does not exist, or not any more")
+            ids += [id.decode() for id in answer]
+        return ids
+
+    async def reply_all(self, replies: Sequence[tuple[Message[T], Any]]) -> None:
+        """Send many messages of this mailbox their answers."""
+        addresses: dict[str, list[Any]] = {}
+        for message, body in replies:
+            if message.reply_to is None:
+                raise ReplyNotAvailableError(f"message {message.id} of {self.name} asks for no reply")
+            addresses.setdefault(message.reply_to, []).append(body)
+        for address, bodies in addresses.items():
+            try:
+                await send_all(self._resolved(address), bodies)
+            except MailboxClosedError as error:
+                raise ReplyNotAvailableError(str(error)) from None
+
+    async def acknowledge_all(self, messages: Sequence[Message[T]]) -> Sequence[bool]:
+        """Acknowledge many messages of this mailbox; False for those that were not ours any more."""
+        self.check_open()
+        entries = [cast(RedisReceipt, message.receipt).entry for message in messages]
+        chunks = [entries[start : start + MAX_OPERATIONS] for start in range(0, len(entries), MAX_OPERATIONS)]
+        calls = [Call(ACK, (self.keys.stream,), [self.consumers.token, *chunk]) for chunk in chunks]
+        kept: list[bool] = []
+        for chunk, answer in zip(chunks, await self.connection.run(calls) if calls else (), strict=True):
+            if isinstance(answer, BaseException):
+                if not is_gone(answer):
+                    raise translated(answer, f"acknowledging messages of {self.name}") from None
+                answer = bytes(len(chunk))
+            kept += [one == OURS for one in answer]
+        return kept
 
     async def receive(
         self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
@@ -264,18 +319,19 @@ class RedisMailbox[T]:
         self.check_open()
         if address is None:
             raise ReplyNotAvailableError(f"message {message_id} of {self.name} asks for no reply")
+        try:
+            return await self._resolved(address).send(body)
+        except MailboxClosedError as error:
+            raise ReplyNotAvailableError(str(error)) from None
+
+    def _resolved(self, address: str) -> Mailbox[Any]:
         if self._resolver is None:
             self._resolver = CompositeResolver(
                 factory=RedisMailboxFactory(self.connection, object, claim_check=self.claim_check)
             )
-        try:
-            return await self._resolver.resolve(address).send(body)
-        except MailboxClosedError as error:
-            raise ReplyNotAvailableError(str(error)) from None
+        return self._resolver.resolve(address)
 
-    async def _address(self, reply_to: str | Mailbox[Any] | None) -> str:
-        if reply_to is None:
-            return ""
+    async def _address(self, reply_to: str | Mailbox[Any]) -> str:
         if isinstance(reply_to, str):
             return checked_name(reply_to)
         if isinstance(reply_to, RedisMailbox):
@@ -284,7 +340,9 @@ class RedisMailbox[T]:
 
     async def _send(self, body: Any, address: str) -> str:
         self.check_open()
-        field, value = await self._wire(body)
+        field, value = "b", self._encoded(body)
+        if len(value) > self._small:
+            field, value = await self._wire(value)
         try:
             id = await self.connection.submit(SEND, (self.keys.stream,), (int(self._create),), (field, value, address))
         except (RedisError, OSError) as error:
@@ -293,11 +351,13 @@ class RedisMailbox[T]:
             raise ReplyNotAvailableError(f"mailbox {self.name} does not exist, or not any more")
         return str(id.decode())
 
-    async def _wire(self, body: Any) -> tuple[str, bytes]:
+    def _encoded(self, body: Any) -> bytes:
         try:
-            wire = encode_body(body)
+            return encode_body(body)
         except CodecError as error:
             raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
+
+    async def _wire(self, wire: bytes) -> tuple[str, bytes]:
         if self.claim_check is not None and len(wire) > self.claim_check.threshold:
             return "s", (await self.claim_check.keep(wire)).encode()
         if len(wire) > self.max_body_bytes:

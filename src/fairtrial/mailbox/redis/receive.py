@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _MISSING_BLOB_DELAY = 5.0
+_ID = re.compile(rb"[0-9]+-[0-9]+")
 
 type Entry = tuple[bytes, dict[bytes, bytes]]
 
@@ -120,11 +122,14 @@ class Receiver[T]:
 
     async def _message(self, consumer: str, entry: bytes, fields: dict[bytes, bytes]) -> Message[T] | None:
         id = entry.decode()
-        origin = _text(fields.get(b"i")) or id
+        origin = message_id(fields.get(b"i")) or id
         receipt = RedisReceipt(self._mailbox, id, consumer, origin)
-        deliveries = _number(fields.get(b"n")) + 1
+        deliveries = number(fields.get(b"n")) + 1
         try:
-            body = decode_body(self._mailbox.body_type, await self._bytes(fields))
+            data = fields.get(b"b")
+            if data is None or len(data) > self._mailbox.max_body_bytes:
+                data = await self._bytes(fields)
+            body = decode_body(self._mailbox.body_type, data)
         except (BodyError, CodecError) as error:
             await self._aside(receipt, f"the body cannot be read: {error}")
             return None
@@ -140,7 +145,7 @@ class Receiver[T]:
             body,
             receipt,
             delivery_count=deliveries,
-            expiries=_number(fields.get(b"x")),
+            expiries=number(fields.get(b"x")),
             reply_to=_text(fields.get(b"r")) or None,
         )
 
@@ -179,5 +184,16 @@ def _text(value: bytes | None) -> str:
     return "" if value is None else value.decode("utf-8", "replace")
 
 
-def _number(value: bytes | None) -> int:
+def number(value: bytes | None) -> int:
+    """A count in a field; 0 if it is none, whoever wrote it."""
     return int(value) if value is not None and value.isdigit() and len(value) < 10 else 0
+
+
+def milliseconds(value: bytes | None) -> int:
+    """A time in a field; 0 if it is none."""
+    return int(value) if value is not None and value.isdigit() and len(value) < 16 else 0
+
+
+def message_id(value: bytes | None) -> str:
+    """The identity in a field; nothing if it is none: it is shown to people and written to logs."""
+    return value.decode() if value is not None and len(value) < 42 and _ID.fullmatch(value) else ""

@@ -69,7 +69,23 @@ local function vanish(key)
 end
 """
 
-_AGAIN = """
+# Fields are written by whoever can write to the stream: a count that is none is 0, an identity that is none is unused.
+_HEED = """
+local function tally(text)
+  local number = tonumber(text)
+  if number and number >= 0 and number < 1e9 then return math.floor(number) end
+  return 0
+end
+
+local function identity(text, id)
+  if #text < 42 and string.match(text, '^%d+%-%d+$') then return text end
+  return id
+end
+"""
+
+_AGAIN = (
+    _HEED
+    + """
 local function forget(id)
   redis.call('XACK', KEYS[1], 'fairtrial', id)
   redis.call('XDEL', KEYS[1], id)
@@ -81,9 +97,9 @@ local function again(id, delivered, silent)
     local origin, n, x, rest = id, 0, 0, {}
     for f = 1, #entry[2], 2 do
       local name, value = entry[2][f], entry[2][f + 1]
-      if name == 'i' then origin = value
-      elseif name == 'n' then n = tonumber(value) or 0
-      elseif name == 'x' then x = tonumber(value) or 0
+      if name == 'i' then origin = identity(value, id)
+      elseif name == 'n' then n = tally(value)
+      elseif name == 'x' then x = tally(value)
       elseif #rest < 64 then rest[#rest + 1] = name; rest[#rest + 1] = value end
     end
     redis.call('XADD', KEYS[1], '*', 'i', origin, 'n', n + delivered, 'x', x + silent, unpack(rest))
@@ -91,6 +107,7 @@ local function again(id, delivered, silent)
   forget(id)
 end
 """
+)
 
 SEND = Script("""
 -- KEYS stream; ARGV may-create, then per message: field (b or s), value, reply address
@@ -199,8 +216,8 @@ for a = 2, #ARGV, 3 do
       local origin, n, rest = id, 0, {}
       for f = 1, #entry[2], 2 do
         local name, value = entry[2][f], entry[2][f + 1]
-        if name == 'i' then origin = value
-        elseif name == 'n' then n = tonumber(value) or 0
+        if name == 'i' then origin = identity(value, id)
+        elseif name == 'n' then n = tally(value)
         elseif (name == 'b' or name == 's' or name == 'r') and #rest < 64 then
           rest[#rest + 1] = name
           rest[#rest + 1] = value

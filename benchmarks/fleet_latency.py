@@ -1,0 +1,126 @@
+"""How long a request to a MainLoop takes from being sent to being answered, over Redis, one at a time.
+
+python benchmarks/fleet_latency.py [--requests 1000] [--limit-ms 5]
+
+Starts its own redis-server on the loopback, and the MainLoop in a process of its own. Prints one JSON line per figure.
+With --limit-ms it fails when the median is above it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fairtrial import MainLoop, Session, exact_match
+from fairtrial.data import Sample
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
+from fairtrial.mailbox import RedisConnection, RedisMailbox
+from fairtrial.trials import TrialContext, TrialKey
+from fairtrial.trials.experiment import Experiment
+
+
+async def answer(input: str) -> str:
+    return input
+
+
+async def serve(url: str) -> None:
+    async with RedisConnection(url) as connection, RedisMailbox("main", MainLoopRequest, connection) as requests:
+        await MainLoop(answer, requests=requests).run()
+
+
+@contextmanager
+def served(url: str) -> Iterator[None]:
+    """A MainLoop in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen([sys.executable, __file__, "--serve", url], env=environment)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def main_loop(connection: RedisConnection, count: int) -> list[float]:
+    """Request to reply, in milliseconds."""
+    from fairtrial.fleet.remote import RemoteMainLoop
+
+    requests = RedisMailbox("main", MainLoopRequest, connection)
+    async with requests, requests.for_replies("main.replies.bench", MainLoopResult, 60) as replies:
+        key = TrialKey("run", "baseline", "s")
+        context = TrialContext(key, Sample("s", "x"), Experiment(), Session())
+        took = []
+        async with RemoteMainLoop(requests, replies, timeout_seconds=60) as remote:
+            for _ in range(count):
+                began = time.perf_counter()
+                await remote.ask("x" * 500, context)
+                took.append((time.perf_counter() - began) * 1000)
+        return took
+
+
+async def two_hops(connection: RedisConnection, count: int) -> list[float]:
+    """A trial through EvalLoop and MainLoop and back, in milliseconds."""
+    async with (
+        RedisMailbox("requests", EvalRequest, connection) as requests,
+        RedisMailbox("results", EvalReply, connection) as results,
+        RedisMailbox("main", MainLoopRequest, connection) as main,
+    ):
+        config = EvalLoopConfig(concurrency=1)
+        loop = EvalLoop(
+            requests=requests, evaluator=exact_match, mainloop_requests=main, results=results, config=config
+        )
+        running = asyncio.create_task(loop.run())
+        took = []
+        for number in range(count):
+            began = time.perf_counter()
+            key = TrialKey("run", "baseline", f"s{number}")
+            await requests.send(EvalRequest(key, Sample(key.sample_id, "x" * 500, "x" * 500), number, number))
+            (reply,) = await results.receive(1, 60, 20)
+            took.append((time.perf_counter() - began) * 1000)
+            await reply.acknowledge()
+        loop.stop()
+        await running
+        return took
+
+
+async def measure(url: str, count: int) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    with served(url):
+        async with RedisConnection(url) as connection:
+            for name, way in (("request_to_reply", main_loop), ("trial_over_two_hops", two_hops)):
+                await way(connection, 20)  # Connections and scripts are there.
+                took = sorted(await way(connection, count))
+                figures[f"{name}_p50_ms"] = round(took[len(took) // 2], 2)
+                figures[f"{name}_p99_ms"] = round(took[int(len(took) * 0.99)], 2)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--limit-ms", type=float, default=0.0)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.serve))
+        return
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.mailbox import server
+
+    with server() as url:
+        figures = asyncio.run(measure(url, options.requests))
+    for name, value in figures.items():
+        print(json.dumps({"figure": name, "value": value}))
+    if options.limit_ms and figures["request_to_reply_p50_ms"] > options.limit_ms:
+        raise SystemExit(f"the median is above {options.limit_ms} ms")
+
+
+if __name__ == "__main__":
+    main()

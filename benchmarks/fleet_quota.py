@@ -1,0 +1,195 @@
+"""How well many processes share one provider's quota.
+
+    python benchmarks/fleet_quota.py [--workers 10] [--quota 200] [--seconds 20] [--burst 20] [--adaptive] [--alone]
+                                     [--light]
+
+Starts its own redis-server and a model server that answers 429 beyond its quota, and worker processes that each would
+use up the whole quota by themselves: `OpenAIAdapter` with a `FleetLimiter`, 30 calls at once.
+
+--adaptive: the workers are not told the quota and have to find it together.
+--alone: each has a limiter of its own instead, the adaptive one of a single process, for comparison.
+--light: they call by aiohttp instead of the adapter, for machines where ten interpreters with an SDK in each are what
+would be measured.
+
+Exits with 1 unless, with a quota that is known, at least 90% of it was used, under 2% of the requests were refused, and
+no worker had less than half of its share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from fairtrial.errors import ModelError
+from fairtrial.fleet.limits import FleetLimiter
+from fairtrial.models.limiter import AdaptiveLimiter, Limiter
+from fairtrial.session.trajectory import ChatMessage
+from fairtrial.testing.model_server import RateLimited, spawn_model_server
+
+LATENCY = 0.1
+AT_ONCE = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it: the share of the quota that was used, the share of requests that were refused, calls by worker,
+    round trips to Redis per call."""
+
+    used: float
+    refused: float
+    calls: tuple[int, ...]
+    blocks_per_call: float
+
+    @property
+    def smallest_share(self) -> float:
+        """The calls of the worker with the fewest, against the mean."""
+        return min(self.calls) * len(self.calls) / max(1, sum(self.calls))
+
+
+@asynccontextmanager
+async def by_adapter(base_url: str, limiter: Limiter) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Calls as a task makes them."""
+    from fairtrial.models.openai import OpenAIAdapter
+
+    messages = [ChatMessage("user", "hello")]
+    async with OpenAIAdapter("test-model", base_url=base_url, api_key="test", limiter=limiter) as adapter:
+
+        async def call() -> None:
+            await adapter.complete(messages)
+
+        yield call
+
+
+@asynccontextmanager
+async def by_aiohttp(base_url: str, limiter: Limiter) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """The same requests with next to nothing around them; refused ones are tried again after half a second."""
+    import aiohttp
+
+    body = {"model": "test-model", "messages": [{"role": "user", "content": "hello"}]}
+    async with aiohttp.ClientSession() as session:
+
+        async def call() -> None:
+            while True:
+                async with limiter.slot() as permit, session.post(f"{base_url}/chat/completions", json=body) as answer:
+                    await answer.read()
+                    if answer.status == 200:
+                        return
+                    limiter.report(permit, "rate_limited", retry_after=float(answer.headers["retry-after-ms"]) / 1000)
+                await asyncio.sleep(0.5)
+
+        yield call
+
+
+async def work(url: str, base_url: str, mode: str, light: bool, quota: float, seconds: float) -> None:
+    """One worker process: ready, wait for the word, call as much as one may."""
+    fleet = FleetLimiter(
+        url, "benchmark", requests_per_second=None if mode == "adaptive" else quota, adaptive=mode == "adaptive"
+    )
+    limiter: Limiter = AdaptiveLimiter() if mode == "alone" else fleet
+    done = 0
+    caller = by_aiohttp if light else by_adapter
+    async with fleet, caller(base_url, limiter) as ask:
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        end = time.monotonic() + seconds
+
+        async def call() -> None:
+            nonlocal done
+            while time.monotonic() < end:
+                try:
+                    async with asyncio.timeout(end - time.monotonic()):
+                        await ask()
+                    done += 1
+                except (ModelError, TimeoutError):
+                    pass
+
+        await asyncio.gather(*(call() for _ in range(AT_ONCE)))
+        blocks = fleet.counters["limiter_blocks"]
+    print(json.dumps({"done": done, "blocks": blocks}), flush=True)
+
+
+def run(
+    url: str, *, workers: int, quota: float, seconds: float, burst: int, mode: str = "known", light: bool = False
+) -> Outcome:
+    """Start the workers, let them go together, and count at the server."""
+    refusal = RateLimited(retry_after=0.5, form="milliseconds")
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            spawn_model_server("hi", latency=LATENCY, requests_per_second=quota, burst=burst, refusal=refusal)
+        )
+        command = [sys.executable, __file__, "--worker", url, server.base_url + "/v1", mode]
+        command += ["light" if light else "adapter", str(quota), str(seconds)]
+        started: list[subprocess.Popen[str]] = []
+        try:
+            for _ in range(workers):
+                pipe = subprocess.PIPE
+                started.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+            for process in started:
+                assert process.stdout is not None
+                if process.stdout.readline() != "ready\n":
+                    raise RuntimeError("a worker did not start; see its message above")
+            server.reset()
+            for process in started:
+                assert process.stdin is not None
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            said = [json.loads(process.communicate(timeout=seconds + 60)[0]) for process in started]
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+        stats = server.stats()
+    calls = tuple(int(one["done"]) for one in said)
+    return Outcome(
+        used=(stats.requests - stats.refused) / (quota * seconds),
+        refused=stats.refused / max(1, stats.requests),
+        calls=calls,
+        blocks_per_call=sum(one["blocks"] for one in said) / max(1, sum(calls)),
+    )
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--worker"]:
+        _, _, url, base_url, mode, caller, quota, seconds = sys.argv
+        asyncio.run(work(url, base_url, mode, caller == "light", float(quota), float(seconds)))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=10)
+    parser.add_argument("--quota", type=float, default=200.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--burst", type=int, default=20)
+    parser.add_argument("--adaptive", action="store_true")
+    parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--light", action="store_true")
+    given = parser.parse_args()
+    mode = "adaptive" if given.adaptive else "alone" if given.alone else "known"
+    from benchmarks.mailbox import server
+
+    with server() as url:
+        found = run(
+            url,
+            workers=given.workers,
+            quota=given.quota,
+            seconds=given.seconds,
+            burst=given.burst,
+            mode=mode,
+            light=given.light,
+        )
+    print(f"{mode}: {found.used:.1%} of the quota used, {found.refused:.2%} refused, calls by worker {found.calls}")
+    print(
+        f"smallest share {found.smallest_share:.2f} of the mean; {found.blocks_per_call:.2f} blocks asked for per call"
+    )
+    good = found.used >= 0.9 and found.refused < 0.02 and found.smallest_share >= 0.5
+    return 0 if good or mode != "known" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""How many no-op trials a second go through submission, Redis, two workers, collection and SQLite.
+
+python benchmarks/fleet_throughput.py [--trials 20000] [--rounds 3] [--floor 0.35] [--profile]
+
+Beside it, in the same run and turn by turn, a bare redis-py loop that makes the same two hops (request, result) with
+the same number of processes: pipelines of a hundred, bodies of the same size read and written with `json`, one XACK
+and one XDEL per batch, results written to SQLite by `executemany`; no leases, no fences, no checks, no resuming.
+Prints one JSON line; fails under the floor. With --profile, the client and one worker are profiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCH = 100
+WINDOW = 5_000
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[int]:
+    """A redis-server of our own (AOF everysec)."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        raise SystemExit("redis-server is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "yes", "--dir", str(folder)]
+    process = subprocess.Popen([binary, *options], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(500):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.01)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+# The bare loop: `client` sends requests and collects results, `work` turns one into the other.
+
+
+async def _bare_work(port: int) -> None:
+    import redis.asyncio
+
+    client: Any = redis.asyncio.Redis(port=port, protocol=2)
+    name = str(os.getpid())
+    print("ready", flush=True)
+    while True:
+        command = ("XREADGROUP", "GROUP", "g", name, "COUNT", BATCH, "BLOCK", 1000, "STREAMS", "requests", ">")
+        answer = await client.execute_command(*command)
+        if not answer:
+            continue
+        entries = answer[0][1]
+        pipeline = client.pipeline(transaction=False)
+        for _, fields in entries:
+            request = json.loads(fields[b"b"])
+            output = 2 * request["input"]
+            reply = {
+                **{name: request[name] for name in ("v", "key", "ordinal", "sample_ordinal", "id")},
+                "outcome": "scored",
+                "latency_ms": 0,
+                "attempt": 1,
+                "execution": 1,
+                "started_at": time.time(),
+                "score": [float(output == request["expected"]), output == request["expected"], "", [], "exact_match"],
+                "output": json.dumps(output),
+                "worker": name,
+            }
+            pipeline.execute_command("XADD", "results", "*", "b", json.dumps(reply))
+        ids = [entry for entry, _ in entries]
+        pipeline.execute_command("XACK", "requests", "g", *ids)
+        pipeline.execute_command("XDEL", "requests", *ids)
+        await pipeline.execute()
+
+
+async def _bare_client(port: int, trials: int, database: Path) -> float:
+    import asyncio
+
+    import redis.asyncio
+
+    client: Any = redis.asyncio.Redis(port=port, protocol=2)
+    reader: Any = redis.asyncio.Redis(port=port, protocol=2)
+    rows = sqlite3.connect(database, check_same_thread=False)
+    rows.execute("PRAGMA journal_mode=WAL")
+    rows.execute(
+        "CREATE TABLE results (ordinal INTEGER PRIMARY KEY, sample TEXT, outcome TEXT, value REAL, output TEXT)"
+    )
+    done = 0
+    began = time.perf_counter()
+
+    async def send() -> None:
+        for start in range(0, trials, BATCH):
+            while start - done > WINDOW:  # noqa: ASYNC110 - as bare as can be
+                await asyncio.sleep(0.001)
+            pipeline = client.pipeline(transaction=False)
+            for number in range(start, min(start + BATCH, trials)):
+                request = {
+                    "v": 1,
+                    "key": ["0123456789ab", "baseline", f"s{number}", 0],
+                    "ordinal": number,
+                    "sample_ordinal": number,
+                    "input": number,
+                    "expected": 2 * number,
+                    "suite": "fleet-test",
+                    "fingerprint": "0" * 32,
+                    "id": f"{number:024x}",
+                    "at": time.time(),
+                }
+                pipeline.execute_command("XADD", "requests", "*", "b", json.dumps(request), "r", "results")
+            await pipeline.execute()
+
+    sending = asyncio.create_task(send())
+    while done < trials:
+        command = ("XREADGROUP", "GROUP", "g", "c", "COUNT", 500, "BLOCK", 1000, "STREAMS", "results", ">")
+        answer = await reader.execute_command(*command)
+        if not answer:
+            continue
+        entries = answer[0][1]
+        replies = [json.loads(fields[b"b"]) for _, fields in entries]
+        values = [(r["ordinal"], r["key"][2], r["outcome"], r["score"][0], r["output"]) for r in replies]
+
+        def write(values: Sequence[Any] = values) -> None:
+            with rows:
+                rows.executemany("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?)", values)
+
+        await asyncio.to_thread(write)
+        ids = [entry for entry, _ in entries]
+        pipeline = client.pipeline(transaction=False)
+        pipeline.execute_command("XACK", "results", "g", *ids)
+        pipeline.execute_command("XDEL", "results", *ids)
+        await pipeline.execute()
+        done += len(entries)
+    seconds = time.perf_counter() - began
+    await sending
+    rows.close()
+    return seconds
+
+
+def bare(folder: Path, trials: int, workers: int) -> float:
+    """Trials per second of the bare loop."""
+    import redis
+
+    with server(folder) as port:
+        setup = redis.Redis(port=port)
+        for stream in ("requests", "results"):
+            setup.xgroup_create(stream, "g", "0", mkstream=True)
+        started = [
+            subprocess.Popen([sys.executable, __file__, "--bare-worker", str(port)], stdout=subprocess.PIPE)
+            for _ in range(workers)
+        ]
+        try:
+            for worker in started:
+                assert worker.stdout is not None
+                worker.stdout.readline()
+            command = [sys.executable, __file__, "--bare-client", str(port), str(trials), str(folder / "bare.db")]
+            seconds = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        finally:
+            for worker in started:
+                worker.kill()
+                worker.communicate()
+    return trials / seconds
+
+
+def ours(folder: Path, trials: int, workers: int, *, profile: bool = False) -> float:
+    """Trials per second of a suite on a fleet."""
+    sys.path.insert(0, str(ROOT))
+    from tests.fleet.processes import SUITE, Processes, end, environment, said
+
+    with (
+        server(folder) as port,
+        Processes(folder, f"redis://127.0.0.1:{port}", samples=trials, concurrency=500) as fleet,
+    ):
+        started = [fleet.worker() for _ in range(workers)]
+        if profile:
+            started.append(
+                subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "cProfile", "-o", str(folder / "worker.prof")),
+                        *("-m", "fairtrial.suites.worker", str(SUITE), "--mailbox", fleet.mailbox),
+                    ],
+                    cwd=ROOT,
+                    env=environment(samples=trials, concurrency=500),
+                    text=True,
+                )
+            )
+        logs = sorted(folder.glob("worker-*.log"))
+        while not all("takes work" in log.read_text() for log in logs):
+            time.sleep(0.05)
+        answer = said(
+            fleet.client(str(folder / "ours.db"), **({"profile": folder / "client.prof"} if profile else {})), 600
+        )
+        if answer["successful"] != trials:
+            raise SystemExit(f"{answer['successful']} of {trials} were scored\n{fleet.logs()}")
+        for worker in started:
+            end(worker)
+    return trials / float(answer["seconds"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--floor", type=float, default=0.35)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--bare-worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--bare-client", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    import asyncio
+
+    if options.bare_worker:
+        asyncio.run(_bare_work(options.bare_worker))
+    if options.bare_client:
+        port, trials, database = options.bare_client
+        print(asyncio.run(_bare_client(int(port), int(trials), Path(database))))
+        return
+    rates: dict[str, list[float]] = {"ours": [], "bare": []}
+    for _ in range(options.rounds):  # Turn by turn, so that a busy neighbour troubles both.
+        for name, run in (("ours", ours), ("bare", bare)):
+            with tempfile.TemporaryDirectory() as folder:
+                rates[name].append(run(Path(folder), options.trials, options.workers))
+    ratio = statistics.median(mine / other for mine, other in zip(rates["ours"], rates["bare"], strict=True))
+    print(
+        json.dumps(
+            {
+                "trials": options.trials,
+                "ours_per_s": [round(rate) for rate in rates["ours"]],
+                "bare_per_s": [round(rate) for rate in rates["bare"]],
+                "ratio": round(ratio, 3),
+            }
+        )
+    )
+    if options.profile:
+        _profile(options.trials, options.workers)
+    if ratio < options.floor:
+        raise SystemExit(f"{ratio:.3f} of the bare loop is under {options.floor}")
+
+
+def _profile(trials: int, workers: int) -> None:
+    import pstats
+
+    with tempfile.TemporaryDirectory() as folder:
+        ours(Path(folder), trials, workers - 1, profile=True)
+        for part in ("client", "worker"):
+            print(f"== {part}")
+            pstats.Stats(str(Path(folder) / f"{part}.prof")).sort_stats("tottime").print_stats(35)
+
+
+if __name__ == "__main__":
+    main()

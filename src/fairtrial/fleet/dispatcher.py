@@ -1,0 +1,438 @@
+"""A run carried out by a fleet: windowed submission, collection, and the healing of what got lost on the way.
+
+The store is the truth. The mailboxes hold a window of the plan and can be lost at any moment: when both are empty and
+trials are missing, exactly those are sent again. Where submission stands is written to the run's notes before anything
+is sent, so a client that was killed and started again sends nothing twice that is still queued.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import anyio
+
+from fairtrial.data.sample import Sample
+from fairtrial.errors import MailboxConnectionError, MailboxError
+from fairtrial.fleet import presence
+from fairtrial.fleet.batches import acknowledge, commit, given_back, hand_back, in_thread, send_all, take
+from fairtrial.fleet.hints import hint, undelivered
+from fairtrial.fleet.ledger import Ledger
+from fairtrial.fleet.patience import log, persistently
+from fairtrial.fleet.window import Window
+from fairtrial.fleet.wire import EvalReply, EvalRequest
+from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message
+from fairtrial.runs.events import SampleEvaluated, TrialStarted
+from fairtrial.runs.plan import PlannedTrial
+from fairtrial.runs.runner import Again, OpenRun
+from fairtrial.runs.scheduler import Limits, run_trials, unwrapped
+from fairtrial.runs.writer import Writer, patiently
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult
+from fairtrial.types import JSON
+
+_NOTE = "fleet"
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    """How a client deals with its fleet.
+
+    Attributes:
+        batch: How many requests are sent, or results committed, at once.
+        lanes: How many batches of results are on their way into the store at once.
+        floor: The least number of requests to keep out, however few workers there seem to be.
+        reserve: How far ahead the stored cursor runs. A killed client leaves at most this many trials unsent, which
+            are sent last; in return the cursor is stored once per so many.
+        lease_seconds: How long a batch of results is ours before it is given to another collector.
+        look_seconds: How often to look at how many requests wait.
+        heal_seconds: After so long without a result, find out whether anything got lost.
+        hint_seconds: After so long without a result and without a worker, say so.
+        ahead: With adaptive stopping, how far trials may be sent ahead of the first one without a result.
+        max_rounds: How often to send again what got lost, without one result in between, before giving up on it.
+        open_seconds: How long to wait for the server of the mailboxes at the start.
+    """
+
+    batch: int = 500
+    lanes: int = 2
+    floor: int = 100
+    reserve: int = 500
+    lease_seconds: float = 15.0
+    look_seconds: float = 0.2
+    heal_seconds: float = 2.0
+    hint_seconds: float = 10.0
+    ahead: int = 10_000
+    max_rounds: int = 3
+    open_seconds: float = 30.0
+
+
+class Dispatch:
+    """One run on its way through the mailboxes."""
+
+    def __init__(
+        self,
+        work: OpenRun,
+        requests: Mailbox[EvalRequest],
+        results: Mailbox[EvalReply],
+        fingerprint: str,
+        config: DispatchConfig,
+    ) -> None:
+        self._work = work
+        self._run = work.run
+        self._store = work.request.store
+        self._observers = work.request.observers
+        self._stop = work.stop
+        self._requests = requests
+        self._results = results
+        self._fingerprint = fingerprint
+        self._config = config
+        self._window = Window(config.floor)
+        self._changed = anyio.Event()
+        self._closing = False
+        self._receiving: set[anyio.CancelScope] = set()
+        self._fresh = 0  # Results that counted.
+        self._fresh_at_heal = -1
+        self._rounds = 0
+        self._heard = time.monotonic()
+        self._looked = 0.0
+        self._noted = time.monotonic()
+        self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
+        self._hinted = False
+        self._ledger: Ledger
+        self._source: Iterator[PlannedTrial]
+        self._limits: Limits
+
+    async def run(self) -> bool:
+        """Carry the run out; whether every trial has its result."""
+        done = await self._work.done()
+        again = await in_thread(lambda: Again(self._work.request, self._run, self._work.request.rules))
+        await self._work.follow(again.ordinals, window=self._config.ahead)
+        self._limits = await self._work.start()
+        if again.to_score:
+            await self._score_here(again)
+        attempts = await in_thread(again.attempts)
+        notes = (await self._stored(lambda: self._store.get_run(self._run.run_id))).notes
+        if (who := presence.another(notes)) is not None:
+            log.warning(
+                "run %s is being worked on already (%s); results count once all the same", self._run.run_id, who
+            )
+        await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present()))
+        found = notes.get(_NOTE)
+        note: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+        known = isinstance(note.get("cursor"), int) and note.get("fingerprint") == self._fingerprint
+        if note and not known:
+            await self._withdraw()  # Requests made for other code, which no worker of this one would accept.
+        self._ledger = Ledger(
+            self._run, self._work.request.dataset, done, cursor=note["cursor"] if known else 0, attempts=attempts
+        )
+        self._source = self._ledger.to_send()
+        with unwrapped():
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._watch_stop)
+                async with anyio.create_task_group() as lanes:
+                    for _ in range(self._config.lanes):
+                        lanes.start_soon(self._collect)
+                    await self._submit()
+                    if self._stop.reason is not None:
+                        await self._wind_down()
+                    self._close()
+                group.cancel_scope.cancel()
+        await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.gone()))
+        complete = self._ledger.missing == 0
+        if complete:
+            await self._drain()
+            if known or self._fresh_at_heal >= 0:
+                await self._withdraw()  # Something may have been sent twice; what is left of it is of no use.
+        return complete
+
+    async def _score_here(self, again: Again) -> None:
+        """Score stored outputs in this process: the task was paid for and is not called, so no worker is needed."""
+        config = self._work.request.config
+        self._work.writer = Writer(self._store, self._run.run_id)
+        await run_trials(
+            again.trials(only_score=True),
+            again.score,
+            self._work.writer,
+            workers=min(config.max_concurrent, len(again.to_score)),
+            stop=self._stop,
+            limits=self._limits,
+            observers=self._observers,
+            grace_seconds=config.grace_seconds,
+            on_result=self._work.on_result,
+        )
+        await self._work.writer.close()
+        self._work.writer = None
+
+    # Submission
+
+    async def _submit(self) -> None:
+        ledger, config = self._ledger, self._config
+        while self._stop.reason is None and ledger.missing > 0:
+            room = self._window.size - max(0, ledger.outstanding - self._elsewhere)
+            if room >= max(1, min(self._window.size // 8, config.batch)):
+                trials = self._next(min(room, config.batch))
+                if trials:
+                    await self._send(trials)
+                    continue
+            if time.monotonic() - self._looked >= config.look_seconds:
+                await self._look()
+                continue
+            await self._pause(config.look_seconds)
+
+    def _next(self, count: int) -> list[PlannedTrial]:
+        """The next trials to send: none from the horizon of adaptive stopping on."""
+        if self._stop.adaptive is None:
+            return list(islice(self._source, count))
+        trials: list[PlannedTrial] = []
+        for trial in islice(self._source, count):
+            if trial.ordinal >= self._stop.adaptive.horizon:
+                self._source = chain((trial,), self._source)
+                break
+            trials.append(trial)
+        return trials
+
+    async def _send(self, trials: list[PlannedTrial]) -> None:
+        ledger, run = self._ledger, self._run
+        top = max(trial.ordinal for trial in trials) + 1
+        if top > ledger.cursor:
+            ledger.cursor = min(run.planned, top + self._config.reserve)
+            await self._store_cursor(ledger.cursor)
+        ledger.sent(trials)
+        if self._observers:
+            for trial in trials:
+                self._observers.publish(TrialStarted(run.run_id, trial.key))
+        experiments = self._work.request.experiments
+        bodies = [
+            EvalRequest(
+                trial.key,
+                trial.sample,
+                trial.ordinal,
+                trial.sample_ordinal,
+                trial.attempt,
+                experiments[trial.experiment].params,
+                run.suite,
+                self._fingerprint,
+            )
+            for trial in trials
+        ]
+        for body, problem in await send_all(self._requests, bodies, reply_to=self._results.name):
+            await self._give_up([(body.key, body.ordinal, body.attempt, body.sample)], f"it cannot be sent: {problem}")
+
+    async def _store_cursor(self, cursor: int) -> None:
+        note: dict[str, JSON] = {_NOTE: {"cursor": cursor, "fingerprint": self._fingerprint}}
+        await self._stored(lambda: self._store.update_run(self._run.run_id, notes=note))
+
+    async def _stored[T](self, call: Callable[[], T]) -> T:
+        """The result of a call to the store, which may be away for a while."""
+        return await in_thread(lambda: patiently(call))
+
+    async def _look(self) -> None:
+        """See how the fleet is doing: how much to keep out, whether anything got lost, whether there is a fleet."""
+        depth = await persistently(self._requests.depth, "looking at the requests")
+        now = self._looked = time.monotonic()
+        self._window.look(depth, self._fresh, now)
+        requested = depth.waiting + depth.delayed + depth.in_flight
+        # Results that pile up hold submission back; those a dead client left leased, and what got lost, must not.
+        coming = await persistently(self._results.approximate_count, "looking at the results")
+        crowded = coming > 2 * self._config.lanes * self._config.batch
+        self._elsewhere = 0 if crowded else max(0, self._ledger.outstanding - requested)
+        quiet = now - self._heard
+        out = self._ledger.outstanding
+        if out and quiet >= self._config.heal_seconds and self._may_be_lost(depth, quiet):
+            await self._heal()
+        elif out > requested and quiet >= self._config.heal_seconds / 4:
+            await self._read_store()
+        if quiet >= self._config.hint_seconds and not self._hinted:
+            self._hint(depth)
+        if now - self._noted >= presence.BEAT_SECONDS:
+            self._noted = now
+            await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present()))
+
+    def _may_be_lost(self, depth: MailboxDepth, quiet: float) -> bool:
+        if depth.waiting + depth.delayed + depth.in_flight == 0:
+            return True
+        # Requests of another run that nobody takes would hide it for ever: past any trial's own time limit, send anew.
+        config = self._work.request.config
+        longest = 2 * (config.timeout_seconds + config.close_seconds) * (1 + config.max_retries) + 60
+        return depth.waiting == 0 and quiet > longest
+
+    async def _heal(self) -> None:
+        """Send again what is neither stored nor in a mailbox."""
+        # A worker delivers before it acknowledges and we commit before we do: what had left the requests is in the
+        # results or in the books by now. Looking at the results first would miss what moves in between.
+        before = self._fresh
+        if await persistently(self._results.approximate_count, "looking at the results") or self._fresh != before:
+            return
+        if await self._read_store():
+            return
+        self._rounds = self._rounds + 1 if self._fresh == self._fresh_at_heal else 0
+        self._fresh_at_heal = self._fresh
+        self._heard = time.monotonic()
+        if self._rounds < self._config.max_rounds:
+            log.warning("%d trials got lost on the way, or were never sent; sending them now", self._ledger.outstanding)
+            self._source = chain(self._ledger.lost(), self._source)
+            return
+        lost = self._ledger.lost()
+        said = f"it was sent {self._rounds + 1} times and never answered: see the dead letters of {self._requests.name}"
+        while trials := list(islice(lost, self._config.batch)):
+            await self._give_up([(t.key, t.ordinal, t.attempt, t.sample) for t in trials], said)
+
+    async def _read_store(self) -> int:
+        """Take note of results that others stored: workers that write the store themselves, a second client."""
+        done = await self._stored(lambda: self._store.done(self._run.run_id))
+        news = self._ledger.news(done)
+        for ordinal in news:
+            self._ledger.back(ordinal)
+        if news:
+            self._fresh += len(news)
+            self._heard = time.monotonic()
+            if self._observers or self._work.on_result is not None or self._limits.matter or self._stop.adaptive:
+                await self._tell(news)
+        return len(news)
+
+    async def _tell(self, ordinals: Sequence[int]) -> None:
+        def stored(ordinal: int) -> EvalResult:
+            return next(iter(self._store.results(self._run.run_id, after=ordinal - 1, limit=1)))
+
+        for ordinal in ordinals:
+            result = await in_thread(partial(stored, ordinal))
+            self._observers.publish(SampleEvaluated(self._run.run_id, result))
+            self._limits.check(result, self._stop)
+            if self._work.on_result is not None:
+                await self._work.on_result(result)
+
+    async def _give_up(self, trials: Sequence[tuple[TrialKey, int, int, Sample[Any, Any]]], reason: str) -> None:
+        await self._keep([undelivered(self._run, *trial, reason) for trial in trials])
+
+    def _hint(self, depth: MailboxDepth) -> None:
+        said = hint(depth, self._run.suite)
+        if said is not None:  # None: someone is at work; it takes long.
+            self._hinted = True
+            log.warning(said)
+
+    # Collection
+
+    async def _collect(self) -> None:
+        while not self._closing:
+            messages: Sequence[Message[EvalReply]] = ()
+            with anyio.CancelScope() as scope:
+                self._receiving.add(scope)
+                try:
+                    messages = await persistently(self._take, "collecting results")
+                finally:
+                    self._receiving.discard(scope)
+            if messages:
+                async with given_back(messages):
+                    await self._settle(messages)
+
+    async def _take(self) -> Sequence[Message[EvalReply]]:
+        return await take(self._results, self._config.batch, lease_seconds=self._config.lease_seconds, wait_seconds=5.0)
+
+    async def _settle(self, messages: Sequence[Message[EvalReply]]) -> None:
+        """Commit a batch, then acknowledge it, then tell those who wait for results."""
+        replies: list[EvalReply] = []
+        good: list[Message[EvalReply]] = []
+        for message in messages:
+            problem = self._ledger.problem(message.body)
+            if problem is None:
+                replies.append(message.body)
+                good.append(message)
+            else:
+                await self._set_aside(message, problem)
+        fresh = await self._keep(replies)
+        await acknowledge(self._results, good)
+        self._heard = time.monotonic()
+        self._hinted = False
+        self._wake()
+        if self._work.on_result is not None:
+            for result in fresh:
+                await self._work.on_result(result)
+
+    async def _keep(self, replies: Sequence[EvalReply]) -> list[EvalResult]:
+        """Commit replies; returns the results that were news."""
+        ledger = self._ledger
+        fresh: list[EvalResult] = []
+        samples: dict[int, Sample[Any, Any]] = {}
+        seen: set[int] = set()
+        for reply in replies:
+            if ledger.is_fresh(reply) and reply.result.ordinal not in seen:
+                seen.add(reply.result.ordinal)
+                fresh.append(reply.result)
+                samples[reply.sample_ordinal] = ledger.sample(reply)
+        if self._observers:
+            for result in fresh:
+                self._observers.publish(SampleEvaluated(self._run.run_id, result))
+        await commit(self._store, self._run.run_id, [reply.result for reply in replies], samples)
+        for result in fresh:
+            if not ledger.is_done(result.ordinal):  # Another lane may have brought the same one meanwhile.
+                self._fresh += 1
+                ledger.back(result.ordinal)
+                self._limits.check(result, self._stop)
+        return fresh
+
+    async def _set_aside(self, message: Message[EvalReply], problem: str) -> None:
+        log.warning("a reply in %s is set aside: %s", self._results.name, problem)
+        try:
+            await message.dead_letter(f"not a reply of this run: {problem}", error="BodyError")
+        except MailboxError:
+            pass  # It comes again.
+
+    # The end
+
+    async def _wind_down(self) -> None:
+        """After a stop: take back what no worker has begun, and give what is in flight a moment to come in."""
+        ledger = self._ledger
+        await self._withdraw()
+        end = time.monotonic() + self._work.request.config.grace_seconds
+        while ledger.outstanding and time.monotonic() < end:
+            await self._pause(end - time.monotonic())
+        # What was taken back is not out: with nothing out, the next start need not wait to find that out.
+        await self._store_cursor(ledger.position if ledger.outstanding else 0)
+
+    async def _withdraw(self) -> None:
+        """Take this run's requests out of the mailbox, as far as nobody has begun with them."""
+        others: list[Message[EvalRequest]] = []
+        try:
+            while messages := await self._requests.receive(self._config.batch, self._config.lease_seconds, 0):
+                ours = [message for message in messages if message.body.key.run_id == self._run.run_id]
+                others += [message for message in messages if message.body.key.run_id != self._run.run_id]
+                await acknowledge(self._requests, ours)
+                for message in ours:
+                    self._taken_back(message.body)
+        except MailboxConnectionError as error:
+            log.warning("requests that are waiting could not be taken back: %s", error)
+        await hand_back(others)
+
+    def _taken_back(self, body: EvalRequest) -> None:
+        ledger: Ledger | None = getattr(self, "_ledger", None)
+        if ledger is not None and not ledger.is_done(body.ordinal):
+            ledger.outstanding = max(0, ledger.outstanding - 1)
+
+    async def _drain(self) -> None:
+        """Take the duplicates that have come in the meantime: they are counted, and change nothing."""
+        try:
+            while messages := await self._results.receive(self._config.batch, self._config.lease_seconds, 0):
+                await self._settle(messages)
+        except MailboxConnectionError as error:
+            log.debug("what is left in %s stays: %s", self._results.name, error)
+
+    def _close(self) -> None:
+        self._closing = True
+        for scope in self._receiving:
+            scope.cancel()
+
+    async def _watch_stop(self) -> None:
+        await self._stop.requested.wait()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _pause(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await self._changed.wait()

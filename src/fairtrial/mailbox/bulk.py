@@ -1,0 +1,67 @@
+"""Many at once, for those who have many at hand: cheaper than one by one, with the same meaning.
+
+A mailbox may offer `send_all`, `reply_all` and `acknowledge_all`; with one that does not, each is asked for by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from fairtrial.errors import LeaseLostError, MailboxConnectionError
+from fairtrial.mailbox.protocol import Mailbox, Message
+
+
+async def send_all(mailbox: Mailbox[Any], bodies: Sequence[Any], *, reply_to: str | Mailbox[Any] | None = None) -> None:
+    """Send all of them.
+
+    Raises:
+        MailboxError: not all of them were sent; some may have been.
+    """
+    offered = getattr(mailbox, "send_all", None)
+    if offered is not None:
+        await offered(bodies, reply_to=reply_to)
+    else:
+        await asyncio.gather(*(mailbox.send(body, reply_to=reply_to) for body in bodies))
+
+
+async def reply_all(mailbox: Mailbox[Any], replies: Sequence[tuple[Message[Any], Any]]) -> None:
+    """Send each message of this mailbox its answer.
+
+    Raises:
+        MailboxError: not all of them were sent; some may have been.
+    """
+    offered = getattr(mailbox, "reply_all", None)
+    if offered is not None:
+        await offered(replies)
+    else:
+        await asyncio.gather(*(message.reply(body) for message, body in replies))
+
+
+async def acknowledge_all(mailbox: Mailbox[Any], messages: Sequence[Message[Any]]) -> Sequence[bool]:
+    """Acknowledge messages of this mailbox; False for those that were not ours any more.
+
+    Raises:
+        MailboxConnectionError: nothing is known about them; try again soon.
+    """
+    offered = getattr(mailbox, "acknowledge_all", None)
+    if offered is None:
+        return await asyncio.gather(*map(_acknowledged, messages))
+    for message in messages:
+        message.settled = True  # Before it leaves: a renewal that crosses it must not take the lease for lost.
+    try:
+        kept: Sequence[bool] = await offered(messages)
+    except MailboxConnectionError:
+        for message in messages:
+            message.settled = False
+        raise
+    return kept
+
+
+async def _acknowledged(message: Message[Any]) -> bool:
+    try:
+        await message.acknowledge()
+    except LeaseLostError:
+        return False
+    return True

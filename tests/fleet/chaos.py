@@ -1,0 +1,155 @@
+"""A fleet in which everything is killed: used by the test of it and by the soak in benchmarks/."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairtrial import open_store
+from tests.fleet.processes import Processes, said
+from tests.redis_server import RedisServer
+from tests.servers import PostgresServer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens, at which share of the trials begun."""
+
+    trials: int = 20_000
+    workers: int = 4
+    concurrency: int = 40
+    kill_every_seconds: float = 3.0
+    lease_seconds: float = 5.0
+    sleep: str = "0.1,0.7"
+    redis_kill_at: tuple[float, ...] = (0.15,)
+    redis_restart_at: tuple[float, ...] = (0.55,)
+    client_kill_at: tuple[float, ...] = (0.3, 0.7)
+    postgres_restart_at: tuple[float, ...] = (0.45,)
+    limit_seconds: float = 540.0
+    seed: int = 20261115
+
+
+@dataclass
+class Outcome:
+    """What came of it."""
+
+    seconds: float = 0.0
+    executions: int = 0
+    worker_kills: int = 0
+    client_kills: int = 0
+    redis_restarts: int = 0
+    postgres_restarts: int = 0
+    runs: int = 0
+    stored: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    missing: int = 0
+    dead_letters: int = 0
+    left_in_requests: int = 0
+    status: str = ""
+
+
+def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda line: None) -> Outcome:
+    """Run a suite while its workers, its client, its queue and its database are killed."""
+    chance = random.Random(plan.seed)
+    outcome = Outcome()
+    executed = folder / "executed"
+    executed.touch()
+    postgres = PostgresServer()
+    settings: dict[str, Any] = {
+        "samples": plan.trials,
+        "log": executed,
+        "sleep": plan.sleep,
+        "concurrency": plan.concurrency,
+    }
+    try:
+        postgres.start()
+        store_url = postgres.new_database()
+        with RedisServer(folder / "redis") as redis, Processes(folder, redis.url, **settings) as fleet:
+            began = time.monotonic()
+            client = fleet.client(store_url)
+
+            def begun() -> int:
+                return executed.stat().st_size and executed.read_bytes().count(b"\n")
+
+            def worker() -> subprocess.Popen[str]:
+                return fleet.worker("--lease", str(plan.lease_seconds))
+
+            def kill_client() -> None:
+                nonlocal client
+                client.kill()
+                client.communicate()
+                client = fleet.client(store_url)
+                outcome.client_kills += 1
+
+            def kill_redis() -> None:
+                redis.kill()
+                time.sleep(0.5)
+                redis.start()
+                outcome.redis_restarts += 1
+
+            def restart_redis() -> None:
+                redis.restart()
+                outcome.redis_restarts += 1
+
+            def restart_postgres() -> None:
+                postgres.restart()
+                outcome.postgres_restarts += 1
+
+            schedule = sorted(
+                [
+                    *((share, "redis is killed", kill_redis) for share in plan.redis_kill_at),
+                    *((share, "redis is restarted", restart_redis) for share in plan.redis_restart_at),
+                    *((share, "the client is killed", kill_client) for share in plan.client_kill_at),
+                    *((share, "postgresql is restarted", restart_postgres) for share in plan.postgres_restart_at),
+                ],
+                key=lambda event: event[0],
+            )
+            workers = [worker() for _ in range(plan.workers)]
+            next_kill = time.monotonic() + plan.kill_every_seconds
+            while client.poll() is None:
+                assert time.monotonic() - began < plan.limit_seconds, f"not done in time\n{fleet.logs()}"
+                if schedule and begun() >= schedule[0][0] * plan.trials:
+                    _, what, happen = schedule.pop(0)
+                    tell(f"{time.monotonic() - began:6.1f} s, {begun()} begun: {what}")
+                    happen()
+                if time.monotonic() >= next_kill:
+                    next_kill += plan.kill_every_seconds
+                    which = chance.randrange(len(workers))
+                    workers[which].kill()
+                    workers[which].communicate()
+                    workers[which] = worker()
+                    outcome.worker_kills += 1
+                time.sleep(0.05)
+            answer = said(client)
+            assert not schedule, f"the run ended before {schedule[0][1]}: give it more trials"
+            outcome.seconds = time.monotonic() - began
+            outcome.status = answer["status"]
+            with redis.client() as raw:
+                outcome.dead_letters = raw.xlen("{fairtrial:fleet-test.requests}:dead")
+                outcome.left_in_requests = raw.xlen("{fairtrial:fleet-test.requests}:stream")
+        outcome.executions = begun()
+        _look_into(store_url, outcome)
+    finally:
+        postgres.close()
+    return outcome
+
+
+def _look_into(store_url: str, outcome: Outcome) -> None:
+    store = open_store(store_url)
+    runs = store.runs()
+    outcome.runs = len(runs)
+    (totals,) = store.totals(runs[0].run_id)
+    outcome.outcomes = {str(name): count for name, count in totals.outcomes.items()}
+    seen = set()
+    for result in store.results(runs[0].run_id, outputs=True):
+        assert result.ordinal not in seen
+        assert result.output == 2 * result.ordinal
+        seen.add(result.ordinal)
+    outcome.stored = len(seen)
+    outcome.missing = runs[0].planned - len(seen)
+    store.close()

@@ -1,0 +1,462 @@
+"""One quota and one budget for many processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairtrial.errors import BudgetExceededError, ConfigurationError, MailboxAccessError, MailboxError
+from fairtrial.fleet import limits as limits_module
+from fairtrial.fleet.limits import FleetLimiter
+from fairtrial.fleet.spending import FleetSpending
+from fairtrial.mailbox import RedisConnection
+from fairtrial.models.budget import Budget, Spending
+from fairtrial.models.limiter import Limiter, Permit, TokenLimiter
+from fairtrial.models.scripted import ScriptedAdapter
+from fairtrial.session.events import TokenUsage
+from fairtrial.session.trajectory import ChatMessage
+from tests.redis_server import RedisServer, free_port
+
+pytestmark = [pytest.mark.anyio, pytest.mark.proves("R106")]
+
+
+async def begun(limiter: Limiter, calls: int) -> list[float]:
+    """When each of so many calls could begin, from now."""
+    start = time.monotonic()
+
+    async def call() -> float:
+        async with limiter.slot():
+            return time.monotonic() - start
+
+    return sorted(await asyncio.gather(*(call() for _ in range(calls))))
+
+
+async def state(limiter: FleetLimiter) -> dict[str, float]:
+    connection = await limiter._connections.get()
+    found = await connection.command("HGETALL", limiter._settings.key)
+    return {name.decode(): float(value) for name, value in found.items()}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.002)
+
+
+class TestRequests:
+    async def test_several_processes_together_keep_one_rate(self, redis_url: str) -> None:
+        limiters = [FleetLimiter(redis_url, "q", requests_per_second=100, fill=1) for _ in range(4)]
+        start = time.monotonic()
+        times = sorted(chain(*await asyncio.gather(*(begun(limiter, 25) for limiter in limiters))))
+        took = time.monotonic() - start
+        # 100 calls at 100/s, of which 6 may begin at once: later is slow, and sooner would be wrong.
+        assert took >= 0.9
+        for at in range(10, 100, 10):
+            assert times[at] >= (at - 12) / 100
+        assert [limiter.counters["limiter_admitted"] for limiter in limiters] == [25] * 4
+        assert sum(limiter.counters["limiter_blocks"] for limiter in limiters) <= 45
+        for limiter in limiters:
+            await limiter.aclose()
+
+    async def test_turns_are_given_to_all(self, redis_url: str) -> None:
+        # The one that wants a hundred times as much gets no more than its turn.
+        async with (
+            FleetLimiter(redis_url, "fair", requests_per_second=100) as greedy,
+            FleetLimiter(redis_url, "fair", requests_per_second=100) as modest,
+        ):
+            crowd = asyncio.create_task(begun(greedy, 1000))
+            await until(lambda: greedy.counters["limiter_admitted"] > 5)
+            before = greedy.counters["limiter_admitted"]
+            await begun(modest, 10)
+            assert greedy.counters["limiter_admitted"] - before < 50
+            crowd.cancel()
+            await asyncio.wait([crowd])
+
+    async def test_other_names_are_other_quotas(self, redis_url: str) -> None:
+        async with (
+            FleetLimiter(redis_url, "a", requests_per_minute=6, fill=1) as first,
+            FleetLimiter(redis_url, "b", requests_per_minute=6, fill=1) as second,
+        ):
+            assert (await begun(first, 2))[-1] < 5
+            assert (await begun(second, 2))[-1] < 5
+            assert set(await state(first)) == {"requests"}
+
+    async def test_a_call_that_gives_up_waiting_takes_nobody_elses_turn(self, redis_url: str) -> None:
+        async with FleetLimiter(redis_url, "gone", requests_per_second=20, fill=1) as limiter:
+            await begun(limiter, 2)
+            waiting = [asyncio.create_task(begun(limiter, 1)) for _ in range(5)]
+            await asyncio.sleep(0)
+            for task in waiting[:4]:
+                task.cancel()
+            await asyncio.wait(waiting)
+            assert waiting[4].result()[0] < 2
+            assert limiter.counters["limiter_admitted"] == 3
+
+    async def test_appointments_that_were_missed_are_not_made_up_for(self, redis_url: str) -> None:
+        async with FleetLimiter(redis_url, "hoard", requests_per_second=200, fill=1) as limiter:
+            lane = limiter._lane()
+            lane._slots.extend([time.monotonic() - 0.2] * 50)
+            lane._heard_at = time.monotonic()
+            times = await begun(limiter, 31)
+            assert times[-1] >= 0.08  # 20 beyond the burst, at 200/s.
+
+    async def test_appointments_far_ahead_are_asked_for_later(self, redis_url: str) -> None:
+        async with FleetLimiter(redis_url, "slow", requests_per_minute=2, fill=1) as limiter:
+            await begun(limiter, 2)
+            waiting = asyncio.create_task(begun(limiter, 1))
+            await until(lambda: limiter.counters["limiter_blocks"] >= 2)
+            found = await state(limiter)
+            await asyncio.sleep(0.05)
+            assert await state(limiter) == found  # It made no appointment, and keeps nobody from one.
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+    async def test_a_clock_that_was_set_back_does_not_stop_the_fleet(self, redis_url: str) -> None:
+        async with FleetLimiter(redis_url, "clock", requests_per_second=100, tokens_per_minute=6e6) as limiter:
+            await begun(limiter, 1)
+            connection = await limiter._connections.get()
+            tomorrow = round((time.time() + 86_400) * 1e6)
+            fields = ("requests", tomorrow, "tokens", tomorrow, "until", tomorrow)
+            await connection.command("HSET", limiter._settings.key, *fields)
+            assert (await begun(limiter, 1))[-1] < 5
+
+    def test_it_serves_one_event_loop_after_another(self, redis_url: str) -> None:
+        limiter = FleetLimiter(redis_url, "loops", requests_per_second=1000)
+        for _ in range(2):
+            assert len(asyncio.run(begun(limiter, 3))) == 3
+
+    async def test_a_connection_that_is_given_stays_open(self, redis_url: str) -> None:
+        async with RedisConnection(redis_url) as connection:
+            async with FleetLimiter(connection, "given", requests_per_second=1000) as limiter:
+                await begun(limiter, 1)
+            assert await connection.command("EXISTS", "{fairtrial:limits:given}:state") == 1
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"requests_per_second": 1, "requests_per_minute": 1},
+            {"requests_per_second": 0},
+            {"tokens_per_minute": float("nan")},
+            {"adaptive": True, "initial": 0},
+            {"requests_per_second": 1, "fill": 1.5},
+            {"requests_per_second": 1, "share_without_redis": 0},
+        ],
+    )
+    async def test_settings_that_cannot_work_are_refused(self, options: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError):
+            FleetLimiter("redis://localhost", "x", **options)
+
+    async def test_names_and_addresses_that_cannot_be_are_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="name"):
+            FleetLimiter("redis://localhost", "a}b", requests_per_second=1)
+        with pytest.raises(ConfigurationError, match="Redis address"):
+            FleetLimiter("http://localhost", "x", requests_per_second=1)
+
+    def test_without_asyncio_it_says_what_is_wrong(self) -> None:
+        limiter = FleetLimiter("redis://localhost", "x", requests_per_second=1)
+        with pytest.raises(ConfigurationError, match="asyncio"):
+            limiter.report(Permit(), "rate_limited")
+
+    def test_it_is_a_limiter(self) -> None:
+        limiter: Limiter = FleetLimiter("redis://user:hunter22@localhost", "x", requests_per_second=1)
+        assert isinstance(limiter, TokenLimiter)
+        assert "hunter22" not in repr(limiter)
+
+
+class TestRefusals:
+    async def test_a_retry_after_holds_back_the_whole_fleet(self, redis_url: str) -> None:
+        async with (
+            FleetLimiter(redis_url, "cool", requests_per_second=200) as told,
+            FleetLimiter(redis_url, "cool", requests_per_second=200) as other,
+        ):
+            await begun(other, 1)
+            async with told.slot() as permit:
+                told.report(permit, "rate_limited", retry_after=1.0)
+            await until(lambda: told.episodes == 1)
+            mine, theirs = await asyncio.gather(begun(told, 5), begun(other, 5))
+            assert min(mine[0], theirs[0]) >= 0.8
+            assert max(mine[-1], theirs[-1]) < 5
+            assert other.episodes == 1
+
+    async def test_calls_held_back_together_do_not_all_begin_together(self, redis_url: str) -> None:
+        limiters = [FleetLimiter(redis_url, "burst", requests_per_second=100) for _ in range(5)]
+        for limiter in limiters:
+            await begun(limiter, 1)
+        waiting = [asyncio.create_task(begun(limiter, 10)) for limiter in limiters]
+        start = time.monotonic()
+        # Refusals that come in one by one, each asking for a little longer.
+        for number in range(4):
+            limiters[number].report(Permit(0), "rate_limited", retry_after=0.3)
+            await asyncio.sleep(0.05)
+        times = sorted(chain(*[await task for task in waiting]))
+        assert time.monotonic() - start >= 0.3 + 0.3
+        late = [at for at in times if at > 0.3]
+        assert len(late) >= 20
+        assert late[-1] - late[0] >= len(late) / 100 * 0.8
+        for limiter in limiters:
+            await limiter.aclose()
+
+    async def test_many_refusals_of_one_moment_are_one_episode(self, redis_url: str) -> None:
+        async with FleetLimiter(redis_url, "episode", adaptive=True, initial=100) as limiter:
+            await begun(limiter, 3)
+            for _ in range(10):
+                limiter.report(Permit(0), "rate_limited", retry_after=0.01)
+            await until(lambda: limiter.episodes == 1)
+            limiter.report(Permit(1), "rate_limited")
+            await until(lambda: not limiter._lane()._chores)
+            found = await state(limiter)
+            assert (found["epoch"], found["rate"], found["ceiling"]) == (1, 50, 100)
+            assert limiter.counters["limiter_refused"] == 11
+
+    async def test_a_refusal_that_names_no_time_makes_a_short_pause(self, redis_url: str) -> None:
+        async with FleetLimiter(redis_url, "short", requests_per_second=20, fill=1) as limiter:
+            async with limiter.slot() as permit:
+                limiter.report(permit, "rate_limited")
+            assert (await begun(limiter, 1))[0] >= 0.4
+
+    async def test_answers_and_failures_tell_nobody_anything(self, redis_url: str) -> None:
+        async with FleetLimiter(redis_url, "quiet", requests_per_second=20) as limiter:
+            async with limiter.slot() as permit:
+                limiter.report(permit, "answered")
+                limiter.report(permit, "failed")
+            assert "epoch" not in await state(limiter)
+
+
+class TestLearning:
+    async def test_a_rate_nobody_knows_is_found_together(self, redis_url: str) -> None:
+        limiters = [FleetLimiter(redis_url, "learn", adaptive=True, initial=50) for _ in range(3)]
+        refused_above = 120.0
+        end = time.monotonic() + 5.0
+
+        async def work(limiter: FleetLimiter) -> None:
+            while time.monotonic() < end:
+                async with limiter.slot() as permit:
+                    if limiter.rate > refused_above:
+                        limiter.report(permit, "rate_limited", retry_after=0.05)
+
+        await asyncio.gather(*(work(limiter) for limiter in limiters for _ in range(40)))
+        found = await state(limiters[0])
+        assert found["epoch"] >= 1
+        assert found["ceiling"] > refused_above
+        assert 80 < found["rate"] <= 140
+        for limiter in limiters:
+            await limiter.aclose()
+
+    async def test_a_rate_that_is_not_wanted_does_not_grow(self, redis_url: str) -> None:
+        async with FleetLimiter(redis_url, "unwanted", adaptive=True, initial=50) as limiter:
+            for _ in range(3):
+                await begun(limiter, 1)
+                connection = await limiter._connections.get()
+                past = round((time.time() - 5) * 1e6)
+                await connection.command("HSET", limiter._settings.key, "requests", past, "grown", past)
+            assert (await state(limiter))["rate"] == 50
+
+    async def test_it_never_learns_more_than_it_is_told_at_most(self, redis_url: str) -> None:
+        async with FleetLimiter(
+            redis_url, "most", adaptive=True, initial=50, requests_per_second=60, fill=1
+        ) as limiter:
+            await begun(limiter, 5)
+            connection = await limiter._connections.get()
+            soon, past = (round((time.time() + shift) * 1e6) for shift in (0.05, -5))
+            await connection.command("HSET", limiter._settings.key, "requests", soon, "grown", past)
+            await begun(limiter, 1)
+            assert (await state(limiter))["rate"] == 60
+            assert limiter.rate == pytest.approx(60, abs=0.01)
+
+
+class TestTokens:
+    async def test_tokens_are_limited_apart_from_requests(self, redis_url: str) -> None:
+        # 6,000 a second; 1,000 a call: 6 calls a second beyond the first second's worth.
+        options: dict[str, Any] = {"tokens_per_minute": 360_000, "fill": 1}
+        async with FleetLimiter(redis_url, "tokens", **options) as limiter:
+            times = await begun(limiter, 12)
+            assert times[11] >= 0.7
+            assert times[5] < times[11] - 0.5
+
+    async def test_what_calls_really_took_counts_for_everyone(self, redis_url: str) -> None:
+        options: dict[str, Any] = {"tokens_per_minute": 600_000, "fill": 1, "tokens_per_call": 100}
+        async with (
+            FleetLimiter(redis_url, "really", **options) as first,
+            FleetLimiter(redis_url, "really", **options) as second,
+        ):
+            async with first.slot() as permit:
+                first.used(permit, 20_000)  # Two seconds' worth, where a hundredth was expected.
+            await until(lambda: first._lane()._settling is None)
+            assert (await begun(second, 1))[0] >= 0.3
+
+    async def test_what_calls_did_not_take_is_given_back(self, redis_url: str) -> None:
+        options: dict[str, Any] = {"tokens_per_minute": 600_000, "fill": 1, "tokens_per_call": 9_000}
+        async with FleetLimiter(redis_url, "back", **options) as limiter:
+            async with limiter.slot() as permit:
+                limiter.used(permit, 0)
+            async with limiter.slot() as permit:
+                limiter.report(permit, "rate_limited", retry_after=0.001)
+            before = await state(limiter)
+            await until(lambda: limiter._lane()._settling is None)
+            assert (await state(limiter))["tokens"] < before["tokens"]
+            assert limiter._lane()._expected < 9_000
+
+    async def test_an_adapter_tells_the_limiter_what_its_calls_took(self, redis_url: str) -> None:
+        async with FleetLimiter(redis_url, "adapter", tokens_per_minute=6e6, tokens_per_call=1000) as limiter:
+            adapter = ScriptedAdapter({"hello": "world"}, limiter=limiter)
+            await adapter.complete([ChatMessage("user", "hello")])
+            assert limiter._lane()._expected < 1000
+
+    async def test_without_a_limit_of_tokens_nothing_is_counted(self, redis_url: str) -> None:
+        async with FleetLimiter(redis_url, "none", requests_per_second=100) as limiter:
+            async with limiter.slot() as permit:
+                limiter.used(permit, 5000)
+            assert limiter._lane()._settling is None
+
+
+class TestAway:
+    @pytest.fixture
+    def own_server(self, tmp_path: Path) -> Iterator[RedisServer]:
+        with RedisServer(tmp_path / "redis") as server:
+            yield server
+
+    async def test_calls_wait_for_redis_and_go_on_when_it_is_back(
+        self, own_server: RedisServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with FleetLimiter(own_server.url, "away", requests_per_second=100, timeout_seconds=2) as limiter:
+            await begun(limiter, 1)
+            await asyncio.to_thread(own_server.stop)
+            waiting = asyncio.create_task(begun(limiter, 3))
+            await until(lambda: "waits for Redis" in caplog.text)
+            limiter.report(Permit(0), "rate_limited")  # Nobody can be told, and nothing breaks.
+            assert not waiting.done()
+            await asyncio.to_thread(own_server.start)
+            assert len(await asyncio.wait_for(waiting, 20)) == 3
+        said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(said) == 2
+        assert said[1] == "the limiter reaches Redis again"
+
+    async def test_with_a_share_calls_go_on_slowly(self) -> None:
+        url = f"redis://127.0.0.1:{free_port()}"
+        async with FleetLimiter(
+            url, "share", requests_per_second=1000, share_without_redis=0.05, timeout_seconds=1
+        ) as limiter:
+            times = await begun(limiter, 20)
+            assert times[-1] >= 19 / 1000 / 0.05 * 0.9
+
+    async def test_appointments_that_were_made_are_kept(self, own_server: RedisServer) -> None:
+        async with FleetLimiter(own_server.url, "kept", requests_per_second=100, timeout_seconds=2) as limiter:
+            await begun(limiter, 1)
+            lane = limiter._lane()
+            await asyncio.to_thread(own_server.stop)
+            lane._slots.append(time.monotonic() + 0.05)
+            lane._heard_at = 0.0
+            assert (await begun(limiter, 1))[0] < 5
+
+    async def test_a_redis_that_refuses_us_is_an_error_and_not_a_wait(self, tmp_path: Path) -> None:
+        with RedisServer(tmp_path / "locked", "--requirepass", "sesame-open") as server:
+            url = f"redis://:wrong-password@127.0.0.1:{server.port}"
+            async with FleetLimiter(url, "locked", requests_per_second=1, tokens_per_minute=60) as limiter:
+                with pytest.raises(MailboxAccessError) as caught:
+                    await begun(limiter, 1)
+                assert "wrong-password" not in str(caught.value)
+                limiter.report(Permit(0), "rate_limited")
+                limiter.used(limits_module.FleetPermit(0, 1.0), 5)
+                await until(lambda: limiter._lane()._settling is None and not limiter._lane()._chores)
+            async with FleetSpending(url) as spending:
+                with pytest.raises(MailboxAccessError):
+                    await spending.refresh("r")
+
+    async def test_a_failure_nobody_foresaw_reaches_everyone_who_waits(
+        self, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def broken(*args: Any) -> Any:
+            raise LookupError("a bug")
+
+        async with FleetLimiter(redis_url, "bug", requests_per_second=100) as limiter:
+            monkeypatch.setattr(limiter._lane(), "_script", broken)
+            outcomes = await asyncio.gather(*(begun(limiter, 1) for _ in range(3)), return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [MailboxError] * 3
+
+    async def test_closing_cancels_what_waits(self, redis_url: str) -> None:
+        limiter = FleetLimiter(redis_url, "closed", requests_per_minute=1)
+        await begun(limiter, 2)
+        waiting = asyncio.create_task(begun(limiter, 1))
+        await asyncio.sleep(0.02)
+        await limiter.aclose()
+        await asyncio.wait([waiting], timeout=5)
+        assert waiting.cancelled()
+
+
+class TestSpending:
+    async def test_what_one_process_spends_counts_in_the_other(self, redis_url: str) -> None:
+        async with FleetSpending(redis_url) as first, FleetSpending(redis_url, refresh_seconds=0.02) as second:
+            first.add("run", TokenUsage(100, 20, 5, 0.25))
+            first.add("run", None)
+            assert first.of("run") == (TokenUsage(100, 20, 5, 0.25), 2)
+            await first.refresh("run")
+            second.add("run", TokenUsage(1, 2, 0, None))
+            await second.refresh("run")
+            assert second.of("run") == (TokenUsage(101, 22, 5, 0.25), 3)
+            assert second.of("another run/}") == (TokenUsage(), 0)
+
+    async def test_what_is_spent_last_is_told_too(self, redis_url: str) -> None:
+        async with FleetSpending(redis_url, refresh_seconds=0.02) as first, FleetSpending(redis_url) as second:
+            first.add("last", TokenUsage(1, 1))
+            await until(lambda: first._run("last").known_requests == 1)
+            await second.refresh("last")
+            assert second.of("last")[1] == 1
+        closing = FleetSpending(redis_url)
+        closing.add("closing", TokenUsage(7, 0))
+        await closing.aclose()
+        async with FleetSpending(redis_url) as third:
+            await third.refresh("closing")
+            assert third.of("closing")[0].input_tokens == 7
+
+    async def test_one_budget_holds_for_all_workers(self, redis_url: str) -> None:
+        answered = 0
+        async with FleetSpending(redis_url) as first, FleetSpending(redis_url) as second:
+            budget = Budget(requests=5)
+            adapters = [
+                ScriptedAdapter({"hello": "world"}, run_budget=budget, spending=spending)
+                for spending in (first, second)
+            ]
+            for spending in (first, second):
+                spending._refresh_seconds = 1e-9  # Always ask.
+
+            async def spend() -> None:
+                nonlocal answered
+                for number in range(20):
+                    await adapters[number % 2].complete([ChatMessage("user", "hello")])
+                    answered += 1
+
+            with pytest.raises(BudgetExceededError, match="5 requests is used up"):
+                await spend()
+        assert 5 <= answered <= 6  # The last one of the other had not been told yet.
+
+    async def test_while_redis_is_away_each_counts_on(self, caplog: pytest.LogCaptureFixture) -> None:
+        async with FleetSpending(f"redis://127.0.0.1:{free_port()}", timeout_seconds=1) as spending:
+            await spending.refresh("r")
+            spending.add("r", TokenUsage(5, 5))
+            await spending.refresh("r")
+            assert spending.of("r") == (TokenUsage(5, 5), 1)
+            assert "counts on" in caplog.text
+
+    async def test_only_the_latest_runs_are_kept_in_mind(self, redis_url: str) -> None:
+        async with FleetSpending(redis_url) as spending:
+            for number in range(300):
+                spending.of(f"r{number}")
+            assert len(spending._runs) == 256
+
+    async def test_settings_that_cannot_work_are_refused(self) -> None:
+        with pytest.raises(ConfigurationError):
+            FleetSpending("redis://localhost", refresh_seconds=0)
+        assert repr(FleetSpending("redis://localhost")) == "FleetSpending(RedisConnection(redis://localhost:6379))"
+
+    async def test_a_process_alone_has_nobody_to_ask(self) -> None:
+        spending = Spending()
+        await spending.refresh("r")
+        assert spending.of("r") == (TokenUsage(), 0)

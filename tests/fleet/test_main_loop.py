@@ -1,0 +1,529 @@
+"""MainLoops over a mailbox, and EvalLoops that score what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fairtrial import (
+    Dataset,
+    EvalSuite,
+    Experiment,
+    MainLoop,
+    PromptExecuted,
+    Sample,
+    Session,
+    SessionView,
+    TokenUsage,
+    ToolInvoked,
+    TrialContext,
+    all_of,
+    evaluator,
+    exact_match,
+    token_usage_under,
+    tool_called,
+)
+from fairtrial.errors import ConfigurationError, MailboxConnectionError, SessionError
+from fairtrial.fleet import (
+    EvalLoop,
+    EvalLoopConfig,
+    EvalReply,
+    EvalRequest,
+    FolderSessionStore,
+    InMemorySessionStore,
+    MainLoopConfig,
+    MainLoopRequest,
+    MainLoopResult,
+    RedisSessionStore,
+    SessionStore,
+)
+from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
+from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
+from fairtrial.session.events import SpanClosed
+from fairtrial.trials.result import EvalResult
+from tests.fleet.build import QUICK, boxes, request, take, until
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def serving(*loops: MainLoop[Any, Any] | EvalLoop) -> AsyncIterator[None]:
+    running = [asyncio.create_task(loop.run()) for loop in loops]
+    try:
+        await until(lambda: all(loop.ready for loop in loops))
+        yield
+    finally:
+        for loop in loops:
+            loop.stop()
+        await asyncio.gather(*running)
+
+
+async def asked(loop_input: Any, fn: Any, **settings: Any) -> MainLoopResult:
+    requests = InMemoryMailbox("main", MainLoopRequest)
+    replies = InMemoryMailbox("replies", MainLoopResult)
+    await requests.send(MainLoopRequest(loop_input, "id"), reply_to=replies)
+    await MainLoop(fn, requests=requests, **settings).run(until_empty=True)
+    (message,) = await replies.receive(wait_time_seconds=0)
+    return message.body
+
+
+class TestMainLoop:
+    @pytest.mark.proves("R64", "R65", "R73")
+    async def test_it_answers_with_the_output_and_the_session(self) -> None:
+        async def work(input: str, ctx: TrialContext) -> str:
+            ctx.session.record(PromptExecuted("p", usage=TokenUsage(3, 4)))
+            return input.upper()
+
+        result = await asked("hi", work)
+        assert (result.request_id, result.output, result.error) == ("id", "HI", None)
+        assert result.usage == TokenUsage(3, 4)
+        assert result.session is not None
+        assert b"PromptExecuted" in result.session
+
+    @pytest.mark.proves("R64")
+    async def test_a_subclass_serves_its_prompts_and_reads_its_own_input_type(self) -> None:
+        @dataclass(frozen=True)
+        class Question:
+            text: str
+
+        template = PromptTemplate[str]("qa", "a", "qa", [MarkdownSection[Question]("", "$text", "q")])
+
+        class Answer(MainLoop[Question, str]):
+            def initialize(self, input: Question) -> tuple[Prompt[str], Session]:
+                return template.bind(input), Session()
+
+        requests = InMemoryMailbox("main", MainLoopRequest)
+        replies = InMemoryMailbox("replies", MainLoopResult)
+        await requests.send(MainLoopRequest(Question("why"), "good"), reply_to=replies)
+        await requests.send(MainLoopRequest("why", "bad"), reply_to=replies)
+        loop = Answer(adapter=ScriptedAdapter(["because"]), requests=requests)
+        await loop.run(until_empty=True)
+        answers = {m.body.request_id: m.body for m in await replies.receive(9, wait_time_seconds=0)}
+        assert answers["good"].output == "because"
+        assert "not what this MainLoop takes" in str(answers["bad"].error)
+        assert loop.counters.outcomes == {"scored": 1, "task_error": 1}
+
+    async def test_the_trials_context_is_there(self) -> None:
+        closed: list[str] = []
+
+        @asynccontextmanager
+        async def resource() -> AsyncIterator[str]:
+            yield "open"
+            closed.append("closed")
+
+        async def look(input: Any, ctx: TrialContext) -> Any:
+            assert await ctx.enter(resource()) == "open"
+            return [ctx.key, ctx.seed, ctx.experiment.params["a"], ctx.sample.metadata["m"], ctx.attempt]
+
+        requests = InMemoryMailbox("main", MainLoopRequest)
+        replies = InMemoryMailbox("replies", MainLoopResult)
+        key = request(5).key
+        await requests.send(
+            MainLoopRequest("x", params={"a": 1}, key=key, metadata={"m": 2}, seed=9, attempt=3), reply_to=replies
+        )
+        await MainLoop(look, requests=requests).run(until_empty=True)
+        (message,) = await replies.receive(wait_time_seconds=0)
+        seed = TrialContext(key, Sample("s5", "x"), Experiment(), Session(), run_seed=9).seed
+        assert message.body.output == [list(key), seed, 1, 2, 3]
+        assert closed == ["closed"]
+
+    async def test_whatever_the_task_raises_is_an_answer(self) -> None:
+        async def fail(input: Any) -> Any:
+            raise SystemExit("gone") if input else asyncio.CancelledError
+
+        assert "gone" in str((await asked(1, fail)).error)
+        assert "cancelled" in str((await asked(0, fail)).error)
+
+    async def test_a_task_that_hangs_is_ended_and_reported(self) -> None:
+        async def hang(input: Any) -> Any:
+            await asyncio.sleep(3600)
+
+        result = await asked("x", hang, config=MainLoopConfig(timeout_seconds=0.05))
+        assert "did not finish within 0.05 s" in str(result.error)
+
+        async def own(input: Any) -> Any:
+            raise TimeoutError("the task's own")
+
+        assert "the task's own" in str((await asked("x", own)).error)
+
+    async def test_an_output_that_cannot_travel_is_an_error(self) -> None:
+        async def odd(input: Any) -> Any:
+            return object()
+
+        assert "cannot travel" in str((await asked("x", odd)).error)
+
+    @pytest.mark.proves("R80")
+    async def test_an_answer_nobody_can_receive_is_logged_and_the_worker_goes_on(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        requests = InMemoryMailbox("main", MainLoopRequest)
+        gone = InMemoryMailbox("gone", MainLoopResult)
+        replies = InMemoryMailbox("replies", MainLoopResult)
+        await requests.send(MainLoopRequest(1, "a"), reply_to=gone)
+        await requests.send(MainLoopRequest(2, "b"))
+        await requests.send(MainLoopRequest(3, "c"), reply_to=replies)
+        await gone.close()
+        await MainLoop(lambda input: input, requests=requests).run(until_empty=True)
+        (message,) = await replies.receive(9, wait_time_seconds=0)
+        assert message.body.output == 3
+        assert await requests.approximate_count() == 0
+        assert sum("of no use" in record.message for record in caplog.records) == 2
+
+    async def test_without_a_mailbox_it_does_not_run(self) -> None:
+        loop = MainLoop(str.upper)
+        assert (loop.ready, loop.running, loop.beat) == (False, False, 0.0)
+        loop.stop()
+        with pytest.raises(ConfigurationError, match="requests="):
+            await loop.run()
+
+    @pytest.mark.proves("R76")
+    def test_it_may_hold_a_message_for_as_long_as_an_input_can_take(self) -> None:
+        requests = InMemoryMailbox("main", MainLoopRequest)
+        with pytest.raises(ConfigurationError, match="at least 340"):
+            MainLoop(str.upper, requests=requests, config=MainLoopConfig(visibility_seconds=339))
+
+    def test_it_runs_from_ordinary_code(self) -> None:
+        requests = InMemoryMailbox("main", MainLoopRequest)
+        loop = MainLoop(str.upper, requests=requests, config=MainLoopConfig(wait_seconds=0))
+        loop.run_sync(max_iterations=1)
+        assert loop.counters.received == 0
+        assert loop.name == "upper"
+
+
+class TestTwoHops:
+    def mailboxes(self) -> tuple[Any, Any, Any]:
+        requests, results = boxes()
+        return requests, results, InMemoryMailbox("main", MainLoopRequest)
+
+    @pytest.mark.proves("R49", "R53", "R81")
+    async def test_answers_come_in_any_order_and_find_their_trial(self) -> None:
+        requests, results, main = self.mailboxes()
+
+        async def later_first(input: int) -> int:
+            await asyncio.sleep((20 - input) * 0.005)
+            return input
+
+        for number in range(20):
+            await requests.send(request(number, number, number))
+        loop = EvalLoop(
+            requests=requests,
+            evaluator=exact_match,
+            mainloop_requests=main,
+            results=results,
+            config=EvalLoopConfig(concurrency=20),
+        )
+        config = MainLoopConfig(concurrency=20)
+        async with serving(MainLoop(later_first, requests=main, config=config)):
+            await loop.run(until_empty=True)
+        found = await take(results)
+        assert [result.output for result in found] == list(range(20))
+        assert all(result.passed for result in found)
+
+    @pytest.mark.proves("R78")
+    async def test_an_error_of_the_main_loop_is_the_trials_error(self) -> None:
+        requests, results, main = self.mailboxes()
+        await requests.send(request())
+
+        def fail(input: str) -> str:
+            raise ValueError("the agent fell over")
+
+        loop = EvalLoop(requests=requests, evaluator=exact_match, mainloop_requests=main, results=results)
+        async with serving(MainLoop(fail, requests=main)):
+            await loop.run(until_empty=True)
+        (result,) = await take(results)
+        assert result.outcome == "task_error"
+        assert "the agent fell over" in str(result.error)
+
+    @pytest.mark.proves("R50", "R77")
+    async def test_a_main_loop_that_does_not_answer_is_asked_again_and_then_given_up(self) -> None:
+        requests, results, main = self.mailboxes()
+        await requests.send(request())
+        config = EvalLoopConfig(mainloop_timeout=0.05, dlq=replace(QUICK, max_deliveries=3))
+        loop = EvalLoop(
+            requests=requests, evaluator=exact_match, mainloop_requests=main, results=results, config=config
+        )
+        began = time.monotonic()
+        await loop.run(until_empty=True)
+        assert time.monotonic() - began < 15
+        (result,) = await take(results)
+        assert result.outcome == "dead_letter"
+        assert "did not answer within 0.05 s" in str(result.error)
+        (letter,) = await requests.dead_letters.page()
+        assert (letter.error, letter.delivery_count) == ("NoAnswerError", 3)
+        assert loop.counters.retried == 2
+
+    @pytest.mark.proves("R79")
+    async def test_a_main_loops_mailbox_that_is_away_costs_no_trial(self) -> None:
+        requests, results, _ = self.mailboxes()
+
+        class Away(InMemoryMailbox[Any]):
+            failures = 7  # More than a policy would forgive an error of the trial's own.
+
+            async def send(self, body: Any, *, reply_to: Any = None) -> str:
+                if self.failures:
+                    self.failures -= 1
+                    raise MailboxConnectionError("partition")
+                return await super().send(body, reply_to=reply_to)
+
+        main = Away("main", MainLoopRequest)
+        await requests.send(request(0, "q", "Q"))
+        loop = EvalLoop(
+            requests=requests,
+            evaluator=exact_match,
+            mainloop_requests=main,
+            results=results,
+            config=EvalLoopConfig(dlq=QUICK),
+        )
+        async with serving(MainLoop(str.upper, requests=main)):
+            await loop.run(until_empty=True)
+        (result,) = await take(results)
+        assert result.passed
+        assert loop.counters.retried == 7
+
+    async def test_answers_that_come_too_late_or_twice_trouble_nobody(self) -> None:
+        requests, results, main = self.mailboxes()
+        replies = InMemoryMailbox("replies", MainLoopResult)
+        await replies.send(MainLoopResult("nobody asked", "x"))
+        await requests.send(request(0, "q", "Q"))
+        loop = EvalLoop(
+            requests=requests, evaluator=exact_match, mainloop_requests=main, results=results, replies=replies
+        )
+        async with serving(MainLoop(str.upper, requests=main)):
+            await loop.run(until_empty=True)
+        assert (await take(results))[0].passed
+        assert await replies.approximate_count() == 0
+
+    async def test_a_reply_mailbox_that_fails_for_a_while_is_listened_to_again(self) -> None:
+        requests, results, main = self.mailboxes()
+
+        class Deaf(InMemoryMailbox[Any]):
+            failures = 2
+
+            async def receive(self, *args: Any, **named: Any) -> Any:
+                if self.failures:
+                    self.failures -= 1
+                    raise MailboxConnectionError("away")
+                return await super().receive(*args, **named)
+
+        await requests.send(request(0, "q", "Q"))
+        loop = EvalLoop(
+            requests=requests,
+            evaluator=exact_match,
+            mainloop_requests=main,
+            results=results,
+            replies=Deaf("replies", MainLoopResult),
+        )
+        async with serving(MainLoop(str.upper, requests=main)):
+            await loop.run(until_empty=True)
+        assert (await take(results))[0].passed
+
+    async def test_an_input_that_cannot_travel_is_the_trials_error(self) -> None:
+        requests, results, _ = self.mailboxes()
+        main = InMemoryMailbox("main", MainLoopRequest, max_body_bytes=100)
+        await requests.send(request(0, "q" * 1000))
+        loop = EvalLoop(requests=requests, evaluator=exact_match, mainloop_requests=main, results=results)
+        await loop.run(until_empty=True)
+        assert (await take(results))[0].outcome == "task_error"
+
+    def test_a_mailbox_that_cannot_make_another_needs_one_for_answers(self) -> None:
+        class Plain:
+            name = "plain"
+
+        mailbox: Any = Plain()
+        with pytest.raises(ConfigurationError, match="replies="):
+            EvalLoop(requests=boxes()[0], evaluator=exact_match, mainloop_requests=mailbox)
+
+    @pytest.mark.proves("R75")
+    async def test_each_layer_keeps_its_own_lease(self) -> None:
+        """A trial of three leases' length, through two mailboxes, is delivered once by each."""
+        requests, results, main = self.mailboxes()
+        await requests.send(request())
+
+        async def slow(input: str) -> str:
+            await asyncio.sleep(1.0)
+            return input
+
+        loop = EvalLoop(
+            requests=requests,
+            evaluator=exact_match,
+            mainloop_requests=main,
+            results=results,
+            config=EvalLoopConfig(lease_seconds=0.3),
+        )
+        served = MainLoop(slow, requests=main, config=MainLoopConfig(lease_seconds=0.3))
+        async with serving(served):
+            await loop.run(until_empty=True)
+        assert (await take(results))[0].passed
+        assert (loop.counters.received, served.counters.received) == (1, 1)
+        assert loop.counters.lease_losses == served.counters.lease_losses == 0
+
+
+# Must-show 8: the same scores, whichever way the session came.
+
+
+@evaluator
+def spoke_first(output: str, expected: str, session: SessionView) -> float:
+    tools = [event.name for event in session[ToolInvoked].all()]
+    spans = [event.name for event in session[SpanClosed].all()]
+    return (0.25 * len(tools) + 0.1 * len(spans)) if tools[:1] == ["plan"] else 0.0
+
+
+SCORER = all_of(exact_match, tool_called("search"), token_usage_under(60), spoke_first)
+
+
+async def agent(input: str, ctx: TrialContext) -> str:
+    with ctx.session.span("thinking"):
+        ctx.session.record(ToolInvoked("plan"))
+        if "hard" in input:
+            ctx.session.record(ToolInvoked("search", {"q": input, "bytes": b"\x00\xff"}, result={"ok": True}))
+    ctx.session.record(PromptExecuted("p", usage=TokenUsage(len(input), 40)))
+    if input == "broken":
+        raise ValueError("no answer")
+    return input + f" {ctx.seed % 7} {ctx.experiment.params['style']}"
+
+
+SAMPLES: list[Sample[str, Any]] = [
+    Sample(f"s{n}", text) for n, text in enumerate(["hard", "easy", "hard and very long" * 4, "broken"])
+]
+TERSE = Experiment("terse", {"style": "short"})
+
+
+def facts(results: list[EvalResult]) -> list[Any]:
+    return [(r.key.sample_id, r.outcome, r.score, r.output, r.usage, r.error) for r in results]
+
+
+async def over_the_fleet(
+    requests: Mailbox[EvalRequest], results: Mailbox[EvalReply], loop: EvalLoop, *helpers: MainLoop[Any, Any]
+) -> list[Any]:
+    for number, sample in enumerate(SAMPLES):
+        await requests.send(
+            EvalRequest(request(number, experiment="terse").key, sample, number, number, params=TERSE.params)
+        )
+    async with serving(*helpers):
+        await loop.run(until_empty=True)
+    found = list(await take(results))
+    return [(key, outcome, score, out, usage, _said(error)) for key, outcome, score, out, usage, error in facts(found)]
+
+
+def _said(error: str | None) -> str | None:
+    return None if error is None else error.rpartition("MainLoopError: ")[2]
+
+
+@pytest.mark.proves("R13", "R73", "R74", "R111")
+@pytest.mark.parametrize("way", ["one hop", "snapshot", "memory store", "folder store", "redis store"])
+async def test_session_aware_evaluators_give_the_same_scores_whichever_way_the_session_came(
+    redis_url: str, way: str, tmp_path: Path
+) -> None:
+    suite = EvalSuite("s", Dataset(SAMPLES), agent, SCORER, experiments=[TERSE])
+    report = await suite.run(store="memory:")
+    here = [
+        (key, outcome, score, output, usage, error)
+        for key, outcome, score, output, usage, error in facts(list(report.results))
+    ]
+    assert {outcome for _, outcome, *_ in here} == {"scored", "task_error"}
+    async with (
+        RedisConnection(redis_url) as connection,
+        RedisMailbox("requests", EvalRequest, connection) as requests,
+        RedisMailbox("results", EvalReply, connection) as results,
+        RedisMailbox("main", MainLoopRequest, connection) as main,
+    ):
+        if way == "one hop":
+            loop = EvalLoop(requests=requests, evaluator=SCORER, loop=agent, results=results)
+            assert await over_the_fleet(requests, results, loop) == here
+            return
+        stores: dict[str, SessionStore | None] = {
+            "snapshot": None,
+            "memory store": InMemorySessionStore(),
+            "folder store": FolderSessionStore(tmp_path / "sessions"),
+            "redis store": RedisSessionStore(connection),
+        }
+        sessions = stores[way]
+        loop = EvalLoop(requests=requests, evaluator=SCORER, mainloop_requests=main, results=results, sessions=sessions)
+        served = MainLoop(agent, requests=main, sessions=sessions)
+        assert await over_the_fleet(requests, results, loop, served) == here
+
+
+class TestSessionStores:
+    @pytest.mark.proves("R74")
+    async def test_every_store_keeps_what_it_is_given_by_id(self, redis_url: str, tmp_path: Path) -> None:
+        async with RedisConnection(redis_url) as connection:
+            stores: list[SessionStore] = [
+                InMemorySessionStore(),
+                FolderSessionStore(tmp_path / "deep" / "sessions"),
+                RedisSessionStore(connection, ttl_seconds=5),
+            ]
+            for store in stores:
+                await store.save("abc", b"one")
+                await store.save("abc", b"two\0\xff")
+                assert await store.load("abc") == b"two\0\xff"
+                await store.delete("abc")
+                await store.delete("abc")
+                with pytest.raises(SessionError, match="no session abc"):
+                    await store.load("abc")
+                for wrong in ("../../etc/passwd", "", "a" * 200, "a/b", ".hidden", "a\0"):
+                    with pytest.raises(SessionError, match="not the id"):
+                        await store.load(wrong)
+            assert int(await connection.command("DBSIZE")) == 0
+        assert (tmp_path / "deep" / "sessions").stat().st_mode & 0o777 == 0o700
+
+    async def test_a_redis_that_is_away_is_a_mailbox_error_that_heals(self) -> None:
+        async with RedisConnection("redis://127.0.0.1:1") as connection:
+            with pytest.raises(MailboxConnectionError):
+                await RedisSessionStore(connection).load("abc")
+            with pytest.raises(ConfigurationError):
+                RedisSessionStore(connection, ttl_seconds=0)
+
+    async def test_a_session_in_a_store_the_worker_does_not_have_is_the_trials_error(self) -> None:
+        requests, results = boxes()
+        main = InMemoryMailbox("main", MainLoopRequest)
+        await requests.send(request())
+        loop = EvalLoop(requests=requests, evaluator=exact_match, mainloop_requests=main, results=results)
+
+        async def work(input: str, ctx: TrialContext) -> str:
+            ctx.session.record(ToolInvoked("x"))
+            return input
+
+        async with serving(MainLoop(work, requests=main, sessions=InMemorySessionStore())):
+            await loop.run(until_empty=True)
+        assert "sessions=" in str((await take(results))[0].error)
+
+    async def test_a_session_store_that_is_away_for_a_moment_costs_no_trial(self) -> None:
+        requests, results = boxes()
+        main = InMemoryMailbox("main", MainLoopRequest)
+        await requests.send(request())
+
+        class Away(InMemorySessionStore):
+            failures = 2
+
+            async def load(self, session_id: str) -> bytes:
+                if self.failures:
+                    self.failures -= 1
+                    raise MailboxConnectionError("away")
+                return await super().load(session_id)
+
+        async def work(input: str, ctx: TrialContext) -> str:
+            ctx.session.record(ToolInvoked("x"))
+            return input
+
+        store = Away()
+        config = EvalLoopConfig(dlq=DLQPolicy(base_seconds=0.01, max_seconds=0.01))
+        loop = EvalLoop(
+            requests=requests,
+            evaluator=exact_match,
+            mainloop_requests=main,
+            results=results,
+            sessions=store,
+            config=config,
+        )
+        with anyio.fail_after(20):
+            async with serving(MainLoop(work, requests=main, sessions=store)):
+                await loop.run(until_empty=True)
+        assert (await take(results))[0].passed

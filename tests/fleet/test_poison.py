@@ -1,0 +1,238 @@
+"""Trials that kill their workers, and their innocent neighbours. Engine trap 7."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fairtrial import Experiment, ToolInvoked, TrialContext, evaluator, exact_match
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopConfig, MainLoopRequest
+from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
+from fairtrial.scoring.evaluator import resolve
+from fairtrial.trials.run_trial import TrialRules
+from fairtrial.trials.task import resolve_task
+from tests.fleet.build import boxes, request, take, until
+
+pytestmark = pytest.mark.anyio
+TRIALS = 150
+POISON = 5
+
+
+def started(url: str, way: str, concurrency: int) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    command = [sys.executable, str(Path(__file__).with_name("worker_process.py")), url, way, str(concurrency)]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
+
+
+def keep_running(url: str, way: str, concurrency: int, seconds: float) -> Counter[int]:
+    """Replace workers that die, until two have found the mailbox empty; returns how they ended."""
+    ended: Counter[int] = Counter()
+    workers = [started(url, way, concurrency) for _ in range(2)]
+    end = time.monotonic() + seconds
+    try:
+        while workers:
+            assert time.monotonic() < end, f"not done after {seconds} s: {ended}"
+            for worker in list(workers):
+                if (code := worker.poll()) is None:
+                    continue
+                workers.remove(worker)
+                ended[code] += 1
+                if code == 7:
+                    workers.append(started(url, way, concurrency))
+            time.sleep(0.02)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return ended
+
+
+@pytest.mark.proves("R59", "R82")
+@pytest.mark.parametrize(("way", "concurrency"), [("forked", 50), ("fresh", 8)])
+async def test_only_the_guilty_are_dead_lettered(redis_url: str, way: str, concurrency: int) -> None:
+    async with (
+        RedisConnection(redis_url) as connection,
+        RedisMailbox("poison.requests", EvalRequest, connection, sweep_seconds=None) as requests,
+        RedisMailbox("poison.results", EvalReply, connection, sweep_seconds=None) as results,
+        RedisMailbox("poison.requests", object, connection, sweep_seconds=None) as anything,
+    ):
+        for number in range(TRIALS):
+            await requests.send(request(number, "die" if number == POISON else "q"))
+        await anything.send({"v": 1, "key": "nonsense"})
+        ended = await anyio.to_thread.run_sync(keep_running, redis_url, way, concurrency, 120)
+        found = await take(results, TRIALS)
+        by_ordinal: dict[int, set[str]] = {}
+        for result in found:
+            by_ordinal.setdefault(result.ordinal, set()).add(result.outcome)
+        assert by_ordinal == {n: {"dead_letter" if n == POISON else "scored"} for n in range(TRIALS)}
+        letters = await requests.dead_letters.page()
+        assert sorted(letter.error for letter in letters) == ["BodyError", "ChildDiedError"]
+        guilty = next(letter for letter in letters if letter.error == "ChildDiedError")
+        assert guilty.body(EvalRequest).ordinal == POISON
+        assert "exit code 7" in guilty.reason
+        assert ended == {7: 2, 0: 2}
+
+
+class Suspected(InMemoryMailbox[Any]):
+    """Every message in it has outlived two workers."""
+
+    def _take(self, count: int, seconds: float) -> Any:
+        messages = super()._take(count, seconds)
+        for message in messages:
+            message.expiries = 2
+        return messages
+
+
+async def alone(fn: Any, *numbers: int, scorer: Any = exact_match, **settings: Any) -> tuple[EvalLoop, Any, Any]:
+    requests, (_, results) = Suspected("requests", EvalRequest), boxes()
+    for number in numbers or (0,):
+        await requests.send(request(number))
+    config = EvalLoopConfig(dlq=DLQPolicy(base_seconds=0.01, max_seconds=0.01, max_deliveries=2), **settings)
+    loop = EvalLoop(requests=requests, evaluator=scorer, loop=fn, results=results, config=config)
+    await loop.run(until_empty=True)
+    return loop, await take(results), requests
+
+
+class TestAlone:
+    async def test_an_innocent_suspect_is_scored_like_anyone_else(self) -> None:
+        here = os.getpid()
+
+        def work(input: str, ctx: TrialContext) -> str:  # In a thread, which the child must have of its own.
+            ctx.session.record(ToolInvoked("search"))
+            return input if os.getpid() != here else "not alone"
+
+        loop, results, requests = await alone(work, *range(6), solo_processes=2)
+        assert [result.passed for result in results] == [True] * 6
+        assert all(b"ToolInvoked" in result.snapshot for result in results)
+        assert (loop.counters.suspects, loop.counters.crashes) == (6, 0)
+        assert await requests.dead_letters.count() == 0
+
+    async def test_an_error_of_the_task_is_data_and_no_crash(self) -> None:
+        async def fail(input: str) -> str:
+            raise ValueError("no")
+
+        _, (result,), requests = await alone(fail)
+        assert (result.outcome, result.error) == ("task_error", "ValueError: no")
+        assert await requests.dead_letters.count() == 0
+
+    async def test_a_crash_is_an_outcome_first_and_a_dead_letter_then(self) -> None:
+        async def die(input: str) -> str:
+            os._exit(3)
+
+        loop, (result,), requests = await alone(die)
+        assert (result.outcome, result.score) == ("dead_letter", None)
+        assert "exit code 3" in result.error
+        (letter,) = await requests.dead_letters.page()
+        assert letter.error == "ChildDiedError"
+        assert (loop.counters.crashes, loop.counters.dead_lettered) == (1, 1)
+
+    async def test_a_suspect_that_never_ends_is_killed_and_timed_out(self) -> None:
+        async def stuck(input: str) -> str:
+            while True:  # The interpreter is its own: no timeout of ours gets a word in.
+                pass
+
+        requests, (_, results) = Suspected("requests", EvalRequest), boxes()
+        await requests.send(request())
+        rules = TrialRules(
+            tasks=(resolve_task(stuck),),
+            experiments=(Experiment(),),
+            scorer=resolve(exact_match),
+            timeout_seconds=0.1,
+            close_seconds=0.1,
+        )
+        config = EvalLoopConfig(buffer_seconds=0.1)
+        await EvalLoop(requests=requests, rules=rules, results=results, config=config).run(until_empty=True)
+        (result,) = await take(results)
+        assert result.outcome == "timeout"
+        assert "killed" in str(result.error)
+
+    async def test_a_solo_that_cannot_do_it_is_tried_again_and_then_given_up(self) -> None:
+        requests, (_, results) = Suspected("requests", EvalRequest), boxes()
+        await requests.send(request())
+        tries = 0
+
+        async def broken(given: EvalRequest) -> EvalReply:
+            nonlocal tries
+            tries += 1
+            raise RuntimeError("no room for a process")
+
+        config = EvalLoopConfig(dlq=DLQPolicy(base_seconds=0.01, max_seconds=0.01, max_deliveries=2))
+        loop = EvalLoop(
+            requests=requests, evaluator=exact_match, loop=str.upper, results=results, config=config, solo=broken
+        )
+        await loop.run(until_empty=True)
+        (result,) = await take(results)
+        assert (result.outcome, tries) == ("dead_letter", 2)
+        assert "no room" in str(result.error)
+
+
+async def serving(loop: MainLoop[Any, Any]) -> asyncio.Task[None]:
+    running = asyncio.create_task(loop.run())
+    await until(lambda: loop.ready)
+    return running
+
+
+class TestTwoHops:
+    async def test_a_suspects_task_runs_where_it_always_did_and_only_scoring_is_alone(self) -> None:
+        asked: Mailbox[MainLoopRequest] = InMemoryMailbox("main", MainLoopRequest)
+        main = MainLoop(str.upper, requests=asked)
+        running = await serving(main)
+
+        @evaluator(inline=True)
+        def dies_on_b(output: str, expected: str) -> bool:
+            if output == "B":
+                os._exit(9)
+            return output == expected
+
+        requests, (_, results) = Suspected("requests", EvalRequest), boxes()
+        await requests.send(request(0, "a", "A"))
+        await requests.send(request(1, "b", "B"))
+        loop = EvalLoop(requests=requests, evaluator=dies_on_b, mainloop_requests=asked, results=results)
+        await loop.run(until_empty=True)
+        outcomes = [(result.outcome, result.passed) for result in await take(results)]
+        assert outcomes == [("scored", True), ("dead_letter", False)]
+        main.stop()
+        await running
+
+    async def test_an_input_that_kills_its_main_loop_is_an_error_and_a_dead_letter(self) -> None:
+        here = os.getpid()
+
+        def work(input: str) -> str:
+            if input == "die":
+                os._exit(5)
+            return "alone" if os.getpid() != here else "not alone"
+
+        requests = Suspected("main", MainLoopRequest)
+        replies: InMemoryMailbox[Any] = InMemoryMailbox("replies")
+        await requests.send(MainLoopRequest("fine", "one"), reply_to=replies)
+        await requests.send(MainLoopRequest("die", "two"), reply_to=replies)
+        main = MainLoop(work, requests=requests)
+        await main.run(until_empty=True)
+        answers = {m.body.request_id: m.body for m in await replies.receive(5, wait_time_seconds=0)}
+        assert answers["one"].output == "alone"
+        assert "ends its process" in answers["two"].error
+        (letter,) = await requests.dead_letters.page()
+        assert letter.error == "ChildDiedError"
+
+    async def test_an_input_that_never_ends_is_killed(self) -> None:
+        def stuck(input: str) -> str:
+            while True:
+                pass
+
+        requests = Suspected("main", MainLoopRequest)
+        replies: InMemoryMailbox[Any] = InMemoryMailbox("replies")
+        await requests.send(MainLoopRequest("x", "one"), reply_to=replies)
+        main = MainLoop(stuck, requests=requests, config=MainLoopConfig(timeout_seconds=0.2, buffer_seconds=0.1))
+        main._needed = 0.2  # Without the ten seconds for closing.
+        await main.run(until_empty=True)
+        (message,) = await replies.receive(wait_time_seconds=0)
+        assert "killed" in message.body.error or "did not finish" in message.body.error

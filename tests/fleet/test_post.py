@@ -1,0 +1,104 @@
+"""The mailboxes of suites and runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fairtrial import ConfigurationError, Dataset, EvalSuite, Sample, exact_match
+from fairtrial.errors import MailboxConnectionError, ReplyNotAvailableError
+from fairtrial.fleet import MemoryPostOffice, PostOffice, RedisPostOffice, open_post_office
+from fairtrial.fleet.patience import persistently
+from fairtrial.fleet.post import requests_name, results_name
+from fairtrial.mailbox.claim_check import ClaimCheck
+from fairtrial.mailbox.protocol import checked_name
+from tests.fleet.fake_worker import FakeWorker, answer
+from tests.redis_server import RedisServer, free_port
+
+pytestmark = pytest.mark.anyio
+
+
+def test_names_are_readable_where_they_can_be_and_never_the_same_for_two_suites() -> None:
+    assert requests_name("support") == "support.requests"
+    assert results_name("support", "0a1b") == "support.results.0a1b"
+    awkward = ["Größe", "a b", "a-b", "a.b", "", "..", "x" * 300, "x" * 301, "-a", "\ud800"]
+    names = {requests_name(name) for name in awkward} | {results_name(name, name) for name in awkward}
+    assert len(names) == 2 * len(awkward)
+    assert all(checked_name(name) for name in names)
+
+
+async def test_a_run_on_redis_leaves_no_mailbox_behind_that_stays(redis_url: str, redis_server: RedisServer) -> None:
+    office: PostOffice = open_post_office(redis_url)
+    data = Dataset([Sample(f"s{i}", i, i) for i in range(50)])
+    suite = EvalSuite("two words", data, str, exact_match)
+    async with FakeWorker(office, "two words").at_work():
+        report = await suite.run(store="memory:", mailbox=redis_url)
+    assert (report.status, report.total) == ("finished", 50)
+    with redis_server.client() as raw:
+        keys = [key.decode() for key in raw.keys("*results*")]
+        assert keys
+        assert all(0 < raw.ttl(key) <= 3600 for key in keys)
+    results = await office.results("two words", report.run_id)  # The run goes on.
+    with redis_server.client() as raw:
+        assert all(raw.ttl(key) == -1 for key in keys if key.endswith(":stream"))
+    await office.leave(results)
+    await office.close()
+
+
+async def test_large_bodies_travel_beside_the_mailbox(redis_url: str, tmp_path: Path) -> None:
+    office = RedisPostOffice(redis_url, claim_check=ClaimCheck(tmp_path))
+    assert redis_url.rpartition("/")[0].removeprefix("redis://") in repr(office)
+    data = Dataset([Sample("large", "x" * 3_000_000, "x")])
+    async with FakeWorker(office, "large", lambda request: answer(request, output="y" * 2_000_000)).at_work():
+        report = await EvalSuite("large", data, str, exact_match).run(store="memory:", mailbox=office)
+    assert len(report.results[0].output) == 2_000_000
+    await office.close()
+
+
+async def test_a_server_that_is_not_there_is_said_and_the_run_can_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fairtrial import open_store
+    from fairtrial.fleet import dispatch
+
+    whole = dispatch.DispatchConfig
+    monkeypatch.setattr(dispatch, "DispatchConfig", lambda: whole(open_seconds=0.1))
+    store = open_store("memory:")
+    suite = EvalSuite("away", Dataset([Sample("a", "a", "a")]), str, exact_match)
+    with pytest.raises(MailboxConnectionError):
+        await suite.run(store=store, mailbox=f"redis://127.0.0.1:{free_port()}")
+    assert [run.status for run in store.runs()] == ["interrupted"]
+
+
+async def test_mailboxes_in_memory_are_shared_by_name() -> None:
+    office = MemoryPostOffice()
+    results = await office.results("s", "r")
+    assert office.resolve("s.results.r") is results
+    await office.leave(results)
+    assert await office.results("s", "r") is results
+    await office.retire(results)
+    with pytest.raises(ReplyNotAvailableError):
+        office.resolve("s.results.r")
+    requests = await office.requests("s")
+    await office.close()
+    with pytest.raises(Exception, match="closed"):
+        await requests.approximate_count()
+
+
+@pytest.mark.parametrize("url", ["memory:", "amqp://user:secret@host", "host:6379", ""])
+def test_other_addresses_are_refused_without_repeating_them(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="use redis://host:port") as caught:
+        open_post_office(url)
+    assert "secret" not in str(caught.value)
+
+
+async def test_patience_ends() -> None:
+    calls = 0
+
+    async def away() -> None:
+        nonlocal calls
+        calls += 1
+        raise MailboxConnectionError("away")
+
+    with pytest.raises(MailboxConnectionError):
+        await persistently(away, "asking", seconds=0.12)
+    assert calls > 1

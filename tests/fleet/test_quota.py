@@ -1,0 +1,17 @@
+"""Ten worker processes under one provider quota, measured at the provider."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.fleet_quota import run
+
+
+@pytest.mark.measured
+@pytest.mark.proves("R106")
+def test_ten_workers_use_one_quota_to_the_full_and_share_it(redis_url: str) -> None:
+    found = run(redis_url, workers=10, quota=200, seconds=10, burst=20, light=True)
+    assert found.used >= 0.90
+    assert found.refused < 0.02
+    assert found.smallest_share >= 0.5
+    assert found.blocks_per_call < 0.5

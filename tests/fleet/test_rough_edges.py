@@ -1,0 +1,310 @@
+"""Loops among things that break: stores, reply mailboxes, child processes, and people at a keyboard."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import fairtrial.fleet
+from fairtrial import MainLoop, TrialContext, exact_match, open_store
+from fairtrial.errors import CodecError, MailboxConnectionError, StoreUnavailableError
+from fairtrial.fleet import (
+    EvalLoop,
+    EvalLoopConfig,
+    EvalReply,
+    EvalRequest,
+    MainLoopConfig,
+    MainLoopRequest,
+    MainLoopResult,
+    SubprocessSolo,
+)
+from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Message
+from fairtrial.offload import ChildDiedError
+from fairtrial.store.memory import MemoryStore
+from fairtrial.store.protocol import Committed, RunRecord
+from tests.fleet.build import QUICK, boxes, request, take, until
+
+pytestmark = pytest.mark.anyio
+
+
+async def echo(input: Any) -> Any:
+    return input
+
+
+class Store(MemoryStore):
+    """Fails as often as it is told to."""
+
+    errors: list[Exception]
+
+    def commit(self, *args: Any, **named: Any) -> Committed:
+        if self.errors:
+            raise self.errors.pop(0)
+        return super().commit(*args, **named)
+
+
+class TestStores:
+    async def test_a_database_that_is_away_for_a_moment_loses_nothing(self) -> None:
+        store = Store()
+        store.errors = [StoreUnavailableError("restarting"), RuntimeError("a bug")]
+        store.create_run(RunRecord("run", "s", "d", "1", "f", 3, ("baseline",), 1))
+        requests, _ = boxes()
+        for number in range(3):
+            await requests.send(request(number))
+        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=store)
+        await loop.run(until_empty=True)
+        assert len(list(store.results("run"))) == 3
+        assert loop.counters.delivery_retries >= 3
+
+    async def test_a_run_nobody_created_makes_dead_letters(self) -> None:
+        requests, _ = boxes()
+        await requests.send(request())
+        config = EvalLoopConfig(delivery_seconds=0)
+        loop = EvalLoop(
+            requests=requests, evaluator=exact_match, loop=echo, results=open_store("memory:"), config=config
+        )
+        await loop.run(until_empty=True)
+        (letter,) = await requests.dead_letters.page()
+        assert letter.error == "UnknownRunError"
+
+
+class Balky(InMemoryMailbox[Any]):
+    """Acknowledging fails as often as it is told to."""
+
+    failures = 0
+
+    async def acknowledge_all(self, messages: Sequence[Message[Any]]) -> Sequence[bool]:
+        if self.failures:
+            self.failures -= 1
+            raise MailboxConnectionError("away")
+        for message in messages:
+            await message.receipt.acknowledge()
+        return [True] * len(messages)
+
+
+class TestSettling:
+    async def test_an_acknowledgement_that_fails_is_repeated_and_nothing_runs_twice(self) -> None:
+        requests, results = Balky("q", EvalRequest), InMemoryMailbox("r", EvalReply)
+        requests.failures = 1
+        await requests.send(request())
+        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=results, name="me")
+        await loop.run(until_empty=True)
+        assert len(await take(results)) == 1
+        assert (loop.counters.received, loop.counters.finished) == (1, 1)
+        assert repr(loop) == "<EvalLoop me on q>"
+
+    async def test_a_result_whose_very_error_cannot_travel_is_set_aside(self) -> None:
+        requests, results = InMemoryMailbox("q", EvalRequest), InMemoryMailbox("r", EvalReply, max_body_bytes=10)
+        await requests.send(request())
+        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=results)
+        await loop.run(until_empty=True)
+        (letter,) = await requests.dead_letters.page()
+        assert letter.error == "MessageTooLargeError"
+        assert loop.counters.dead_lettered == 1
+
+    async def test_a_delivery_with_a_bug_is_tried_again_and_then_given_up(self) -> None:
+        class Broken(InMemoryMailbox[Any]):
+            async def send(self, body: Any, *, reply_to: Any = None) -> str:
+                raise RuntimeError("a bug")
+
+        requests, _ = boxes()
+        await requests.send(request())
+        config = EvalLoopConfig(dlq=DLQPolicy(base_seconds=0.01, max_seconds=0.01, max_deliveries=2))
+        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=Broken("r"), config=config)
+        await loop.run(until_empty=True)
+        (letter,) = await requests.dead_letters.page()
+        assert (letter.error, letter.delivery_count) == ("RuntimeError", 2)
+
+    async def test_cancelling_while_a_result_waits_for_its_mailbox_hands_the_request_back(self) -> None:
+        class Away(InMemoryMailbox[Any]):
+            async def send(self, body: Any, *, reply_to: Any = None) -> str:
+                raise MailboxConnectionError("away")
+
+        requests, _ = boxes()
+        await requests.send(request())
+        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=Away("r"))
+        running = asyncio.create_task(loop.run())
+        await until(lambda: loop.counters.delivery_retries > 1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (await requests.depth()).waiting == 1
+
+    async def test_a_mailbox_that_is_not_there_yet_is_waited_for(self) -> None:
+        class Late(InMemoryMailbox[Any]):
+            failures = 2
+
+            async def approximate_count(self) -> int:
+                if self.failures:
+                    self.failures -= 1
+                    raise MailboxConnectionError("not yet")
+                return await super().approximate_count()
+
+        requests, results = Late("q", EvalRequest), InMemoryMailbox("r", EvalReply)
+        await requests.send(request())
+        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=results)
+        await loop.run(until_empty=True)
+        assert len(await take(results)) == 1
+        loop.stop()  # Nothing to stop any more, and no trouble.
+
+
+class TestMainLoops:
+    async def test_an_answer_that_does_not_get_through_is_sent_again(self) -> None:
+        class Away(InMemoryMailbox[Any]):
+            failures = 2
+
+            async def send(self, body: Any, *, reply_to: Any = None) -> str:
+                if self.failures:
+                    self.failures -= 1
+                    raise MailboxConnectionError("away")
+                return await super().send(body, reply_to=reply_to)
+
+        requests: InMemoryMailbox[Any] = InMemoryMailbox("main", MainLoopRequest)
+        replies = Away("replies", MainLoopResult)
+        await requests.send(MainLoopRequest("a"), reply_to=replies)
+        loop = MainLoop(str.upper, requests=requests)
+        await loop.run(until_empty=True)
+        (message,) = await replies.receive(wait_time_seconds=0)
+        assert (message.body.output, loop.counters.delivery_retries) == ("A", 2)
+
+        replies.failures = 1
+        await requests.send(MainLoopRequest("b"), reply_to=replies)
+        hasty = MainLoop(str.upper, requests=requests, config=MainLoopConfig(delivery_seconds=0, dlq=QUICK))
+        await hasty.run(until_empty=True)
+        assert (hasty.counters.retried, hasty.counters.received) == (1, 2)
+
+    async def test_a_resource_that_does_not_close_costs_no_answer(self, caplog: pytest.LogCaptureFixture) -> None:
+        @asynccontextmanager
+        async def sticky() -> AsyncIterator[None]:
+            yield
+            raise OSError("will not close")
+
+        async def work(input: str, ctx: TrialContext) -> str:
+            await ctx.enter(sticky())
+            return input
+
+        requests = InMemoryMailbox("main", MainLoopRequest)
+        replies = InMemoryMailbox("replies", MainLoopResult)
+        await requests.send(MainLoopRequest("a"), reply_to=replies)
+        await MainLoop(work, requests=requests).run(until_empty=True)
+        (message,) = await replies.receive(wait_time_seconds=0)
+        assert message.body.output == "a"
+        assert "will not close" in caplog.text
+
+    async def test_typed_outputs_are_read_with_the_evaluators_type(self) -> None:
+        requests, results = boxes()
+        main = InMemoryMailbox("main", MainLoopRequest)
+        await requests.send(request(0, [2, 1], [1, 2]))
+        await requests.send(request(1, "text", [1, 2]))
+
+        async def ordered(input: Any) -> Any:
+            return sorted(input)
+
+        served = MainLoop(ordered, requests=main)
+        serving = asyncio.create_task(served.run())
+        loop = EvalLoop(
+            requests=requests, evaluator=exact_match, mainloop_requests=main, results=results, output_type=list[int]
+        )
+        await loop.run(until_empty=True)
+        good, bad = await take(results)
+        assert good.passed
+        assert bad.outcome == "task_error"
+        served.stop()
+        await serving
+
+
+class TestProcesses:
+    def command(self, code: str) -> SubprocessSolo:
+        return SubprocessSolo([sys.executable, "-c", code])
+
+    async def test_a_process_that_says_nothing_is_a_death(self) -> None:
+        with pytest.raises(ChildDiedError, match="exit code 0"):
+            await self.command("pass")(request(0, "x" * 500_000))
+        with pytest.raises(ChildDiedError, match="signal 9"):
+            await self.command("import os; os.kill(os.getpid(), 9)")(request())
+
+    async def test_a_process_that_says_nonsense_is_an_error(self) -> None:
+        with pytest.raises(CodecError):
+            await self.command("import os, sys; os.write(int(sys.argv[1]), b'nonsense')")(request())
+
+    async def test_a_command_that_does_not_exist_is_an_error(self) -> None:
+        with pytest.raises(OSError, match="no-such-command"):
+            await SubprocessSolo(["/no-such-command"])(request())
+
+    async def test_a_cancelled_wait_kills_the_process_and_what_it_started(self, tmp_path: Path) -> None:
+        file = tmp_path / "pids"
+        code = (
+            "import os, subprocess, sys, time, pathlib\n"
+            "child = subprocess.Popen(['sleep', '300'])\n"
+            f"path = pathlib.Path({str(file)!r})\n"
+            "path.with_suffix('.part').write_text(f'{os.getpid()} {child.pid}')\n"
+            "path.with_suffix('.part').rename(path)\n"
+            "time.sleep(300)"
+        )
+        running = asyncio.create_task(self.command(code)(request()))
+        await until(file.exists)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        for pid in map(int, file.read_text().split()):
+            await until(lambda pid=pid: _gone(pid))
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+
+
+INTERRUPTED = """
+import asyncio, sys
+from fairtrial import MainLoop, Sample, TrialKey, exact_match
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalRequest
+from fairtrial.mailbox import InMemoryMailbox
+
+async def hang(input):
+    print("ready", flush=True)
+    await asyncio.sleep(300)
+
+requests = InMemoryMailbox("q")
+asyncio.run(requests.send(EvalRequest(TrialKey("r", "baseline", "s"), Sample("s", 1))))
+config = EvalLoopConfig(drain_seconds=float(sys.argv[1]))
+loop = EvalLoop(requests=requests, evaluator=exact_match, loop=hang, results=InMemoryMailbox("r"), config=config)
+try:
+    loop.run_sync()
+except KeyboardInterrupt:
+    print("handed back", loop.counters.handed_back, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("drain", "interrupts", "said"), [("0.1", 1, "handed back 1"), ("60", 2, "handed back")])
+def test_ctrl_c_drains_and_a_second_one_does_not_wait(drain: str, interrupts: int, said: str) -> None:
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    command = [sys.executable, "-c", INTERRUPTED, drain]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for number in range(interrupts):
+            process.send_signal(signal.SIGINT)
+            if number + 1 < interrupts:
+                anyio.run(anyio.sleep, 0.3)  # Two in one breath are one to Python.
+        assert process.stdout.readline().startswith(said)
+        assert process.wait(30) == 0
+
+
+def test_the_package_has_only_the_names_it_says() -> None:
+    assert all(getattr(fairtrial.fleet, name) is not None for name in fairtrial.fleet.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Fleet'"):
+        fairtrial.fleet.Fleet

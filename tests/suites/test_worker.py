@@ -1,0 +1,308 @@
+"""Worker processes of a suite."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, exact_match, open_store
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalRequest, MemoryPostOffice
+from fairtrial.suites import solo
+from fairtrial.suites.fingerprint import fingerprint_of, suite_files
+from fairtrial.suites.worker import main, run_worker, types_of
+from fairtrial.trials.keys import TrialKey
+from tests.fleet.processes import Processes, end, said, wait_for_lines
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, server: RedisServer) -> Iterator[Processes]:
+    with Processes(tmp_path, server.url, traced=True, samples=200, log=tmp_path / "executed") as processes:
+        yield processes
+    with server.client() as client:
+        client.flushall()
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+
+
+def questions(suite_name: str = "asked", **options: Any) -> EvalSuite:
+    async def answer(question: Question, ctx: TrialContext) -> str:
+        assert isinstance(question, Question)
+        return f"{ctx.shared}: {question.text}{ctx.experiment.params.get('mark', '')}"
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[str]:
+        yield "shared"
+
+    data = Dataset([Sample(f"q{i}", Question(f"why {i}"), f"shared: why {i}?") for i in range(30)])
+    return EvalSuite(
+        suite_name,
+        data,
+        answer,
+        exact_match,
+        experiments=[Experiment("plain"), Experiment("marked", {"mark": "?"})],
+        lifespan=lifespan,
+        **options,
+    )
+
+
+@pytest.mark.anyio
+@pytest.mark.proves("R49", "R59", "R60")
+async def test_a_worker_runs_the_suites_tasks_with_their_types_parameters_and_lifespan() -> None:
+    office = MemoryPostOffice()
+    loops: list[EvalLoop] = []
+    worker = asyncio.create_task(run_worker(questions(), office, started=loops.append))
+    report = await questions().run(store="memory:", mailbox=office)
+    loops[0].stop()
+    assert (await worker) is loops[0]
+    assert (report["plain"].pass_rate, report["marked"].pass_rate) == (0.0, 1.0)
+    assert report["plain"].results[0].output == "shared: why 0"
+    assert loops[0].counters.finished == 60
+
+
+@pytest.mark.anyio
+async def test_workers_with_other_code_refuse_and_those_that_allow_drift_do_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    office = MemoryPostOffice()
+    loops: list[EvalLoop] = []
+    config = EvalLoopConfig(refuse_seconds=0.05)
+    other = asyncio.create_task(run_worker(questions(version="2"), office, config=config, started=loops.append))
+    run = asyncio.create_task(questions(version="1").run(store="memory:", mailbox=office))
+    while "were made from other code" not in caplog.text:  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.01)
+    assert not run.done()
+    allowed = EvalLoopConfig(allow_drift=True)
+    right = asyncio.create_task(run_worker(questions(version="2"), office, config=allowed, started=loops.append))
+    assert (await run).total == 60
+    for loop in loops:
+        loop.stop()
+    await asyncio.gather(other, right)
+    assert loops[0].counters.finished == 0
+    assert loops[0].counters.refused > 0
+
+
+@pytest.mark.anyio
+async def test_workers_may_write_the_store_themselves_and_the_client_finds_the_results_there(tmp_path: Path) -> None:
+    office, url = MemoryPostOffice(), f"{tmp_path}/runs.db"
+    loops: list[EvalLoop] = []
+    seen: list[Any] = []
+
+    class Watcher:
+        def publish(self, event: Any) -> None:
+            seen.append(type(event).__name__)
+
+    worker = asyncio.create_task(run_worker(questions(), office, store=url, started=loops.append))
+    report = await questions().run(store=url, mailbox=office, bus=Watcher())
+    loops[0].stop()
+    await worker
+    assert (report.status, report.total, loops[0].counters.finished) == ("finished", 60, 60)
+    assert seen.count("SampleEvaluated") == 60
+    assert report["plain"].results[0].sample.input == {"text": "why 0"}
+
+
+def test_the_types_of_samples_made_in_code_are_seen() -> None:
+    kinds: list[tuple[Dataset[Any, Any], tuple[Any, Any]]] = [
+        (questions().dataset, (Question, str)),
+        (Dataset([Sample("a", 1), Sample("b", "x")]), (object, object)),
+        (Dataset([Sample("a", {"x": 1}, [1])]), (object, object)),
+        (Dataset([Sample("a", 1.5, None), Sample("b", 2.5, True)]), (float, bool)),
+    ]
+    for dataset, expected in kinds:
+        assert types_of(dataset) == expected
+
+
+class TestFingerprint:
+    PROJECT = {
+        "evals/cases.py": "import helpers.words\nfrom helpers import marks as m\nLIMIT = 3\n",
+        "helpers/__init__.py": "",
+        "helpers/words.py": "import json\nfrom .deep import DEPTH\n",
+        "helpers/deep.py": "DEPTH = 1\n",
+        "helpers/marks.py": "def lazily():\n    import helpers.late\n",
+        "helpers/late.py": "",
+        "evals/support.py": (
+            "from typing import TYPE_CHECKING\nfrom cases import LIMIT\nfrom fairtrial import *\n"
+            "if TYPE_CHECKING:\n    import unrelated\n"
+            "suite = EvalSuite('s', Dataset.of({'a': 'b'}), str.upper, exact_match)\n"
+        ),
+        "unrelated.py": "X = 1\n",
+        "client.py": "import unrelated\nimport helpers.late\nfrom evals.support import suite\n",
+    }
+    SHOW = (
+        "import sys\nfrom fairtrial.suites.fingerprint import *\n"
+        "print(fingerprint_of(suite, suite.prepared()), *[f.rpartition('/')[2] for f in suite_files(suite)])"
+    )
+
+    @pytest.fixture
+    def project(self, tmp_path: Path) -> Path:
+        for name, text in self.PROJECT.items():
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    def client(self, child: Any, project: Path) -> list[str]:
+        code = f"import sys\nsys.path[:0] = ['', 'evals']\nfrom client import suite\n{self.SHOW}"
+        return str(child(code, cwd=project)).split()
+
+    def worker(self, child: Any, project: Path) -> list[str]:
+        code = f"from fairtrial.suites.loading import load_suite\nsuite = load_suite('evals/support.py')\n{self.SHOW}"
+        return str(child(code, cwd=project)).split()
+
+    @pytest.mark.proves("R59")
+    def test_client_and_worker_agree_although_they_are_different_programs(self, child: Any, project: Path) -> None:
+        made = self.client(child, project)
+        assert made == self.worker(child, project)
+        assert sorted(made[1:]) == ["__init__.py", "cases.py", "deep.py", "marks.py", "support.py", "words.py"]
+
+    def test_a_change_in_anything_the_suite_imports_changes_it_and_a_change_elsewhere_does_not(
+        self, child: Any, project: Path
+    ) -> None:
+        before = self.worker(child, project)[0]
+        (project / "unrelated.py").write_text("X = 2\n")
+        assert self.worker(child, project)[0] == before
+        (project / "helpers/deep.py").write_text("DEPTH = 2\n")
+        assert self.worker(child, project)[0] != before
+
+    def test_a_version_takes_the_place_of_the_code(self) -> None:
+        one, two = questions(version="1"), questions(version="2")
+        assert fingerprint_of(one, one.prepared()) == fingerprint_of(one, one.prepared())
+        assert fingerprint_of(one, one.prepared()) != fingerprint_of(two, two.prepared())
+        assert any(file.endswith("test_worker.py") for file in suite_files(one))
+
+    def test_settings_that_matter_to_a_trial_are_part_of_it(self) -> None:
+        one = questions(version="1", config=EvalConfig(timeout_seconds=5))
+        two = questions(version="1", config=EvalConfig(timeout_seconds=6))
+        more = questions(version="1", config=EvalConfig(timeout_seconds=5, max_concurrent=99))
+        assert fingerprint_of(one, one.prepared()) != fingerprint_of(two, two.prepared())
+        assert fingerprint_of(one, one.prepared()) == fingerprint_of(more, more.prepared())
+
+
+@pytest.mark.proves("R59", "R60", "R61")
+def test_processes_share_a_run_and_end_cleanly(fleet: Processes, tmp_path: Path) -> None:
+    workers = [fleet.worker(), fleet.worker("--concurrency", "5", "--name", "second")]
+    answer = said(fleet.client(f"{tmp_path}/runs.db"))
+    assert (answer["status"], answer["successful"]) == ("finished", 200), fleet.logs()
+    assert [end(worker) for worker in workers] == [0, 0], fleet.logs()
+    executed = (tmp_path / "executed").read_text().split()
+    assert sorted(map(int, executed)) == list(range(200))
+
+
+@pytest.mark.proves("R83")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_told_to_end_finishes_what_is_in_flight_and_hands_over_the_rest(
+    fleet: Processes, tmp_path: Path, number: signal.Signals
+) -> None:
+    first = fleet.worker(sleep="0.3,0.4")
+    client = fleet.client(f"{tmp_path}/runs.db", sleep="0.3,0.4")
+    wait_for_lines(tmp_path / "executed", 10)
+    assert end(first, number=number) == 0, fleet.logs()
+    begun = len((tmp_path / "executed").read_text().split())
+    assert begun < 200
+    fleet.worker(sleep="0,0.01")
+    assert said(client)["successful"] == 200
+    executed = (tmp_path / "executed").read_text().split()
+    assert sorted(map(int, executed)) == list(range(200))  # Nothing was begun twice.
+
+
+def test_a_client_that_is_interrupted_leaves_nothing_waiting_and_says_how_to_go_on(
+    fleet: Processes, tmp_path: Path, server: RedisServer
+) -> None:
+    fleet.worker(sleep="0.1,0.2")
+    client = fleet.client(f"{tmp_path}/runs.db")
+    wait_for_lines(tmp_path / "executed", 30)
+    assert end(client, number=signal.SIGINT) == -signal.SIGINT
+    assert "the run is stored as far as it got; go on with: python" in fleet.logs()
+    with server.client() as redis:
+        assert redis.xlen("{fairtrial:fleet-test.requests}:stream") <= 20  # What is in flight, and no more.
+    store = open_store(f"{tmp_path}/runs.db")
+    assert [run.status for run in store.runs()] == ["interrupted"]
+    store.close()
+    answer = said(fleet.client(f"{tmp_path}/runs.db"))
+    assert (answer["status"], answer["successful"]) == ("finished", 200)
+    assert sorted(map(int, (tmp_path / "executed").read_text().split())) == list(range(200))
+
+
+@pytest.mark.proves("R82")
+def test_a_trial_that_kills_its_workers_is_condemned_in_a_process_of_its_own_and_its_neighbours_are_not(
+    fleet: Processes, tmp_path: Path
+) -> None:
+    fleet.settings = {**fleet.settings, "poison": 77, "sleep": "0.05,0.1"}
+    client = fleet.client(f"{tmp_path}/runs.db")
+    workers = [fleet.worker("--lease", "1")]
+    while client.poll() is None:
+        if workers[-1].poll() is not None:  # As a supervisor would.
+            workers.append(fleet.worker("--lease", "1"))
+        try:
+            client.wait(0.05)
+        except subprocess.TimeoutExpired:
+            pass
+    answer = said(client)
+    assert (answer["status"], answer["errors"]) == ("finished", {"dead_letter": 1}), fleet.logs()
+    assert answer["successful"] == 199
+    assert len(workers) == 3
+    assert "the trial ends its process" in fleet.logs()
+
+
+class TestCommand:
+    def run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+        return subprocess.run(
+            [sys.executable, "-m", "fairtrial.suites.worker", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def test_what_is_wrong_is_said_in_one_line(self, tmp_path: Path) -> None:
+        done = self.run("missing.py", "--mailbox", "redis://127.0.0.1:1", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.splitlines()[-1].startswith("error: there is no file missing.py")
+
+    def test_an_address_that_is_none_is_refused_without_repeating_it(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("FAIRTRIAL_MAILBOX", raising=False)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        file = tmp_path / "asked_here.py"
+        file.write_text("from fairtrial import *\ns = EvalSuite('s', Dataset.of({'a': 'b'}), str, exact_match)\n")
+        assert main([str(file)]) == 2
+        assert "say where the work comes from" in capsys.readouterr().err
+        assert main([str(file), "--mailbox", "amqp://user:secret@host"]) == 2
+        said = capsys.readouterr().err
+        assert "not the address of a mailbox server" in said
+        assert "secret" not in said
+
+
+@pytest.mark.anyio
+async def test_one_trial_alone_has_the_suites_lifespan() -> None:
+    request = EvalRequest(TrialKey("r", "marked", "q1"), Sample("q1", {"text": "why 1"}, "shared: why 1?"), 3, 1)
+    reply = await solo.execute_alone(questions(), request)
+    assert (reply.result.outcome, reply.result.passed, reply.result.ordinal) == ("scored", True, 3)

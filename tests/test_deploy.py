@@ -1,0 +1,217 @@
+"""What `deploy/` says is true of the code: files, flags, ports, paths, times, rights."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import subprocess
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fairtrial.fleet.group import LoopGroup
+from fairtrial.mailbox.redis.mailbox import Keys
+from tests.redis_server import free_port
+from tests.small_yaml import documents
+
+pytestmark = pytest.mark.proves("R83", "R84")
+
+ROOT = Path(__file__).resolve().parent.parent
+DEPLOY = ROOT / "deploy"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+
+
+@pytest.fixture(scope="module")
+def compose() -> Any:
+    (found,) = documents((DEPLOY / "compose.yaml").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def kubernetes() -> dict[str, Any]:
+    return {one["kind"]: one for one in documents((DEPLOY / "kubernetes.yaml").read_text())}
+
+
+@pytest.fixture(scope="module")
+def pod(kubernetes: dict[str, Any]) -> Any:
+    return kubernetes["Deployment"]["spec"]["template"]["spec"]
+
+
+@pytest.fixture(scope="module")
+def container(pod: Any) -> Any:
+    (only,) = pod["containers"]
+    return only
+
+
+def flags(command: list[str]) -> dict[str, str]:
+    assert command[:2] == ["worker", "evals/suite.py"]
+    rest = command[2:]
+    return dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def image_command() -> list[str]:
+    found = re.search(r"^CMD (.*)$", DOCKERFILE, re.MULTILINE)
+    assert found is not None
+    command: list[str] = json.loads(found[1])
+    return command
+
+
+def all_commands(compose: Any, container: Any) -> list[list[str]]:
+    return [compose["services"]["worker"]["command"], container["args"], image_command()]
+
+
+def test_the_commands_have_only_flags_that_workers_know(compose: Any, container: Any) -> None:
+    given = {flag for command in all_commands(compose, container) for flag in flags(command)}
+    # The group's own settings are there whichever command passes them on.
+    settings = inspect.signature(LoopGroup).parameters
+    assert {flag[2:].replace("-", "_") for flag in given if "health" in flag} <= set(settings)
+    for name in ("fairtrial.suites.worker", "fairtrial.cli.command_worker"):
+        if importlib.util.find_spec(name.rpartition(".")[0]) and (spec := importlib.util.find_spec(name)):
+            assert spec.origin is not None
+            source = Path(spec.origin).read_text()
+            assert {flag for flag in given if f'"{flag}"' not in source} == set(), name
+
+
+def test_probes_ask_for_pages_that_exist_where_they_are_served(container: Any) -> None:
+    (port,) = container["ports"]
+    command = flags(container["args"])
+    assert command["--health-port"] == str(port["containerPort"])
+    assert command["--health-host"] == "0.0.0.0"  # Probes come from outside the pod.
+    pages = set(re.findall(r'"(/[a-z]+)": self\._', inspect.getsource(LoopGroup)))
+    assert pages == {"/live", "/ready", "/metrics"}
+    asked = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert {probe["port"] for probe in asked.values()} == {port["name"]}
+    assert [asked[name]["path"] for name in asked] == ["/live", "/live", "/ready"]
+    # A probe waits longer than the page takes when the loop is stuck, and a short stall kills nobody.
+    liveness = container["livenessProbe"]
+    assert liveness["timeoutSeconds"] > 1
+    stall = inspect.signature(LoopGroup).parameters["stall_seconds"].default
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= stall
+
+
+def test_metrics_are_scraped_where_they_are_served(kubernetes: dict[str, Any], container: Any) -> None:
+    notes = kubernetes["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert notes["prometheus.io/port"] == flags(container["args"])["--health-port"]
+    assert notes["prometheus.io/path"] == "/metrics"
+
+
+def test_a_drain_ends_before_the_kill(compose: Any, pod: Any, container: Any) -> None:
+    assert pod["terminationGracePeriodSeconds"] >= int(flags(container["args"])["--drain"]) + 30
+    worker = compose["services"]["worker"]
+    assert int(worker["stop_grace_period"].removesuffix("s")) >= int(flags(worker["command"])["--drain"]) + 30
+
+
+def test_the_composed_workers_check_themselves_where_they_listen(compose: Any) -> None:
+    worker = compose["services"]["worker"]
+    command = flags(worker["command"])
+    assert f"http://{command['--health-host']}:{command['--health-port']}/live" in worker["healthcheck"]["test"][-1]
+
+
+def test_workers_are_scaled_on_the_stream_they_read(kubernetes: dict[str, Any], container: Any) -> None:
+    scaled = kubernetes["ScaledObject"]["spec"]
+    assert scaled["scaleTargetRef"]["name"] == kubernetes["Deployment"]["metadata"]["name"]
+    (trigger,) = scaled["triggers"]
+    assert trigger["metadata"]["stream"] == Keys.of("suite.requests").stream
+    assert trigger["metadata"]["streamLength"] == flags(container["args"])["--concurrency"]
+    assert trigger["authenticationRef"]["name"] == kubernetes["TriggerAuthentication"]["metadata"]["name"]
+    assert "replicas" not in kubernetes["Deployment"]["spec"]  # Two hands on one wheel.
+
+
+def test_secrets_come_from_secrets(compose: Any, kubernetes: dict[str, Any], container: Any) -> None:
+    assert all("secretKeyRef" in variable["valueFrom"] for variable in container["env"])
+    text = (DEPLOY / "kubernetes.yaml").read_text()
+    for key in re.findall(r"^ +key: (\S+)$", text, re.MULTILINE):
+        assert f"--from-literal={key}=" in text  # The comment that makes the secret makes all of it.
+    for service in compose["services"].values():
+        for name, value in service["environment"].items():
+            assert not re.search("PASSWORD|KEY|AUTH", name) or value.startswith("${")
+
+
+def test_nothing_runs_as_root_or_writes_where_it_need_not(compose: Any, pod: Any, container: Any) -> None:
+    user = re.search(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
+    assert user is not None
+    assert pod["securityContext"]["runAsUser"] == int(user[1]) > 0
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert compose["services"]["worker"]["read_only"] is True
+    assert DOCKERFILE.rindex("USER ") > DOCKERFILE.rindex("RUN pip")
+
+
+def test_images_are_named_plainly_and_the_image_is_made_of_files_that_exist(compose: Any, container: Any) -> None:
+    images = {service["image"] for service in compose["services"].values()} | {container["image"]}
+    images |= set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE))
+    assert all(re.fullmatch(r"[a-z-]+(:[a-z0-9.-]+)?", image) for image in images)
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
+    names = [name for line in copied for name in line.split()]
+    assert names == ["pyproject.toml", "README.md", "LICENSE", "src"]
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    for name in names:
+        assert (ROOT / name).exists()
+        assert f"!{name}" in ignored
+    for service in compose["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert not source.startswith("./") or (DEPLOY / source).is_file()
+    assert (DEPLOY / compose["services"]["worker"]["build"]["context"]).resolve() == ROOT
+
+
+def test_the_image_installs_extras_that_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = re.search(r"fairtrial-\*\.whl\)\[([a-z,]+)\]", DOCKERFILE)
+    assert found is not None
+    extras = set(found[1].split(","))
+    assert extras <= set(project["optional-dependencies"])
+    assert {"redis", "postgres"} <= extras
+    assert "python:3.12" in DOCKERFILE
+    assert "3.12" in project["requires-python"]
+
+
+def test_redis_starts_as_composed_with_its_user_its_limits_and_nobody_else(compose: Any, tmp_path: Path) -> None:
+    shell, option, script = compose["services"]["redis"]["command"]
+    port = free_port()
+    script = script.replace("$$", "$").replace("/etc/fairtrial", str(DEPLOY)).replace("/data", str(tmp_path))
+    script = script.rstrip("\n") + f" --bind 127.0.0.1 --port {port} --logfile {tmp_path}/log\n"
+    variables = {**os.environ, "REDIS_PASSWORD": "abc123def"}
+    process = subprocess.Popen([shell, option, script], env=variables, cwd=tmp_path)
+    try:
+        client = redis.Redis(port=port, username="fairtrial", password="abc123def", protocol=2)
+        for _ in range(500):
+            try:
+                client.ping()
+                break
+            except redis.exceptions.ConnectionError:
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.02)
+        info: Any = client.info()
+        assert (info["aof_enabled"], info["maxmemory_policy"]) == (1, "noeviction")
+        assert info["maxmemory"] > 0
+        client.close()
+        with redis.Redis(port=port, protocol=2) as nobody, pytest.raises(redis.exceptions.AuthenticationError):
+            nobody.ping()
+        assert (tmp_path / "users.acl").stat().st_mode & 0o077 == 0
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_the_documented_rights_are_those_that_are_deployed() -> None:
+    rights = (DEPLOY / "redis-user.acl").read_text().strip()
+    assert f"    {rights}\n" in (ROOT / "docs" / "fleet.md").read_text()
+
+
+def test_what_is_not_the_small_part_of_yaml_is_refused() -> None:
+    for text in ("a: 'x'", "a: 1\na: 2", "a: b # c", "? x", "a: &b c"):
+        with pytest.raises(AssertionError):
+            documents(text)
+    assert documents('a:\n  - b: 1\n    c: true\n  - "x: y"\n---\nd: |\n  e\n    f\ng: {}\n') == [
+        {"a": [{"b": 1, "c": True}, "x: y"]},
+        {"d": "e\n  f\n", "g": {}},
+    ]
