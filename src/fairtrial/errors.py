@@ -124,6 +124,10 @@ class RunMismatchError(ConfigurationError):
     """A run cannot be resumed because what it was made of has changed."""
 
 
+class RunBusyError(FairtrialError):
+    """Another process is at work on the run."""
+
+
 class MailboxError(FairtrialError):
     """A mailbox cannot do what was asked."""
 

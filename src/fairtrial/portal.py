@@ -6,7 +6,6 @@ keeps the interpreter from ending; no loop inside a loop, so that it works in no
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -16,19 +15,20 @@ from anyio.from_thread import BlockingPortal
 
 _lock = threading.Lock()
 _portal: BlockingPortal | None = None
-_owner = 0
+_thread: threading.Thread | None = None
 
 
 def portal() -> BlockingPortal:
     """The process-wide way into the event loop thread."""
-    global _portal, _owner
+    global _portal, _thread
     with _lock:
-        if _portal is None or _owner != os.getpid():  # A forked child inherits the variable, not the thread.
-            _portal, _owner = _start(), os.getpid()
+        # A forked child inherits the variables, not the thread; and a call may have brought the thread down.
+        if _portal is None or _thread is None or not _thread.is_alive():
+            _portal, _thread = _start()
         return _portal
 
 
-def _start() -> BlockingPortal:
+def _start() -> tuple[BlockingPortal, threading.Thread]:
     ready: Future[BlockingPortal] = Future()
 
     async def serve() -> None:
@@ -36,9 +36,16 @@ def _start() -> BlockingPortal:
             ready.set_result(opened)
             await opened.sleep_until_stopped()
 
+    def run() -> None:
+        try:
+            anyio.run(serve)
+        except KeyboardInterrupt:
+            pass  # Raised by a call, which brings an event loop down. Whoever made the call has got it.
+
     # Nothing stops it: at the interpreter's end no thread can be started any more, which an orderly stop may need.
-    threading.Thread(target=anyio.run, args=(serve,), name="fairtrial event loop", daemon=True).start()
-    return ready.result()
+    thread = threading.Thread(target=run, name="fairtrial event loop", daemon=True)
+    thread.start()
+    return ready.result(), thread
 
 
 def call_sync[T](call: Callable[[], Awaitable[T]]) -> T:

@@ -14,13 +14,14 @@ import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, StopWhen, TokenUsage, exact_match, open_store
 from fairtrial.errors import MailboxConnectionError, StoreUnavailableError
-from fairtrial.fleet import dispatch, presence
+from fairtrial.fleet import dispatch
 from fairtrial.fleet.dispatch import DispatchConfig
 from fairtrial.fleet.ledger import Ledger
 from fairtrial.fleet.post import MemoryPostOffice
 from fairtrial.fleet.window import Window
 from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.mailbox.protocol import MailboxDepth
+from fairtrial.runs import presence
 from fairtrial.runs.events import RunEvent
 from fairtrial.store.protocol import RunRecord, RunStore
 from tests.fleet.fake_worker import FakeWorker, answer

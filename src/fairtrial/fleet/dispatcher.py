@@ -18,7 +18,6 @@ import anyio
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import MailboxConnectionError, MailboxError
-from fairtrial.fleet import presence
 from fairtrial.fleet.batches import acknowledge, commit, given_back, hand_back, in_thread, send_all, take
 from fairtrial.fleet.hints import hint, undelivered
 from fairtrial.fleet.ledger import Ledger
@@ -26,6 +25,7 @@ from fairtrial.fleet.patience import log, persistently
 from fairtrial.fleet.window import Window
 from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message
+from fairtrial.runs import presence
 from fairtrial.runs.events import SampleEvaluated, TrialStarted
 from fairtrial.runs.plan import PlannedTrial
 from fairtrial.runs.runner import Again, OpenRun

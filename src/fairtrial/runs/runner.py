@@ -14,8 +14,9 @@ from typing import Any
 import anyio
 
 from fairtrial.data.dataset import Dataset
-from fairtrial.errors import ConfigurationError
+from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.offload import DaemonThreads, loop_caller
+from fairtrial.runs import presence
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
 from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, Observers
 from fairtrial.runs.identity import code_hash, describe_run, open_run
@@ -204,6 +205,8 @@ async def carry_out(
         interrupt.connect(work.stop)
     try:
         await carry(work)
+    except RunBusyError:
+        raise  # It is someone else's, and goes on.
     except BaseException as error:
         await _break_off(work, error)
         raise
@@ -221,6 +224,7 @@ async def execute_run(
 
 async def _execute(work: OpenRun) -> None:
     request, run = work.request, work.run
+    await presence.take_up(request.store, run.run_id)
     threads = DaemonThreads()
     try:
         async with open_lifespan(request.lifespan) as shared:
@@ -233,7 +237,7 @@ async def _execute(work: OpenRun) -> None:
             if remaining and request.config.warmup and work.stop.reason is None:
                 await _warm_up(request, run, rules)
             limits = await work.start()
-            work.writer = Writer(request.store, run.run_id)
+            work.writer = Writer(request.store, run.run_id, note=presence.present)
 
             async def execute(trial: PlannedTrial) -> EvalResult:
                 if trial.ordinal in again.to_score:
@@ -274,7 +278,7 @@ def _open(request: RunRequest) -> Any:
 async def _end(work: OpenRun, status: RunStatus, why: str | None = None) -> RunRecord:
     """Commit what is on its way, then say how the run ended."""
     request, run, adaptive = work.request, work.run, work.stop.adaptive
-    notes: dict[str, Any] = {"stopped": why}
+    notes: dict[str, Any] = {"stopped": why, **presence.gone()}
     if work.writer is not None:
         await work.writer.close()
     if status == "finished" and next(request.store.ordinals(run.run_id, ("scorer_error",)), None) is not None:
