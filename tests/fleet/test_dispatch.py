@@ -114,17 +114,25 @@ async def test_no_more_is_out_than_the_window_allows() -> None:
     assert most <= 150
 
 
-def test_the_window_follows_the_fleet() -> None:
+def test_the_window_grows_while_workers_take_everything_and_shrinks_when_much_waits() -> None:
     window = Window(floor=100)
-    window.look(MailboxDepth(0, 0, 0, 0), 0, 0.0)
+
+    def look(waiting: int, in_flight: int, *, full: bool = True, crowded: bool = False) -> int:
+        window.look(MailboxDepth(waiting, 0, in_flight, 0), full=full, crowded=crowded)
+        return window.size
+
+    assert look(90, 10) == 100  # Enough is waiting for the ten that are worked on.
+    assert look(0, 100) == 150
+    assert look(0, 100, full=False) == 150  # Nothing was held back: there is nothing more to send.
+    assert look(0, 100, crowded=True) == 150  # It is the client that cannot keep up.
+    for _ in range(10):
+        look(0, 2000)
+    assert window.size > 4000
+    before = window.size
+    assert look(2000, 2000) == before
+    for _ in range(100):
+        look(5000, 10)
     assert window.size == 100
-    window.look(MailboxDepth(0, 0, 400, 0), 0, 1.0)
-    assert window.size == 800
-    window.look(MailboxDepth(0, 0, 0, 0), 20_000, 2.0)
-    assert window.size == 10_000
-    for second in range(3, 80):
-        window.look(MailboxDepth(0, 0, 0, 0), 20_000, float(second))
-    assert window.size < 120
 
 
 class Crash(Exception):

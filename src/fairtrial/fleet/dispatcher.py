@@ -61,7 +61,7 @@ class DispatchConfig:
     floor: int = 100
     reserve: int = 500
     lease_seconds: float = 15.0
-    look_seconds: float = 0.2
+    look_seconds: float = 0.1
     heal_seconds: float = 2.0
     hint_seconds: float = 10.0
     max_rounds: int = 3
@@ -97,6 +97,7 @@ class Dispatch:
         self._rounds = 0
         self._heard = time.monotonic()
         self._looked = 0.0
+        self._full = False  # Whether the window has held anything back since then.
         self._noted = time.monotonic()
         self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
         self._hinted = False
@@ -175,6 +176,8 @@ class Dispatch:
                 if trials:
                     await self._send(trials)
                     continue
+            else:
+                self._full = True
             if time.monotonic() - self._looked >= config.look_seconds:
                 await self._look()
                 continue
@@ -219,11 +222,12 @@ class Dispatch:
         """See how the fleet is doing: how much to keep out, whether anything got lost, whether there is a fleet."""
         depth = await persistently(self._requests.depth, "looking at the requests")
         now = self._looked = time.monotonic()
-        self._window.look(depth, self._fresh, now)
         requested = depth.waiting + depth.delayed + depth.in_flight
         # Results that pile up hold submission back; those a dead client left leased, and what got lost, must not.
         coming = await persistently(self._results.approximate_count, "looking at the results")
         crowded = coming > 2 * self._config.lanes * self._config.batch
+        self._window.look(depth, full=self._full, crowded=crowded)
+        self._full = False
         self._elsewhere = 0 if crowded else max(0, self._ledger.outstanding - requested)
         quiet = now - self._heard
         out = self._ledger.outstanding
