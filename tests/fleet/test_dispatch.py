@@ -10,9 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TokenUsage, exact_match, open_store
+from fairtrial import (
+    ConfigurationError,
+    Dataset,
+    EvalConfig,
+    EvalSuite,
+    Experiment,
+    Sample,
+    TokenUsage,
+    exact_match,
+    open_store,
+)
 from fairtrial.errors import MailboxConnectionError, StoreUnavailableError
 from fairtrial.fleet import dispatch, presence
 from fairtrial.fleet.dispatch import DispatchConfig
@@ -454,6 +465,14 @@ def test_a_client_that_is_gone_is_not_taken_for_one_at_work() -> None:
         assert presence.another({presence.NOTE: changed}) is None
     assert presence.another({presence.NOTE: {**note, "pid": 1}}) is not None
     assert presence.another({presence.NOTE: {**note, "host": "another"}}) is not None
+
+
+def test_a_fleet_needs_asyncio_and_says_so() -> None:
+    async def run() -> None:
+        await suite_of(3).run(store="memory:", mailbox=MemoryPostOffice())
+
+    with pytest.raises(ConfigurationError, match="a fleet needs asyncio"):
+        anyio.run(run, backend="trio")
 
 
 class TestLedger:
