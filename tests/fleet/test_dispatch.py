@@ -49,7 +49,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches and short waits, so that much happens in little time."""
 
     def made(**changes: Any) -> DispatchConfig:
-        base = {"batch": 16, "floor": 20, "reserve": 10, "look_seconds": 0.01, "heal_seconds": 0.1, "hint_seconds": 0.1}
+        base = {"batch": 16, "floor": 20, "look_seconds": 0.01, "heal_seconds": 0.1, "hint_seconds": 0.1}
         return DispatchConfig(**{**base, **changes})
 
     monkeypatch.setattr(dispatch, "DispatchConfig", made)

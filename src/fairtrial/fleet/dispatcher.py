@@ -43,11 +43,9 @@ class DispatchConfig:
     """How a client deals with its fleet.
 
     Attributes:
-        batch: How many requests are sent, or results committed, at once.
+        batch: How many requests are sent, or results committed, at once; at most.
         lanes: How many batches of results are on their way into the store at once.
         floor: The least number of requests to keep out, however few workers there seem to be.
-        reserve: How far ahead the stored cursor runs. A killed client leaves at most this many trials unsent, which
-            are sent last; in return the cursor is stored once per so many.
         lease_seconds: How long a batch of results is ours before it is given to another collector.
         look_seconds: How often to look at how many requests wait.
         heal_seconds: After so long without a result, find out whether anything got lost.
@@ -59,7 +57,6 @@ class DispatchConfig:
     batch: int = 500
     lanes: int = 2
     floor: int = 100
-    reserve: int = 500
     lease_seconds: float = 15.0
     look_seconds: float = 0.1
     heal_seconds: float = 2.0
@@ -99,6 +96,7 @@ class Dispatch:
         self._looked = 0.0
         self._full = False  # Whether the window has held anything back since then.
         self._noted = time.monotonic()
+        self._read_again = 0.0
         self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
         self._hinted = False
         self._ledger: Ledger
@@ -187,7 +185,7 @@ class Dispatch:
         ledger, run = self._ledger, self._run
         top = max(trial.ordinal for trial in trials) + 1
         if top > ledger.cursor:
-            ledger.cursor = min(run.planned, top + self._config.reserve)
+            ledger.cursor = top  # Stored before they are sent: a client killed in between leaves a batch to heal.
             await self._store_cursor(ledger.cursor)
         ledger.sent(trials)
         if self._observers:
@@ -233,7 +231,7 @@ class Dispatch:
         out = self._ledger.outstanding
         if out and quiet >= self._config.heal_seconds and self._may_be_lost(depth, quiet):
             await self._heal()
-        elif out > requested and quiet >= self._config.heal_seconds / 4:
+        elif out > requested and quiet >= self._config.heal_seconds / 4 and now >= self._read_again:
             await self._read_store()
         if quiet >= self._config.hint_seconds and not self._hinted:
             self._hint(depth)
@@ -272,7 +270,11 @@ class Dispatch:
 
     async def _read_store(self) -> int:
         """Take note of results that others stored: workers that write the store themselves, a second client."""
+        began = time.monotonic()
         done = await self._stored(lambda: self._store.done(self._run.run_id))
+        now = time.monotonic()
+        # It grows with the run: a tenth of the time at most goes into it.
+        self._read_again = now + max(self._config.heal_seconds / 4, 10 * (now - began))
         news = self._ledger.news(done)
         for ordinal in news:
             self._ledger.back(ordinal)
