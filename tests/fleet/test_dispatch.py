@@ -10,9 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, StopWhen, TokenUsage, exact_match, open_store
+from fairtrial import (
+    ConfigurationError,
+    Dataset,
+    EvalConfig,
+    EvalSuite,
+    Experiment,
+    Sample,
+    StopWhen,
+    TokenUsage,
+    exact_match,
+    open_store,
+)
 from fairtrial.errors import MailboxConnectionError, StoreUnavailableError
 from fairtrial.fleet import dispatch
 from fairtrial.fleet.dispatch import DispatchConfig
@@ -39,7 +51,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches and short waits, so that much happens in little time."""
 
     def made(**changes: Any) -> DispatchConfig:
-        base = {"batch": 16, "floor": 20, "reserve": 10, "look_seconds": 0.01, "heal_seconds": 0.1, "hint_seconds": 0.1}
+        base = {"batch": 16, "floor": 20, "look_seconds": 0.01, "heal_seconds": 0.1, "hint_seconds": 0.1}
         return DispatchConfig(**{**base, **changes})
 
     monkeypatch.setattr(dispatch, "DispatchConfig", made)
@@ -115,17 +127,25 @@ async def test_no_more_is_out_than_the_window_allows() -> None:
     assert most <= 150
 
 
-def test_the_window_follows_the_fleet() -> None:
+def test_the_window_grows_while_workers_take_everything_and_shrinks_when_much_waits() -> None:
     window = Window(floor=100)
-    window.look(MailboxDepth(0, 0, 0, 0), 0, 0.0)
+
+    def look(waiting: int, in_flight: int, *, full: bool = True, crowded: bool = False) -> int:
+        window.look(MailboxDepth(waiting, 0, in_flight, 0), full=full, crowded=crowded)
+        return window.size
+
+    assert look(90, 10) == 100  # Enough is waiting for the ten that are worked on.
+    assert look(0, 100) == 150
+    assert look(0, 100, full=False) == 150  # Nothing was held back: there is nothing more to send.
+    assert look(0, 100, crowded=True) == 150  # It is the client that cannot keep up.
+    for _ in range(10):
+        look(0, 2000)
+    assert window.size > 4000
+    before = window.size
+    assert look(2000, 2000) == before
+    for _ in range(100):
+        look(5000, 10)
     assert window.size == 100
-    window.look(MailboxDepth(0, 0, 400, 0), 0, 1.0)
-    assert window.size == 800
-    window.look(MailboxDepth(0, 0, 0, 0), 20_000, 2.0)
-    assert window.size == 10_000
-    for second in range(3, 80):
-        window.look(MailboxDepth(0, 0, 0, 0), 20_000, float(second))
-    assert window.size < 120
 
 
 class Crash(Exception):
@@ -485,6 +505,14 @@ def test_a_client_that_is_gone_is_not_taken_for_one_at_work() -> None:
         assert presence.another({presence.NOTE: changed}) is None
     assert presence.another({presence.NOTE: {**note, "pid": 1}}) is not None
     assert presence.another({presence.NOTE: {**note, "host": "another"}}) is not None
+
+
+def test_a_fleet_needs_asyncio_and_says_so() -> None:
+    async def run() -> None:
+        await suite_of(3).run(store="memory:", mailbox=MemoryPostOffice())
+
+    with pytest.raises(ConfigurationError, match="a fleet needs asyncio"):
+        anyio.run(run, backend="trio")
 
 
 class TestLedger:

@@ -46,8 +46,15 @@ async def test_a_run_on_redis_leaves_no_mailbox_behind_that_stays(redis_url: str
     await office.close()
 
 
-async def test_large_bodies_travel_beside_the_mailbox(redis_url: str, tmp_path: Path) -> None:
-    office = RedisPostOffice(redis_url, claim_check=ClaimCheck(tmp_path))
+@pytest.mark.parametrize("said", ["in code", "in the environment"])
+async def test_large_bodies_travel_beside_the_mailbox(
+    redis_url: str, tmp_path: Path, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if said == "in code":
+        office: PostOffice = RedisPostOffice(redis_url, claim_check=ClaimCheck(tmp_path))
+    else:
+        monkeypatch.setenv("FAIRTRIAL_CLAIM_CHECK", str(tmp_path))
+        office = open_post_office(redis_url)
     assert redis_url.rpartition("/")[0].removeprefix("redis://") in repr(office)
     data = Dataset([Sample("large", "x" * 3_000_000, "x")])
     async with FakeWorker(office, "large", lambda request: answer(request, output="y" * 2_000_000)).at_work():

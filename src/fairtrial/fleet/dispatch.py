@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import anyio
 
-from fairtrial.errors import MailboxError
+from fairtrial.errors import ConfigurationError, MailboxError
 from fairtrial.fleet.dispatcher import Dispatch, DispatchConfig
 from fairtrial.fleet.patience import log, persistently
 from fairtrial.fleet.post import PostOffice
+from fairtrial.offload import on_trio
 from fairtrial.runs.runner import Interrupt, OnResult, OpenRun, RunRequest, carry_out
 from fairtrial.store.protocol import RunRecord
 
@@ -24,6 +25,8 @@ async def dispatch_run(
     config: DispatchConfig | None = None,
 ) -> RunRecord:
     """Carry out a run by the workers behind a post office; resumes like any other run."""
+    if on_trio():
+        raise ConfigurationError("a fleet needs asyncio: run this suite under it, or without a mailbox")
     settings = config or DispatchConfig()
 
     async def carry(work: OpenRun) -> None:

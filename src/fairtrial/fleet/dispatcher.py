@@ -43,11 +43,9 @@ class DispatchConfig:
     """How a client deals with its fleet.
 
     Attributes:
-        batch: How many requests are sent, or results committed, at once.
+        batch: How many requests are sent, or results committed, at once; at most.
         lanes: How many batches of results are on their way into the store at once.
         floor: The least number of requests to keep out, however few workers there seem to be.
-        reserve: How far ahead the stored cursor runs. A killed client leaves at most this many trials unsent, which
-            are sent last; in return the cursor is stored once per so many.
         lease_seconds: How long a batch of results is ours before it is given to another collector.
         look_seconds: How often to look at how many requests wait.
         heal_seconds: After so long without a result, find out whether anything got lost.
@@ -60,9 +58,8 @@ class DispatchConfig:
     batch: int = 500
     lanes: int = 2
     floor: int = 100
-    reserve: int = 500
     lease_seconds: float = 15.0
-    look_seconds: float = 0.2
+    look_seconds: float = 0.1
     heal_seconds: float = 2.0
     hint_seconds: float = 10.0
     ahead: int = 10_000
@@ -99,7 +96,9 @@ class Dispatch:
         self._rounds = 0
         self._heard = time.monotonic()
         self._looked = 0.0
+        self._full = False  # Whether the window has held anything back since then.
         self._noted = time.monotonic()
+        self._read_again = 0.0
         self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
         self._hinted = False
         self._ledger: Ledger
@@ -178,6 +177,8 @@ class Dispatch:
                 if trials:
                     await self._send(trials)
                     continue
+            else:
+                self._full = True
             if time.monotonic() - self._looked >= config.look_seconds:
                 await self._look()
                 continue
@@ -199,7 +200,7 @@ class Dispatch:
         ledger, run = self._ledger, self._run
         top = max(trial.ordinal for trial in trials) + 1
         if top > ledger.cursor:
-            ledger.cursor = min(run.planned, top + self._config.reserve)
+            ledger.cursor = top  # Stored before they are sent: a client killed in between leaves a batch to heal.
             await self._store_cursor(ledger.cursor)
         ledger.sent(trials)
         if self._observers:
@@ -234,17 +235,18 @@ class Dispatch:
         """See how the fleet is doing: how much to keep out, whether anything got lost, whether there is a fleet."""
         depth = await persistently(self._requests.depth, "looking at the requests")
         now = self._looked = time.monotonic()
-        self._window.look(depth, self._fresh, now)
         requested = depth.waiting + depth.delayed + depth.in_flight
         # Results that pile up hold submission back; those a dead client left leased, and what got lost, must not.
         coming = await persistently(self._results.approximate_count, "looking at the results")
         crowded = coming > 2 * self._config.lanes * self._config.batch
+        self._window.look(depth, full=self._full, crowded=crowded)
+        self._full = False
         self._elsewhere = 0 if crowded else max(0, self._ledger.outstanding - requested)
         quiet = now - self._heard
         out = self._ledger.outstanding
         if out and quiet >= self._config.heal_seconds and self._may_be_lost(depth, quiet):
             await self._heal()
-        elif out > requested and quiet >= self._config.heal_seconds / 4:
+        elif out > requested and quiet >= self._config.heal_seconds / 4 and now >= self._read_again:
             await self._read_store()
         if quiet >= self._config.hint_seconds and not self._hinted:
             self._hint(depth)
@@ -283,7 +285,11 @@ class Dispatch:
 
     async def _read_store(self) -> int:
         """Take note of results that others stored: workers that write the store themselves, a second client."""
+        began = time.monotonic()
         done = await self._stored(lambda: self._store.done(self._run.run_id))
+        now = time.monotonic()
+        # It grows with the run: a tenth of the time at most goes into it.
+        self._read_again = now + max(self._config.heal_seconds / 4, 10 * (now - began))
         news = self._ledger.news(done)
         for ordinal in news:
             self._ledger.back(ordinal)

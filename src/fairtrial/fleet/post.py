@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -176,10 +177,16 @@ class MemoryPostOffice:
 def open_post_office(url: str, *, claim_check: ClaimCheck | None = None) -> PostOffice:
     """The post office at an address.
 
+    Args:
+        url: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, `unix://` for a socket.
+        claim_check: Where bodies over 64 KB are kept; the folder FAIRTRIAL_CLAIM_CHECK names unless given, and
+            bodies over 1 MB are refused if neither is.
+
     Raises:
         ConfigurationError: that is not an address we know.
     """
     if urlsplit(url).scheme in ("redis", "rediss", "unix"):
-        return RedisPostOffice(url, claim_check=claim_check)
+        folder = os.environ.get("FAIRTRIAL_CLAIM_CHECK")
+        return RedisPostOffice(url, claim_check=ClaimCheck(folder) if claim_check is None and folder else claim_check)
     # The address itself is not repeated: it may hold a password.
     raise ConfigurationError("not the address of a mailbox server: use redis://host:port, rediss:// or unix://")
