@@ -167,6 +167,18 @@ class TestClosingAndCancelling:
             assert all(message.delivery_count == 1 for message in rest)
             assert sum(isinstance(outcome, MailboxClosedError) for outcome in outcomes) == 5 - len(got)
 
+    async def test_whoever_waits_hears_that_the_mailbox_is_closed_at_whatever_moment_it_is(
+        self, redis_url: str
+    ) -> None:
+        for step in range(30):
+            mailbox = RedisMailbox("moment", int, redis_url)
+            waiting = [asyncio.create_task(mailbox.receive(1, 600, 20)) for _ in range(3)]
+            await asyncio.sleep(0.0005 * step)
+            await mailbox.close()
+            async with asyncio.timeout(10):
+                outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [MailboxClosedError] * 3
+
     async def test_a_receive_cancelled_while_it_fetches_a_body_hands_everything_back(
         self, redis_url: str, tmp_path: Path
     ) -> None:

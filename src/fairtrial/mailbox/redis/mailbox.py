@@ -159,6 +159,7 @@ class RedisMailbox[T]:
             await self.connection.command("XGROUP CREATE", self.keys.stream, GROUP, "0", "MKSTREAM")
         except (RedisError, OSError) as error:
             if not str(error).startswith("BUSYGROUP"):
+                self.check_open()  # It may have been closed meanwhile, and its connection with it.
                 raise translated(error, f"opening {self.name}") from None
         self._opened = True
         if self._ttl is not None:
