@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -65,6 +66,8 @@ class RedisConnection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._checked = False
         self._closed = False
+        self._under_way = 0
+        self._idle = asyncio.Event()
         self.renewals = ThreadConnection(url, {**self._options, "socket_timeout": timeout_seconds})
 
     def __repr__(self) -> str:
@@ -94,21 +97,34 @@ class RedisConnection:
             RedisError: what the server or the wire said; callers look at it before they translate it.
         """
         self.check_loop()
-        return await self._commands.execute_command(*args)
+        with self._using():
+            return await self._commands.execute_command(*args)
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts in one round trip; an answer is what the script returned, or its error."""
         self.check_loop()
+        with self._using():
+            try:
+                answers = await self._pipelined(calls)
+                unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+                if unknown:  # A server that was restarted has forgotten its scripts. Those calls have done nothing.
+                    await self._load({calls[at].script for at in unknown})
+                    for at, answer in zip(unknown, await self._pipelined([calls[at] for at in unknown]), strict=True):
+                        answers[at] = answer
+                return answers
+            except (RedisError, OSError) as error:
+                return [error] * len(calls)
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Counts what is under way: closing waits for it, for a connection that is just being made cannot be closed."""
+        self._under_way += 1
         try:
-            answers = await self._pipelined(calls)
-            unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-            if unknown:  # A server that was restarted has forgotten its scripts. Those calls have done nothing.
-                await self._load({calls[at].script for at in unknown})
-                for at, answer in zip(unknown, await self._pipelined([calls[at] for at in unknown]), strict=True):
-                    answers[at] = answer
-            return answers
-        except (RedisError, OSError) as error:
-            return [error] * len(calls)
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
 
     async def script(self, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run one script now, by itself.
@@ -198,7 +214,8 @@ class RedisConnection:
 
     async def unblock(self, client_id: int) -> None:
         """End a blocking read on the server's side, as if its time were over: nothing it was given gets lost."""
-        await self._commands.execute_command("CLIENT UNBLOCK", client_id)
+        with self._using():
+            await self._commands.execute_command("CLIENT UNBLOCK", client_id)
 
     async def close(self) -> None:
         """Send what is waiting to be sent, then let go of every connection."""
@@ -206,6 +223,9 @@ class RedisConnection:
             return
         await self._coalescer.close()
         self._closed = True
+        while self._under_way:  # Each of them ends: they have time limits of their own.
+            self._idle.clear()
+            await self._idle.wait()
         for reader in self._readers:
             await reader.close()
         self._readers.clear()
