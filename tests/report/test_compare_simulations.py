@@ -19,7 +19,7 @@ from fairtrial.report.gate import gate_columns
 from fairtrial.report.rules import GateRules
 from fairtrial.report.scores import Settings
 
-pytestmark = pytest.mark.proves("R113")
+pytestmark = [pytest.mark.long, pytest.mark.proves("R113")]
 
 RUNS = 2_000
 type Array = NDArray[np.float64]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fairtrial import stats
 
+pytestmark = pytest.mark.long
 RUNS = 2_000
 type Array = NDArray[np.float64]
 type Data = tuple[Array, Array, NDArray[np.intp] | None]
