@@ -14,7 +14,7 @@ import pytest
 import fairtrial
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
@@ -54,7 +54,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_public_evaluator_is_documented() -> None:
-    words = set(re.findall(r"\w+", (ROOT / "docs" / "evaluators.md").read_text(encoding="utf-8")))
+    words = set(re.findall(r"\w+", (ROOT / "docs" / "how-to" / "evaluators.md").read_text(encoding="utf-8")))
     homes = {name: getattr(getattr(fairtrial, name), "__module__", "") for name in fairtrial.__all__}
     evaluators = {name for name, home in homes.items() if home.startswith("fairtrial.scoring") and name.islower()}
     assert len(evaluators) > 20
