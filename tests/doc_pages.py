@@ -183,6 +183,7 @@ class Reader:
             before = block
 
     def python(self, block: Block) -> str:
+        self.forget()
         with captured() as printed:
             exec(compile("\n" * block.line + block.text, str(self.page), "exec"), self.module.__dict__)
         return printed.getvalue()

@@ -41,6 +41,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("GITHUB_STEP_SUMMARY", "FAIRTRIAL_MAILBOX", "FAIRTRIAL_CACHE", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     path, modules = list(sys.path), set(sys.modules)
+    sys.path.insert(0, str(tmp_path))  # As for whoever starts Python there.
     yield tmp_path
     sys.path[:] = path
     for name in set(sys.modules) - modules:
