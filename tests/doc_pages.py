@@ -6,7 +6,7 @@
 
 A comment before a block changes that: `<!-- file: NAME -->` writes the block into a file, and `<!-- not run: why -->`
 leaves it alone, except that the commands in it must exist, with their options. Output is compared without regard to
-spaces; ids, times, durations and sizes in bytes differ from run to run and are masked.
+spaces and empty lines; ids, times, durations and sizes in bytes differ from run to run and are masked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FENCE = re.compile(
 MASKS = [
     (re.compile(r"\b[0-9a-f]{12}\b"), "<id>"),
     (re.compile(r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)"), "<time>"),
-    (re.compile(r"\b\d[\d,.]* (?:us|ms|s|min)\b"), "<duration>"),
+    (re.compile(r"\b\d[\d,.]* ?(?:us|ms|s|min)\b"), "<duration>"),
     (re.compile(r"\b[\d,]+ bytes\b"), "<size>"),
 ]
 COMMAND = re.compile(r"(?:^|\$ |&& |run: )(?:[A-Z_]+=\S+ )*(fairtrial (?:[^#\n]|(?<=\S)#)*)", re.M)
@@ -97,7 +97,7 @@ def masked(text: str) -> list[str]:
     """Lines with what differs from run to run taken out."""
     for pattern, name in MASKS:
         text = pattern.sub(name, text)
-    return [" ".join(line.split()) for line in text.strip("\n").splitlines()]
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
 def differs(shown: str, printed: str) -> str | None:
@@ -172,10 +172,8 @@ class Reader:
             elif block.kind == "toml":
                 tomllib.loads(block.text)
             elif block.kind == "text":
-                between = text[before.end : block.start] if before is not None else "x"
-                assert before is not None and before.kind == "python" and not between.strip(), (
-                    f"{where}: a text block is what the python block right above it prints"
-                )
+                follows = before is not None and before.kind == "python" and not text[before.end : block.start].strip()
+                assert follows, f"{where}: a text block is what the python block right above it prints"
                 wrong = differs(block.text, self.printed)
                 assert wrong is None, f"{where}\n{wrong}"
             else:
@@ -223,10 +221,13 @@ class Reader:
     def pytest(self, words: list[str]) -> str:
         path = os.pathsep.join([str(ROOT / "src"), *(entry for entry in sys.path if entry)])
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:fairtrial", "-p", "pytest_fairtrial", "-p", "no:cacheprovider", "-p", "no:randomly",
-             *words],
-            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=60,
-        )  # fmt: skip
+            [sys.executable, "-m", "pytest", "-p", "pytest_fairtrial", "-p", "no:cacheprovider", *words],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            check=False,
+            timeout=60,
+        )
         self.code = done.returncode
         return done.stdout + done.stderr
 
