@@ -64,7 +64,7 @@ def test_the_reference_is_complete_without_its_script() -> None:
     parts = re.split(r"^### (.*)$", REFERENCE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     root: Any = typer.main.get_command(app)
-    leaves = {}
+    leaves: dict[str, Any] = {}
     for name, command in root.commands.items():
         below = getattr(command, "commands", None)
         leaves |= {name: command} if below is None else {f"{name} {inner}": below[inner] for inner in below}
@@ -74,11 +74,13 @@ def test_the_reference_is_complete_without_its_script() -> None:
         assert set(re.findall(r"`(--?[a-z][a-z-]*)`", sections[name].partition("|---|")[2])) == asked, name
 
 
-def test_a_stale_reference_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stale_reference_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = load("commands")
     page = tmp_path / "commands.md"
     page.write_text("# Commands\n" + script.MARK)
-    script.PAGE = page
+    monkeypatch.setattr(script, "PAGE", page)
     assert script.main(["--check"]) == 1
     assert "stale" in capsys.readouterr().out
     assert script.main(["--write"]) == 0
