@@ -204,7 +204,7 @@ def test_redis_starts_as_composed_with_its_user_its_limits_and_nobody_else(compo
 
 def test_the_documented_rights_are_those_that_are_deployed() -> None:
     rights = (DEPLOY / "redis-user.acl").read_text().strip()
-    assert f"    {rights}\n" in (ROOT / "docs" / "fleet.md").read_text()
+    assert f"    {rights}\n" in (ROOT / "docs" / "how-to" / "fleet.md").read_text()
 
 
 def test_what_is_not_the_small_part_of_yaml_is_refused() -> None:

@@ -1,10 +1,12 @@
-"""Every Python snippet in the documentation runs, in order, and the documentation mentions everything there is."""
+"""The documentation is true: what it shows runs and prints that, its links lead somewhere, nothing is left out."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,11 +14,10 @@ from typing import Any
 import pytest
 
 import fairtrial
+from tests.doc_pages import PAGES, ROOT, Block, Reader, blocks, commands, differs, steps, unknown_in
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#:]+)\)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 FILES: dict[str, list[dict[str, Any]]] = {
     "tickets.jsonl": [
@@ -27,34 +28,80 @@ FILES: dict[str, list[dict[str, Any]]] = {
 }
 
 
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
 @pytest.fixture
-def sample_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, rows in FILES.items():
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("GITHUB_STEP_SUMMARY", "FAIRTRIAL_MAILBOX", "FAIRTRIAL_CACHE", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    path, modules = list(sys.path), set(sys.modules)
+    sys.path.insert(0, str(tmp_path))  # As for whoever starts Python there.
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
-@pytest.mark.usefixtures("sample_files")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_snippet_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = page.read_text(encoding="utf-8")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_everything_on_a_page_runs_and_prints_what_is_shown(
+    page: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A module of its own: the classes in a snippet need one that their annotations can be looked up in.
-    module = ModuleType(f"snippets_of_{page.stem.lower()}")
+    module = ModuleType(f"snippets_of_{page.stem.lower().replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for found in SNIPPET.finditer(text):
-        line = text.count("\n", 0, found.start(1))
-        exec(compile("\n" * line + found[1], str(page), "exec"), module.__dict__)
-    assert text.count("```python") == len(SNIPPET.findall(text))
+    Reader(page, home, module).follow()
 
 
-@pytest.mark.parametrize("page", [*PAGES, *ROOT.glob("*.md")], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_command_hides_where_nobody_runs_it(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count("```") == 2 * len(blocks(text))
+    outside = re.sub(r"```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^ {4,}(?:\$ )?(?:fairtrial|pytest) .*", outside, re.MULTILINE) == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings in addresses."""
+    text = re.sub(r"```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("[!R]*.md"))], ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"https?:|mailto:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path) if path else page
+        assert there.exists(), f"{name_of(page)} links to {target}"
+        assert not anchor or anchor in anchors(there), f"{name_of(page)} links to {target}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / target).resolve() for target in LINK.findall(index.read_text(encoding="utf-8"))}
+    assert [name_of(page) for page in PAGES[1:] if page != index and page not in linked] == []
+
+
+def test_every_extra_in_an_install_line_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = {name for page in PAGES for names in re.findall(r"fairtrial\[([\w,-]+)\]", page.read_text(encoding="utf-8"))
+             for name in names.split(",")}  # fmt: skip
+    assert "all" in named
+    assert named <= set(extras)
 
 
 def test_every_public_evaluator_is_documented() -> None:
-    words = set(re.findall(r"\w+", (ROOT / "docs" / "evaluators.md").read_text(encoding="utf-8")))
+    words = set(re.findall(r"\w+", (ROOT / "docs" / "how-to" / "evaluators.md").read_text(encoding="utf-8")))
     homes = {name: getattr(getattr(fairtrial, name), "__module__", "") for name in fairtrial.__all__}
     evaluators = {name for name, home in homes.items() if home.startswith("fairtrial.scoring") and name.islower()}
     assert len(evaluators) > 20
@@ -65,3 +112,59 @@ def test_every_package_is_on_the_map() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     packages = [path.parent.name for path in (ROOT / "src" / "fairtrial").glob("*/__init__.py")]
     assert [name for name in packages if f"`{name}`" not in text] == []
+
+
+class TestTheReader:
+    """What checks the pages is checked itself."""
+
+    PAGE = (
+        '```python\nprint("run 0123456789ab took 5 ms")\n```\n\n```text\nrun ba9876543210   took 1.2 s\n```\n'
+        "<!-- file: a/b.txt -->\n```text\nhello\n```\n"
+        "<!-- not run: needs a queue -->\n```console\n$ fairtrial worker x.py --mailbox redis://queue\n```\n"
+        "```console\n$ fairtrial show nothing\n...\n$ echo $?\n2\n```\n"
+    )
+
+    def read(self, text: str, home: Path) -> None:
+        page = home / "page.md"
+        page.write_text(text)
+        Reader(page, home, ModuleType("page")).follow()
+
+    def test_a_true_page_passes(self, home: Path) -> None:
+        self.read(self.PAGE, home)
+        assert (home / "a/b.txt").read_text() == "hello\n"
+
+    @pytest.mark.parametrize(
+        ("true", "false", "complaint"),
+        [
+            ("took 1.2 s", "took long", "shown: +run <id> took long"),
+            ("```\n\n```text", "```\n\nwords\n\n```text", "a text block is what"),
+            ("--mailbox", "--letterbox", "--letterbox"),
+            ("fairtrial worker", "fairtrial wroker", "wroker"),
+            ("$ echo $?\n2\n", "", "exits with 2"),
+            ("$ echo $?\n2\n", "$ echo $?\n0\n", "shown: +0"),
+            ("...\n", "no runs\n", "shown: +no runs"),
+            ("$ fairtrial show nothing", "$ rm nothing", "nobody runs 'rm nothing'"),
+            ("```python", "```ruby", "nobody checks a block of 'ruby'"),
+        ],
+    )
+    def test_a_page_that_is_not_true_is_found_out(self, home: Path, true: str, false: str, complaint: str) -> None:
+        assert true in self.PAGE
+        with pytest.raises(AssertionError, match=complaint):
+            self.read(self.PAGE.replace(true, false), home)
+
+    def test_lines_left_out_match_as_many_as_there_are(self) -> None:
+        assert differs("a\n...\nd", "a\nb\nc\nd\n") is None
+        assert differs("a\n...", "a\nb\n") is None
+        assert differs("a", "a\nb\n") is not None
+        assert differs("a\n...\nx", "a\nb\n") is not None
+
+    def test_a_command_may_take_several_lines(self) -> None:
+        block = Block("console", "$ fairtrial run \\\n    --json\nout\n$ cd x\n", 1, "", 0, 0)
+        assert [(step.command, step.shown) for step in steps(block)] == [("fairtrial run --json", "out"), ("cd x", "")]
+
+    def test_commands_are_found_in_other_files(self) -> None:
+        text = "- run: fairtrial run evals.py\nX=1 fairtrial gate a --margin 0.1  # says\n# fairtrial is good\n"
+        assert commands(text) == ["fairtrial run evals.py", "fairtrial gate a --margin 0.1"]
+        assert unknown_in("fairtrial store stats --jsn") == ["--jsn"]
+        assert unknown_in("fairtrial stor") == ["stor"]
+        assert unknown_in("fairtrial --version") == []

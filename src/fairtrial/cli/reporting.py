@@ -18,7 +18,7 @@ __all__ = ["duration", "money", "number", "rate", "report_facts", "show_report"]
 
 
 def report_facts(store: RunStore, named: RunName) -> dict[str, Any]:
-    """A report for programs; docs/reports.md says what is in it."""
+    """A report for programs; docs/reference/json.md says what is in it."""
     return record_of(_report(store, named))
 
 

@@ -29,7 +29,7 @@ class Rendered:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, JSON]:
-        """All figures as JSON values; docs/reports.md says what is in them."""
+        """All figures as JSON values; docs/reference/json.md says what is in them."""
         raise NotImplementedError
 
     def to_markdown(self) -> str:

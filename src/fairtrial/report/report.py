@@ -190,7 +190,7 @@ class ExperimentReport(Rendered):
         return document(self._store, self.run, [self], cases=cases)
 
     def to_json(self) -> dict[str, JSON]:
-        """All figures as JSON values; docs/reports.md says what is in them."""
+        """All figures as JSON values; docs/reference/json.md says what is in them."""
         from fairtrial.report.render.record import report_record
 
         return report_record(self.run, [self])
@@ -427,7 +427,7 @@ class EvalReport(Rendered):
         return document(self.store, self.run, self.parts, cases=cases)
 
     def to_json(self) -> dict[str, JSON]:
-        """All figures as JSON values; docs/reports.md says what is in them."""
+        """All figures as JSON values; docs/reference/json.md says what is in them."""
         from fairtrial.report.render.record import report_record
 
         return report_record(self.run, self.parts)

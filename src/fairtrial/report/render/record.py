@@ -1,4 +1,4 @@
-"""Reports as JSON for programs. docs/reports.md describes what is in it.
+"""Reports as JSON for programs. docs/reference/json.md describes what is in it.
 
 The first field names the format and its version. Fields may be added to a version; none is taken away or changes its
 meaning. What is undefined is null, with the reason in the `note` beside it.

@@ -1,0 +1,88 @@
+"""What scripts make for the documentation is what is in it: the pictures, and the options of every command."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from fairtrial.cli.app import app
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+REFERENCE = ROOT / "docs" / "reference" / "commands.md"
+
+
+def load(name: str) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader(f"{name}_script", str(ROOT / "scripts" / name))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_the_pictures_are_those_that_the_commands_make_today() -> None:
+    made = load("pictures").pictures()
+    kept = {path.stem: path.read_text(encoding="utf-8") for path in PICTURES.glob("*.svg")}
+    assert sorted(made) == sorted(kept)
+    assert [name for name in made if made[name] != kept[name]] == [], "run scripts/pictures and look at them"
+
+
+@pytest.mark.parametrize("path", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.stem)
+def test_a_picture_has_a_title_and_fetches_nothing(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tree = ElementTree.fromstring(text)
+    title = tree.find("{http://www.w3.org/2000/svg}title")
+    assert title is not None
+    assert title.text
+    assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "<script" not in text
+    assert "@import" not in text
+
+
+def test_every_picture_is_shown_somewhere() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [path.name for path in PICTURES.glob("*") if f"pictures/{path.name})" not in shown] == []
+
+
+def test_the_reference_has_every_option_of_every_command_in_the_words_of_its_help() -> None:
+    text = REFERENCE.read_text(encoding="utf-8")
+    assert load("commands").rewritten(text) == text, "run scripts/commands --write"
+
+
+def test_the_reference_is_complete_without_its_script() -> None:
+    """The options are looked up in the page here, so that a fault of the script is no fault of the page."""
+    parts = re.split(r"^### (.*)$", REFERENCE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    root: Any = typer.main.get_command(app)
+    leaves: dict[str, Any] = {}
+    for name, command in root.commands.items():
+        below = getattr(command, "commands", None)
+        leaves |= {name: command} if below is None else {f"{name} {inner}": below[inner] for inner in below}
+    assert sorted(sections) == sorted(leaves)
+    for name, command in leaves.items():
+        asked = {option for one in command.params if one.param_type_name == "option" for option in one.opts}
+        assert set(re.findall(r"`(--?[a-z][a-z-]*)`", sections[name].partition("|---|")[2])) == asked, name
+
+
+def test_a_stale_reference_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = load("commands")
+    page = tmp_path / "commands.md"
+    page.write_text("# Commands\n" + script.MARK)
+    monkeypatch.setattr(script, "PAGE", page)
+    assert script.main(["--check"]) == 1
+    assert "stale" in capsys.readouterr().out
+    assert script.main(["--write"]) == 0
+    assert script.main(["--check"]) == 0
+    assert script.main([]) == 2
