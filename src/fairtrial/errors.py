@@ -31,6 +31,7 @@
     │   └── BodyError             a body that cannot be sent or read (also a DataError)
     │       └── MessageTooLargeError  a body over the mailbox's limit
     ├── LoopCrashedError          a loop of a group crashed again and again, and the group was told to give up
+    ├── RunBusyError              another process is at work on the run
     └── RunMismatchError          a run cannot be resumed because what it was made of has changed
 
 User code raises plain exceptions; they become data (the outcome of one trial), never one of these.

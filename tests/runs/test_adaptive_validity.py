@@ -10,6 +10,8 @@ from fairtrial import StopWhen, stats
 from fairtrial.runs.adaptive import FAILED, MISSING, PASSED, Adaptive
 from fairtrial.store.protocol import RunRecord
 
+pytestmark = pytest.mark.long
+
 RUNS = 2_000
 
 
