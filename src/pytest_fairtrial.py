@@ -38,8 +38,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """A section with a line for every eval; and Markdown for whoever offers a file for it."""
+    if hasattr(config, "workerinput"):
+        return  # A worker of pytest-xdist: what it found reaches the process that started it.
     entries = list(_entries(terminalreporter))
     if not entries:
         return

@@ -91,7 +91,7 @@ def assert_eval(
     for name in names:
         result = gate(report[name], wanted, against)
         if session is not None:
-            session.record({"line": _line(suite, name, result), "markdown": _markdown(suite, name, result)})
+            session.record({"line": _line(suite, name, result), "markdown": result.to_markdown().rstrip()})
         if result.status == "fail" or (result.status == "inconclusive" and inconclusive == "fail"):
             problems.append(_problem(suite, report[name], result))
     if problems:
@@ -136,12 +136,6 @@ def _limited(suite: EvalSuite, samples: int | None) -> EvalSuite:
 
 def _line(suite: EvalSuite, experiment: str, result: GateResult) -> str:
     return f"{result.status:<13}{suite.name} [{experiment}]  {plain(' '.join(result.reasons))}"
-
-
-def _markdown(suite: EvalSuite, experiment: str, result: GateResult) -> str:
-    return f"**{suite.name}** [{experiment}]: **{result.status}**\n" + "\n".join(
-        f"- {plain(reason)}" for reason in result.reasons
-    )
 
 
 def _problem(suite: EvalSuite, part: ExperimentReport, result: GateResult) -> str:
