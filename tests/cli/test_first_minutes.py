@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "first-minu
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.proves("R103")
+@pytest.mark.proves("R91", "R92", "R103")
 def test_a_newcomer_gets_from_nothing_to_a_verdict_and_sees_what_the_golden_screens_show() -> None:
     done = subprocess.run([sys.executable, SCRIPT], check=False, capture_output=True, text=True, timeout=1100)
     print(done.stdout)
