@@ -155,7 +155,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
     "a parameter without a value": (
         {"evals.py": EVALS},
         ["run", "evals.py", "--set", "style"],
-        "error: --set takes KEY=VALUE, not 'style'\n  as in: --set level=hard\n",
+        "error: --set takes KEY=VALUE, not 'style'\n  as in: --set style=terse\n",
     ),
     "no store": (
         {},
