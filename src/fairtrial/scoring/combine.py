@@ -106,18 +106,7 @@ def _named(parts: _Parts) -> tuple[Score, ...]:
 
 
 def _all(parts: _Parts) -> Score:
-    passed = all(part.passed for _, part in parts)
-    merged = merge(parts, value=mean_value(parts), passed=passed)
-    return merged if passed else replace(merged, reason=_missed(parts))
-
-
-def _missed(parts: _Parts) -> str:
-    """Why not all passed: what the parts that did pass have to say is beside the point."""
-    if len(parts) == 1:
-        return parts[0][1].reason
-    return "; ".join(
-        f"{name}: {part.reason}" if part.reason else f"{name} did not pass" for name, part in parts if not part.passed
-    )
+    return merge(parts, value=mean_value(parts), passed=all(part.passed for _, part in parts))
 
 
 def _any(parts: _Parts) -> Score:
