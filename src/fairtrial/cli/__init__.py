@@ -10,5 +10,8 @@ def main() -> None:
     import sys
 
     from fairtrial.cli.app import invoke
+    from fairtrial.cli.encoding import make_printable
 
+    make_printable(sys.stdout)
+    make_printable(sys.stderr)
     sys.exit(invoke(sys.argv[1:]))

@@ -55,12 +55,26 @@ def calibrate(
         raise Mistake(f"{run} has {len(named.experiments)} experiments", f"say which is meant: {known}")
     part = EvalReport(opened, named.run)[named.experiments[0]]
     found = calibrated(part, None if labels is None else _read(labels), metric=metric, name=name, level=level)
+    if not found.labelled:
+        raise _no_labels(str(named), labels)
     if json:
         record: Any = to_json(found)
         print_json({"format": "fairtrial.calibration/1", "run_id": named.run.run_id, "experiment": part.name, **record})
         return 0
     out().print(found)
     return 0
+
+
+def _no_labels(name: str, file: Path | None) -> Exception:
+    from fairtrial.cli.faults import Mistake
+
+    if file is None:
+        return Mistake(
+            f"no trial of {name} has a label",
+            "let people judge a random sample of its trials, and name the file: --labels labels.csv, with the columns "
+            "id and label (pass or fail)",
+        )
+    return Mistake(f"no label in {file} is for a judged trial of {name}", "the ids of samples go under id")
 
 
 def _read(file: Path) -> dict[str, Any]:

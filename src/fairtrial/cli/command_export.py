@@ -106,10 +106,12 @@ def _format(format: str | None, output: Path | None) -> tuple[Any, str]:
 
 def _print(report: Any, kind: str) -> None:
     """Write to standard output what is text, and bytes too where someone takes them."""
+    from fairtrial.cli.encoding import make_exact
     from fairtrial.cli.faults import Mistake
     from fairtrial.cli.screen import print_json
     from fairtrial.store.export import export_results
 
+    make_exact(sys.stdout)
     if kind in ("csv", "jsonl"):
         export_results(report.store, report.run_id, sys.stdout, kind)  # type: ignore[arg-type]  # one of the two
     elif kind == "parquet" and not sys.stdout.isatty():

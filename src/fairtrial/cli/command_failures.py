@@ -38,7 +38,7 @@ def failures(
     from itertools import chain, islice
 
     from fairtrial.cli.facts import trial_facts
-    from fairtrial.cli.names import find_run
+    from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import commands, note, out, print_json, print_table
 
     opened = options.open_existing(store)
@@ -72,7 +72,7 @@ def failures(
     commands(
         console,
         "next",
-        [(f"fairtrial show {named.run.suite}@{named.run.number}:{first.experiment} --sample {_quoted(first.sample_id)}",
+        [(f"fairtrial show {_quoted(f'{name_of(named.run)}:{first.experiment}')} --sample {_quoted(first.sample_id)}",
           "one trial, whole")],
     )  # fmt: skip
     return 0

@@ -64,7 +64,7 @@ def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
     from fairtrial.cli.rerun import rerun_command
 
     run: RunRecord = report.run
-    name = run.suite
+    name = shlex.quote(run.suite)
     rows: list[tuple[str, str]] = []
     if run.status in ("interrupted", "unscored"):
         rows.append((rerun_command(run), "go on where it stopped"))
@@ -75,7 +75,7 @@ def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
         if sample is not None:
             rows.append((f"fairtrial show {name} --sample {shlex.quote(sample)}", "one trial, whole"))
     if len(run.experiments) > 1:
-        pair = " ".join(shlex.quote(f"{name}:{experiment}") for experiment in run.experiments[:3])
+        pair = " ".join(shlex.quote(f"{run.suite}:{experiment}") for experiment in run.experiments[:3])
         rows.append((f"fairtrial compare {pair}", "a real difference?"))
     return rows
 

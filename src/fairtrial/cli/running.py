@@ -195,7 +195,7 @@ def _parts(report: EvalReport) -> Iterator[tuple[str, Any]]:
 
 
 def _of(report: EvalReport, name: str) -> str:
-    return f" of experiment {name}" if len(report.experiments) > 1 else ""
+    return f" in experiment {name}" if len(report.experiments) > 1 else ""
 
 
 def common_errors(report: EvalReport, limit: int = 3) -> list[tuple[str, int]]:

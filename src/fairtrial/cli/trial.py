@@ -12,6 +12,7 @@ from rich.text import Text
 from fairtrial.cli.facts import envelopes, moment
 from fairtrial.cli.names import name_of
 from fairtrial.cli.rerun import rerun_command
+from fairtrial.cli.screen import count
 from fairtrial.codec import to_json
 from fairtrial.report.untrusted import plain
 from fairtrial.store.protocol import RunRecord
@@ -102,6 +103,9 @@ def _event(event: Any) -> tuple[str, str, str]:
         cost = f", ${usage['cost_usd']:.4f}" if usage.get("cost_usd") is not None else ""
         tokens = f"{usage.get('input_tokens', 0):,} + {usage.get('output_tokens', 0):,} tokens{cost}"
         return "model", f"{data.get('model') or data.get('adapter')}: {tokens}", "dim"
+    if kind == "AgentEnded" and data.keys() >= {"reason", "turns"}:
+        detail = f": {data['detail']}" if data.get("detail") else ""
+        return "ended", f"{data['reason']} after {count(data['turns'], 'turn')}{detail}", "dim"
     return kind, json.dumps(data, ensure_ascii=False), "dim"
 
 

@@ -19,8 +19,9 @@ def as_renderable(calibration: Calibration) -> RenderableType:
     parts: list[RenderableType] = [_heading(calibration), ""]
     if calibration.confusion is not None:
         parts += [_confusion(calibration.confusion), ""]
-    parts += [_figures(calibration), ""]
-    lines = [f"warning: {line}" for line in calibration.warnings] + list(calibration.notes)
+    rows = _rows(calibration)
+    parts += [_figures(calibration, rows), ""]
+    lines = [f"warning: {line}" for line in calibration.warnings] + list(calibration.notes) + _undefined(rows)
     return Group(*parts, Text("\n".join(plain(line) for line in lines)))
 
 
@@ -48,7 +49,7 @@ def _heading(calibration: Calibration) -> Text:
 
 
 def _table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), collapse_padding=True)
     for place, title in enumerate(titles):
         table.add_column(title, justify="left" if place == 0 else "right")
     return table
@@ -61,10 +62,13 @@ def _confusion(confusion: Confusion) -> Table:
     return table
 
 
-def _figures(calibration: Calibration) -> Table:
-    table = _table("", "value", f"{calibration.level:.0%} interval", "n", "")
+type _Row = tuple[str, Figure, bool]
+
+
+def _rows(calibration: Calibration) -> list[_Row]:
+    """Name, figure, and whether it is a share."""
     share = calibration.confusion is not None
-    rows: list[tuple[str, Figure, bool]] = [
+    rows: list[_Row] = [
         ("judge's rate" if share else "judge's mean", calibration.judge_rate, share),
         ("labels alone", calibration.label_rate, share),
         ("corrected", calibration.corrected, share),
@@ -87,10 +91,23 @@ def _figures(calibration: Calibration) -> Table:
             ("annotators: Fleiss' kappa", calibration.panel.fleiss, False),
             ("annotators: Krippendorff", calibration.panel.krippendorff, False),
         ]
+    return rows
+
+
+def _undefined(rows: list[_Row]) -> list[str]:
+    """Why figures have none or a caveat, each reason once."""
+    names: dict[str, list[str]] = {}
+    for name, figure, _ in rows:
+        if figure.note:
+            names.setdefault(figure.note, []).append(name)
+    return [f"{', '.join(of)}: {note}" for note, of in names.items()]
+
+
+def _figures(calibration: Calibration, rows: list[_Row]) -> Table:
+    table = _table("", "value", f"{calibration.level:.0%} interval", "n")
     for name, figure, as_share in rows:
         form = "{:.1%}" if as_share else "{:.3f}"
         ends = "-" if figure.low is None else f"{form.format(figure.low)} to {form.format(figure.high)}"
         value = "-" if figure.value is None else form.format(figure.value)
-        table.add_row(name, value, ends, f"{figure.n:,}", figure.note or "")
-    table.columns[-1].justify = "left"
+        table.add_row(name, value, ends, f"{figure.n:,}")
     return table

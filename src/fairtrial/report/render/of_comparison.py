@@ -180,13 +180,21 @@ def _tests(comparison: Comparison) -> Table:
                 words.p_value(metric.p),
                 *([words.p_value(metric.adjusted_p)] if several else []),
                 words.signed(metric.mde, percent=percent(metric.metric)).lstrip("+"),
-                words.UNDEFINED if metric.needed is None else samples_text(metric.needed),
+                _to_settle(metric),
             ),
         )
         for candidate in comparison.candidates
         for metric in candidate.metrics
     ]
     return Table("Samples and tests", columns, _rows(comparison, rows))
+
+
+def _to_settle(metric: MetricComparison) -> str:
+    """How many samples would settle it; nothing where it is settled, or where more would not help."""
+    settled = metric.verdict != "no detectable difference"
+    if settled or metric.needed is None or metric.needed <= metric.n:
+        return words.UNDEFINED
+    return samples_text(metric.needed)
 
 
 def _slices(candidate: CandidateComparison, *, several: bool) -> Table:

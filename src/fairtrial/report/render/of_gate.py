@@ -91,9 +91,11 @@ def _checks(result: GateResult) -> Table:
 
 
 def _remarks(result: GateResult) -> Iterator[str]:
-    if result.status == "inconclusive" and result.needed is not None:
+    open_rules = sum(check.status == "inconclusive" for check in result.checks)
+    if result.status == "inconclusive" and result.needed is not None and open_rules > 1:  # One has said so itself.
         yield f"About {samples_text(result.needed)} samples would decide what is open."
-    yield f"{words.rate(result.missing_share)} of the trials are missing: not run, or not scored."
+    if result.missing_share:
+        yield f"{words.rate(result.missing_share)} of the trials are missing: not run, or their scoring failed."
     yield from result.warnings
 
 

@@ -38,6 +38,12 @@ _TITLES = {
     "mean_score_all": "mean score, errors as 0",
 }
 _SHORT = {"pass_rate_all": "with errors as failures", "mean_score_all": "with errors as 0"}
+_MAY_REPEAT = (
+    ("pass_rate_all", "pass_rate"),
+    ("mean_score", "pass_rate"),
+    ("mean_score_all", "mean_score"),
+    ("mean_score_all", "pass_rate_all"),
+)
 _DRAWN = ("pass_rate", "pass_rate_all", "mean_score")
 _ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
 _CUT, _NAME = 4_000, 80
@@ -98,7 +104,28 @@ def bar(estimate: Estimate, bounds: tuple[float, float] | None) -> Bar | None:
 
 
 def _names(figures: Mapping[str, Figures]) -> list[str]:
-    return list(dict.fromkeys(estimate.name for found in figures.values() for estimate in found.estimates))
+    """The estimates to show; those that only repeat others are left out, and a remark says so."""
+    names = dict.fromkeys(estimate.name for found in figures.values() for estimate in found.estimates)
+    repeated = _repeated(figures)
+    return [name for name in names if name not in repeated]
+
+
+def _repeated(figures: Mapping[str, Figures]) -> list[str]:
+    """Estimates that have the same figures as another in every experiment: a mean of 0s and 1s is a pass rate."""
+    return [name for name, other in _MAY_REPEAT if _same(figures.values(), name, other)]
+
+
+def _same(figures: Iterable[Figures], name: str, other: str) -> bool:
+    pairs = [(_key(figure.get(name)), _key(figure.get(other))) for figure in figures]
+    return all(one == two for one, two in pairs) and any(one is not None for one, _ in pairs)
+
+
+def _key(estimate: Estimate | None) -> tuple[object, ...] | None:
+    if estimate is None:
+        return None
+    numbers = (estimate.value, estimate.low, estimate.high)
+    # Sums in another order differ by a hair.
+    return (*(None if number is None else round(number, 12) for number in numbers), estimate.n, estimate.trials)
 
 
 def _estimates(figures: Mapping[str, Figures]) -> Table:
@@ -184,6 +211,11 @@ def _costs(parts: Sequence[ExperimentReport]) -> Table:
 
 
 def _remarks(run: RunRecord, parts: Sequence[ExperimentReport]) -> Iterator[str]:
+    repeated = _repeated({part.name: part.figures for part in parts})
+    if "pass_rate_all" in repeated:
+        yield "With errors as failures, the figures are the same."
+    if "mean_score" in repeated:
+        yield "The mean score has the same figures as the pass rate."
     yield from adaptive_remarks(run)
     if run.repeats > 1:
         yield "Repeats are averaged within each sample first, so that an interval is as wide as its samples deserve."
@@ -220,7 +252,10 @@ def _split(figures: Figures, label: str) -> Iterator[str]:
 
 def _plots(figures: Mapping[str, Figures]) -> list[Block]:
     rows = []
+    repeated = _repeated(figures)
     for name in _DRAWN:
+        if name in repeated:
+            continue
         if len(figures) > 1:
             rows.append(plots.IntervalRow(title_of(name), None, ""))
         for experiment, figure in figures.items():

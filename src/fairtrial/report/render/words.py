@@ -51,6 +51,8 @@ def duration(milliseconds: float | None) -> str:
     """A time in the unit that suits it."""
     if milliseconds is None:
         return UNDEFINED
+    if milliseconds < 0.5:
+        return "<1 ms"
     if milliseconds < 999.5:
         return f"{milliseconds:.0f} ms"
     return f"{milliseconds / 1000:.1f} s" if milliseconds < 120_000 else f"{milliseconds / 60_000:.1f} min"
