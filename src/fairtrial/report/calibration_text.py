@@ -62,7 +62,7 @@ def _confusion(confusion: Confusion) -> Table:
 
 
 def _figures(calibration: Calibration) -> Table:
-    table = _table("", "value", f"{calibration.level:.0%} interval", "n", "")
+    table = _table("", "value", f"{100 * calibration.level:g}% interval", "n", "")
     share = calibration.confusion is not None
     rows: list[tuple[str, Figure, bool]] = [
         ("judge's rate" if share else "judge's mean", calibration.judge_rate, share),

@@ -11,7 +11,18 @@ from fairtrial.report.estimates import mean_of
 from fairtrial.report.pairs import Pairs, difference, scores_of
 from fairtrial.report.scores import Settings
 from fairtrial.report.verdicts import Found, adjust, samples_beyond
-from fairtrial.report.words import change_text, counted, mean_text, range_text, samples_text, size_text
+from fairtrial.report.words import (
+    bound_text,
+    change_text,
+    counted,
+    end_text,
+    level_text,
+    margin_text,
+    mean_text,
+    range_text,
+    samples_text,
+    size_text,
+)
 from fairtrial.stats import MeanEstimate, PairedDifference, Undefined, samples_to_clear, samples_to_detect
 
 type CheckStatus = Literal["pass", "fail", "inconclusive"]
@@ -104,10 +115,10 @@ def _floor(rule: Floor, checks: int, settings: Settings) -> GateCheck:
         )  # fmt: skip
     low, high = float(found.interval.low), float(found.interval.high)
     figures = (
-        f"{what} {mean_text(metric, found.mean)} ({settings.level:.0%} interval {mean_text(metric, low)} to "
-        f"{mean_text(metric, high)}, {counted(found.n, 'sample')})"
+        f"{what} {mean_text(metric, found.mean)} ({level_text(settings.level)} interval "
+        f"{end_text(metric, low, bound)} to {end_text(metric, high, bound)}, {counted(found.n, 'sample')})"
     )
-    limit = mean_text(metric, bound)
+    limit = bound_text(metric, bound)
     needed: int | None = None
     status: CheckStatus
     if high <= bound if rule.ceiling else low >= bound:
@@ -141,9 +152,9 @@ def _margin(rule: Margin, found: Found, left_out: int, settings: Settings) -> Ga
     worst, best = (-high, -low) if settings.lower(metric) else (low, high)
     figures = (
         f"{_where(rule.slice)}{metric} of {names[0]} against {names[1]}: {change_text(metric, one.difference)} "
-        f"({settings.level:.0%} interval {range_text(metric, low, high)}, {counted(one.n, 'pair')})"
+        f"({level_text(settings.level)} interval {range_text(metric, low, high)}, {counted(one.n, 'pair')})"
     )
-    margin = size_text(metric, rule.margin)
+    margin = margin_text(metric, rule.margin)
     needed: int | None = None
     status: CheckStatus
     if worst > -rule.margin:

@@ -11,7 +11,7 @@ from scipy import stats as scipy_stats
 from fairtrial.report.comparison import Verdict
 from fairtrial.report.scores import Settings
 from fairtrial.report.sequential import E_PROCESS
-from fairtrial.report.words import change_text, mean_text, p_text, range_text, samples_text, size_text
+from fairtrial.report.words import change_text, level_text, mean_text, p_text, range_text, samples_text, size_text
 from fairtrial.stats import (
     PairedDifference,
     Undefined,
@@ -145,14 +145,14 @@ def sentence(
     figures = (
         f"{mean_text(metric, one.mean_a)} against {mean_text(metric, one.mean_b)}, "
         f"{change_text(metric, one.difference)} "
-        f"({settings.level:.0%} interval {range_text(metric, one.interval.low, one.interval.high)}), "
+        f"({level_text(settings.level)} interval {range_text(metric, one.interval.low, one.interval.high)}), "
         f"{p_text(one.p_value)}{among}"
     )
     if verdict in ("better", "worse"):
         return f"{metric}: {candidate} is {verdict} than {baseline}: {figures}."
     parts = [f"{metric}: no detectable difference between {candidate} and {baseline}: {figures}."]
     if not one.interval.contains(0.0) and one.test != E_PROCESS:
-        parts.append("Alone it would count as a difference; among so many tests one such is to be expected.")
+        parts.append(f"Alone it would count as a difference; as one of {found.tests} tests it may be chance.")
     if one.test == E_PROCESS:
         parts.append("The run looked at its own results to know when to end, so only strong evidence counts.")
         return " ".join(parts)

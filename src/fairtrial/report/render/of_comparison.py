@@ -180,13 +180,19 @@ def _tests(comparison: Comparison) -> Table:
                 words.p_value(metric.p),
                 *([words.p_value(metric.adjusted_p)] if several else []),
                 words.signed(metric.mde, percent=percent(metric.metric)).lstrip("+"),
-                words.UNDEFINED if metric.needed is None else samples_text(metric.needed),
+                _to_settle(metric),
             ),
         )
         for candidate in comparison.candidates
         for metric in candidate.metrics
     ]
     return Table("Samples and tests", columns, _rows(comparison, rows))
+
+
+def _to_settle(metric: MetricComparison) -> str:
+    if metric.verdict in ("better", "worse"):
+        return "settled"  # A number larger than that of the pairs would contradict the verdict.
+    return words.UNDEFINED if metric.needed is None else samples_text(metric.needed)
 
 
 def _slices(candidate: CandidateComparison, *, several: bool) -> Table:
@@ -247,6 +253,18 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     yield from comparison.warnings
     if comparison.tests > 1:
         yield f"Adjusted p-values allow for {comparison.tests} tests made together."
+    sliced = [
+        metric.adjusted_p
+        for candidate in comparison.candidates
+        for part in candidate.slices
+        for metric in part.metrics
+        if metric.same_as is None and metric.adjusted_p is not None
+    ]
+    if len(sliced) > 1:
+        yield (
+            f"Adjusted p-values of slices allow for {len(sliced):,} tests: of the slices that are called different, at "
+            f"most {words.level(comparison.alpha)} are expected to be false alarms."
+        )
     for candidate in comparison.candidates:
         whose = f"{candidate.name}: " if len(comparison.candidates) > 1 else ""
         for metric in candidate.metrics:
