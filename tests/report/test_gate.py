@@ -97,6 +97,14 @@ class TestFloors:
         margin = gate(report["terse"], GateRules(margins={"words": 50}), baseline=report["plain"])
         assert "5 failed trials could not be counted in it." in margin.checks[0].reason
 
+    def test_scored_trials_without_the_metric_are_counted(self) -> None:
+        good = [graded(1, f1=0.9 - place / 1000) for place in range(20)]
+        report = stored({"plain": good[::-1], "terse": [*good[:15], *[1.0] * 5]})
+        floor = gate(report["terse"], GateRules(floors={"f1": 0.5}))
+        assert floor.reasons[0].endswith("at or above 0.500. 5 scored trials had no number for it.")
+        margin = gate(report["terse"], GateRules(margins={"f1": 0.5}), baseline=report["plain"])
+        assert margin.reasons[0].endswith("5 scored trials had no number for it.")
+
     @pytest.mark.parametrize("trials", [[], ["scorer_error"] * 3])
     def test_nothing_decides_nothing(self, trials: Sequence[Trial]) -> None:
         result = gate(stored(trials), GateRules(min_pass_rate=0.8))

@@ -27,9 +27,17 @@ def chance_to_clear(rate: float, bound: float, n: int, level: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("rate", "bound"), [(0.95, 0.9), (0.8, 0.95), (0.5, 0.6), (0.85, 0.8), (0.7, 0.9), (0.99, 0.95)]
+    ("rate", "bound", "level"),
+    [
+        (0.95, 0.9, 0.95),
+        (0.8, 0.95, 0.95),
+        (0.5, 0.6, 0.95),
+        (0.7, 0.9, 0.95),
+        (0.99, 0.95, 0.95),
+        (0.7, 0.85, 0.995),
+        (0.95, 0.8, 0.995),
+    ],
 )
-@pytest.mark.parametrize("level", [0.95, 0.995])
 def test_a_rate_clears_its_bound_four_times_in_five_at_the_number_that_is_named(
     rate: float, bound: float, level: float
 ) -> None:

@@ -131,7 +131,7 @@ def _floor(rule: Floor, checks: int, settings: Settings) -> GateCheck:
         if not low <= bound <= high:
             told = f"missed alone, but not clearly enough for one of {checks} rules; {_would_decide(needed)}"
     unbounded = rule.candidate.bounds(metric) is None and metric not in COSTS
-    told += _left_out(rule.candidate.count(FAILED) if unbounded else 0)
+    told += _left_out(rule.candidate.count(FAILED) if unbounded else 0, rule.candidate.lacking(metric))
     return GateCheck(
         kind, metric, rule.slice, status, bound, float(found.mean), low, high, found.n, None, needed,
         f"{figures}: {told}",
@@ -155,6 +155,7 @@ def _margin(rule: Margin, found: Found, left_out: int, settings: Settings) -> Ga
         f"({level_text(settings.level)} interval {range_text(metric, low, high)}, {counted(one.n, 'pair')})"
     )
     margin = margin_text(metric, rule.margin)
+    lacking = rule.pairs.candidate.lacking(metric) + rule.pairs.baseline.lacking(metric)
     needed: int | None = None
     status: CheckStatus
     if worst > -rule.margin:
@@ -172,7 +173,8 @@ def _margin(rule: Margin, found: Found, left_out: int, settings: Settings) -> Ga
         told = f"{told}; {_would_decide(needed)}"
     return GateCheck(
         "margin", metric, rule.slice, status, rule.margin, float(one.difference), low, high, one.n,
-        None if one.p_value is None else float(one.p_value), needed, f"{figures}: {told}{_left_out(left_out)}",
+        None if one.p_value is None else float(one.p_value), needed,
+        f"{figures}: {told}{_left_out(left_out, lacking)}",
     )  # fmt: skip
 
 
@@ -180,9 +182,10 @@ def _where(name: str | None) -> str:
     return "" if name is None else f"[{name}] "
 
 
-def _left_out(failures: int) -> str:
-    """A metric that is not confined to a range has no worst value to give to a failure."""
-    return f" {counted(failures, 'failed trial')} could not be counted in it." if failures else ""
+def _left_out(failures: int, lacking: int) -> str:
+    """A metric that is not confined to a range has no worst value to give to a failure; and some trials lack it."""
+    told = f" {counted(failures, 'failed trial')} could not be counted in it." if failures else ""
+    return f"{told} {counted(lacking, 'scored trial')} had no number for it." if lacking else told
 
 
 def _would_decide(needed: int | None) -> str:

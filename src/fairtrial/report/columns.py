@@ -120,6 +120,11 @@ class Columns:
         """Trials that say nothing about the system: not scored through no fault of its own, or not run."""
         return self.trials - self.count(SCORED, FAILED)
 
+    def lacking(self, metric: str) -> int:
+        """Scored trials that have no number in this metric."""
+        values = self.values.get(metric, np.full((1, 1), np.nan))
+        return int(np.count_nonzero((self.outcomes == SCORED) & ~np.isfinite(values)))
+
     def take(self, rows: NDArray[Any]) -> Columns:
         """The samples at these places, or marked in a mask; all of them count as the plan."""
         places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows

@@ -165,7 +165,8 @@ def mean_interval(
       in one large cluster otherwise passes for near certainty, and the interval covers .83 where it says .95.
     - graded: t on the sample means, cut to `bounds`; if all are equal, Wilson on the mean as a share of the range.
 
-    `binary` is read from the scores when None, if their range is 0 to 1. With `bounds=None` nothing is cut, and equal values have no interval.
+    `binary` is read from the scores when None, if their range is 0 to 1. With `bounds=None` nothing is cut, and equal
+    values have no interval.
     """
     check_level(level)
     samples = as_samples(values)
