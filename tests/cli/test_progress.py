@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,14 @@ def test_it_counts_what_happens() -> None:
     tally.remark = "interrupted: finishing"
     assert lines(tally)[3].rstrip() == "interrupted: finishing"
     assert Display(tally).plain_line().startswith("support: 4 of 10 trials, passed 50.0% [9.5%, 90.5%], 2 timeouts, ")
+
+
+@pytest.mark.parametrize("several", [{"repeats": 3}, {"experiments": ("plain", "terse")}])
+def test_several_trials_of_a_sample_have_no_interval_as_if_they_were_independent(several: dict[str, Any]) -> None:
+    tally = Tally()
+    tally.publish(EvalRunStarted("r1", "data", 10, 10, 0, replace(RUN, **several)))
+    tally.publish(SampleEvaluated("r1", result(0)))
+    assert lines(tally)[1].rstrip() == "  passed 100.0% of 1 scored   no errors"
 
 
 @pytest.mark.parametrize("width", [80, 140])

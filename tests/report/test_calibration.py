@@ -328,6 +328,11 @@ class TestTrialsThatBelongTogether:
         assert width(together.corrected) > width(alone.corrected)
         assert together.kappa.value == alone.kappa.value
         assert together.kappa.note == together.rogan_gladen.note == "No interval: trials are not independent."
+        for name in ("length", "length_error"):
+            free, bound = getattr(alone, name), getattr(together, name)
+            assert free.low is not None
+            assert (bound.value, bound.low, bound.high) == (free.value, None, None)
+            assert bound.note == "No interval: trials are not independent."
 
     def test_repeats_are_labelled_by_key(self) -> None:
         def task(given: Any, ctx: TrialContext) -> Any:
@@ -343,6 +348,17 @@ class TestTrialsThatBelongTogether:
         assert (calibration.judged, calibration.labelled) == (60, 10)
         assert calibration.notes[0].startswith("2 labels are of trials that this run does not have")
         assert calibration.corrected.method == "prediction-powered, clustered, t"
+
+    def test_a_panels_interval_has_the_level_of_the_others(self) -> None:
+        report = run([1, 0] * 10, store=open_store("memory:"))
+        for place in range(20):
+            for annotator in ("a", "b"):
+                told = place % 2 == 0 or (annotator == "a" and place < 6)
+                report.store.label(Label(TrialKey(report.run_id, "baseline", f"s{place}"), "ok", told, annotator))
+        panels = [calibrate(report, level=level).panel for level in (0.8, 0.95)]
+        assert panels[0] is not None
+        assert panels[1] is not None
+        assert width(panels[0].pairs) < width(panels[1].pairs)
 
     def test_a_panels_interval_needs_independent_trials(self) -> None:
         report = run([1, 0, 1, 0], metadata=lambda i: {"cluster": i // 2}, store=open_store("memory:"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from fairtrial import Dataset, EvalConfig, Metric, Sample, Score, evaluate_sync,
 from fairtrial.errors import ConfigurationError
 from fairtrial.report import by_metric
 from fairtrial.report.columns import Columns, View, read_columns
+from fairtrial.report.compare import compare_columns
 from fairtrial.report.estimates import Estimate, estimates, slice_estimates
 from tests.report.build import graded, stored
 
@@ -47,6 +49,21 @@ class TestColumns:
         assert columns.bounds("f1") == (0.0, 1.0)
         assert columns.bounds("words") is None
         assert columns.scores("no such", "system").counts.tolist() == [0, 0, 0]
+
+    def test_the_range_of_a_metric_is_that_of_all_samples_also_in_a_slice(self) -> None:
+        trials = [graded(1, words=float(place % 2)) for place in range(20)] + [
+            graded(1, words=90.0 + i) for i in range(9)
+        ]
+        report = stored([*trials, "timeout"], metadata=[{"short": place < 20 or place == 29} for place in range(30)])
+        columns = read_columns(report, keys=["short"])
+        few = columns.take(np.asarray(columns.groups["short"], dtype=np.bool_))
+        assert columns.bounds("words") is few.bounds("words") is None
+        assert few.take(np.arange(5)).bounds("words") is None
+        found = {part.name: part for part in slice_estimates(report, "short")}["short = True"]["words"]
+        assert found.method == "t with 19 df"  # Wilson's interval is for shares.
+        sides = [columns, replace(columns, name="other")]
+        part = compare_columns(sides[0], sides[1:], metrics=["words"], slice_by="short")["other"].slices[-1]["words"]
+        assert (part.n, part.method) == (20, None)  # The timeout has no number of words; 0 would be made up.
 
     def test_only_what_is_asked_for_is_read(self) -> None:
         report = stored([graded(1, f1=0.5, words=90)])

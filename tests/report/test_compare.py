@@ -16,6 +16,8 @@ from fairtrial.report import by_input, by_metric, words
 from fairtrial.report.columns import FAILED, Columns
 from fairtrial.report.compare import compare_columns
 from fairtrial.report.comparison import SHOWN
+from fairtrial.report.render import words as shown_words
+from fairtrial.report.scores import Settings
 from tests.report.build import Trial, graded, stored
 
 pytestmark = pytest.mark.proves("R113")
@@ -450,6 +452,61 @@ class TestEdges:
 
 
 class TestWords:
+    def test_what_is_just_short_of_a_round_number_does_not_read_as_it(self) -> None:
+        assert [words.mean_text("passed", value) for value in (0.99996, 1.0, 0.0001, 0.0)] == [
+            ">99.9%", "100.0%", "<0.1%", "0.0%",
+        ]  # fmt: skip
+        assert words.change_text("passed", -0.0) == "+0.0 points"
+        for write in (words.change_text("passed", 0.0003), shown_words.signed(0.0003, percent=True)):
+            assert write.startswith("+0.03")
+        assert shown_words.signed(-0.0003, percent=True) == "-0.03"
+        assert shown_words.signed(0.0, percent=True) == "0.0"
+
+    def test_bounds_read_as_they_were_asked_for_and_ends_of_intervals_are_told_from_them(self) -> None:
+        assert [words.bound_text("passed", value) for value in (0.8, 0.8125, 0.9995)] == ["80.0%", "81.25%", "99.95%"]
+        assert [words.bound_text("f1", value) for value in (0.8, 0.81254, 2000.5)] == ["0.800", "0.81254", "2,000.5"]
+        assert [words.margin_text("passed", value) for value in (0.02, 0.0025)] == ["2.0 points", "0.25 points"]
+        assert [words.margin_text("f1", value) for value in (0.02, 0.01234)] == ["0.020", "0.01234"]
+        assert words.end_text("passed", 0.79999, 0.8) == "79.999%"
+        assert words.end_text("passed", 0.8, 0.8) == "80.0%"
+        assert words.end_text("f1", 0.80004, 0.8) == "0.80004"
+        assert words.end_text("f1", 0.8 + 1e-16, 0.8) == "0.800"
+
+    def test_a_level_is_not_rounded_to_certainty(self) -> None:
+        sides = two([1.0, 0.0] * 10, [0.0, 1.0] * 10)
+        assert "(99.9% interval" in one(sides, alpha=0.001)["terse"]["passed"].sentence
+        assert words.level_text(0.995) == "99.5%"
+
+    def test_a_verdict_that_is_reached_needs_no_more_samples(self) -> None:
+        found = one(two([0.0] * 9 + [1.0] * 91, [1.0] * 98 + [0.0] * 2), metrics=["passed"])
+        better = found["terse"]["passed"]
+        assert better.verdict == "better"
+        assert better.needed is not None
+        assert better.needed > better.n
+        assert "settled" in str(found)
+
+    def test_one_of_two_tests_is_not_said_to_be_expected_to_err(self) -> None:
+        change = np.repeat([1.0, -1.0, 0.0], [12, 3, 85])
+        other = np.repeat([1.0, -1.0, 0.0], [10, 10, 80])
+        baseline, candidate = (
+            Columns.of({"passed": np.maximum(sign * change, 0), "other": np.maximum(sign * other, 0)}, name=name)
+            for sign, name in ((-1, "a"), (1, "b"))
+        )
+        settings = Settings(alpha=0.03)
+        said = compare_columns(baseline, [candidate], metrics=["passed", "other"], settings=settings)["b"]["passed"]
+        assert said.verdict == "no detectable difference"
+        assert "Alone it would count as a difference; as one of 2 tests it may be chance." in said.sentence
+
+    def test_the_adjustment_of_slices_is_explained(self) -> None:
+        values = {"passed": [1.0, 0.0] * 30}
+        groups = {"topic": ["x", "y", "z"] * 20}
+        sides = [Columns.of(values, name=name, groups=groups) for name in ("a", "b")]
+        shown = " ".join(str(compare_columns(sides[0], sides[1:], metrics=["passed"], slice_by="topic")).split())
+        assert (
+            "Adjusted p-values of slices allow for 3 tests: of the slices that are called different, at most 5%"
+            in shown
+        )
+
     def test_numbers_are_written_as_they_are_read(self) -> None:
         assert [words.mean_text(metric, 0.8123) for metric in ("passed", "f1")] == ["81.2%", "0.812"]
         assert words.change_text("passed", -0.00002) == "-0.002 points"

@@ -14,6 +14,7 @@ import pytest
 from fairtrial import EvalReport, GateRules, gate, stats
 from fairtrial.errors import ConfigurationError
 from fairtrial.report.columns import Columns
+from fairtrial.report.compare import compare_columns
 from fairtrial.report.gate import gate_columns
 from fairtrial.report.rules import SliceRule
 from tests.report.build import Trial, graded, stored
@@ -95,6 +96,14 @@ class TestFloors:
         assert floor.reasons[0].endswith("at or above 50.0. 5 failed trials could not be counted in it.")
         margin = gate(report["terse"], GateRules(margins={"words": 50}), baseline=report["plain"])
         assert "5 failed trials could not be counted in it." in margin.checks[0].reason
+
+    def test_scored_trials_without_the_metric_are_counted(self) -> None:
+        good = [graded(1, f1=0.9 - place / 1000) for place in range(20)]
+        report = stored({"plain": good[::-1], "terse": [*good[:15], *[1.0] * 5]})
+        floor = gate(report["terse"], GateRules(floors={"f1": 0.5}))
+        assert floor.reasons[0].endswith("at or above 0.500. 5 scored trials had no number for it.")
+        margin = gate(report["terse"], GateRules(margins={"f1": 0.5}), baseline=report["plain"])
+        assert margin.reasons[0].endswith("5 scored trials had no number for it.")
 
     @pytest.mark.parametrize("trials", [[], ["scorer_error"] * 3])
     def test_nothing_decides_nothing(self, trials: Sequence[Trial]) -> None:
@@ -187,6 +196,76 @@ class TestMargins:
         assert result.comparison is not None
         assert result.comparison["terse"].flips.lost_count == 5
         assert [flip.sample_id for flip in result.comparison.flipped("gained")] == ["s0"]
+
+
+class TestHowManySamplesWouldDecide:
+    """What is said to be enough must be enough, for the decision that is meant and the rules that there are."""
+
+    def test_a_rule_that_is_nearly_missed_among_many_needs_more_than_one_that_is_alone(self) -> None:
+        report = stored(share(148, 200))
+        floors = {f"passed{place}": 0.0 for place in range(9)}
+        alone = gate(report, GateRules(min_pass_rate=0.78))
+        among = gate_columns(
+            Columns.of({"passed": share(148, 200), **{name: share(200, 200) for name in floors}}),
+            GateRules(min_pass_rate=0.78, floors=floors),
+        )
+        assert (alone.status, among.status) == ("inconclusive", "inconclusive")
+        assert alone.needed is not None
+        assert among.needed is not None
+        assert among.needed > 1.4 * alone.needed  # (2.81 + .84)^2 / (1.96 + .84)^2 = 1.7, less what scatter adds.
+
+    def test_a_margin_that_is_nearly_broken_among_many_needs_more_too(self) -> None:
+        change = np.repeat([1.0, -1.0, 0.0], [10, 20, 170])
+        sides = [
+            {"passed": np.maximum(sign * change, 0.0), **{f"m{place}": np.zeros(200) for place in range(9)}}
+            for sign in (-1, 1)
+        ]
+        baseline, candidate = (Columns.of(values, name=name) for values, name in zip(sides, "ab", strict=True))
+        alone = gate_columns(candidate, GateRules(margin=0.0), baseline)
+        rules = GateRules(margin=0.0, ceilings={f"m{place}": 0.9 for place in range(9)})
+        among = gate_columns(candidate, rules, baseline)
+        assert (alone.status, among.status) == ("inconclusive", "inconclusive")
+        assert alone.needed is not None
+        assert among.needed is not None
+        assert among.needed > 1.5 * alone.needed
+
+    def test_a_margin_is_broken_only_allowing_for_the_floors_beside_it(self) -> None:
+        change = np.repeat([1.0, -1.0, 0.0], [10, 25, 165])  # p = .012.
+        sides = [
+            {"passed": np.maximum(sign * change, 0.0), **{f"m{place}": np.ones(200) for place in range(9)}}
+            for sign in (-1, 1)
+        ]
+        baseline, candidate = (Columns.of(values, name=name) for values, name in zip(sides, "ab", strict=True))
+        assert gate_columns(candidate, GateRules(margin=0.0), baseline).status == "fail"
+        floors = {f"m{place}": 0.5 for place in range(9)}
+        among = gate_columns(candidate, GateRules(margin=0.0, floors=floors), baseline)
+        assert among.status == "inconclusive"
+        assert "not clearly enough for one of 10 rules" in among.reasons[0]
+
+    def test_a_run_that_has_ended_by_its_own_rule_is_promised_nothing(self) -> None:
+        candidate = Columns.of({"passed": share(81, 100)}, name="b", adaptive=100)
+        assert gate_columns(candidate, GateRules(min_pass_rate=0.8)).needed is None
+        baseline = Columns.of({"passed": share(80, 100)[::-1]}, name="a")
+        both = gate_columns(candidate, GateRules(margin=0.02), baseline)
+        assert (both.status, both.needed) == ("inconclusive", None)
+
+    def test_less_being_better_needs_as_many(self) -> None:
+        change = np.repeat([1.0, -1.0, 0.0], [8, 14, 178])
+        up, down = (
+            Columns.of({"passed": np.ones(200), "hit": np.maximum(sign * change, 0.0)}, name=name)
+            for name, sign in (("b", 1), ("a", -1))
+        )
+        more = gate_columns(up, GateRules(margins={"hit": 0.03}), down)
+        less = gate_columns(down, GateRules(margins={"hit": 0.03}, lower_is_better=("hit",)), up)
+        assert more.needed is not None
+        assert more.needed == less.needed
+
+    def test_an_open_comparison_of_a_few_sure_wins_names_a_number(self) -> None:
+        sides = [Columns.of({"passed": [value] * 3}, name=name) for name, value in (("a", 0.0), ("b", 1.0))]
+        found = compare_columns(sides[0], sides[1:], metrics=["passed"])["b"]["passed"]
+        assert found.verdict == "no detectable difference"
+        assert found.needed is not None
+        assert 3 < found.needed < 12
 
 
 class TestSlicesAndSeveralRules:

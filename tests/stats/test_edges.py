@@ -334,6 +334,17 @@ def test_no_pairs_have_no_verdict() -> None:
     assert stats.paired_difference([], []).differs is None
 
 
+def test_counts_that_happen_to_be_0_or_1_are_no_rates() -> None:
+    few = [0.0, 1.0] * 10
+    assert stats.mean_interval(few, bounds=(0.0, 10.0)).interval == stats.t_interval(few, bounds=(0.0, 10.0))
+    assert stats.mean_interval(few, bounds=None).interval == stats.t_interval(few)
+    assert "Wilson" in interval_of(stats.mean_interval(few).interval).method
+    paired = stats.paired_difference(few, few[::-1], bounds=(0.0, 10.0), draws=999)
+    assert paired.test is not None
+    assert "McNemar" not in paired.test
+    assert "McNemar" in str(stats.paired_difference(few, few[::-1], binary=True, bounds=None).test)
+
+
 def test_samples_to_detect_follows_the_error() -> None:
     assert stats.samples_to_detect(100, 0.05, 0.1) == 197
     assert stats.samples_to_detect(100, 0.05, -0.1) == 197

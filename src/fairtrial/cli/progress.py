@@ -53,6 +53,7 @@ class Tally:
         # Stored errors that this run tries again are not done, and no errors yet.
         self._again = _ERRORS if retries else frozenset({"scorer_error"})
         self.suite = ""
+        self.one_each = True
         self.planned = 0
         self.done = self.first = 0
         self.scored = self.passed = 0
@@ -88,6 +89,7 @@ class Tally:
 
     def _start(self, event: EvalRunStarted) -> None:
         self.suite, self.planned = event.run.suite, event.planned
+        self.one_each = event.run.repeats == 1 and len(event.run.experiments) == 1
         self.done = self.first = event.done
         self.since = time.monotonic()
         if event.done and self._store is not None:
@@ -191,10 +193,15 @@ def _errors(tally: Tally) -> list[str]:
 
 
 def passed_so_far(tally: Tally) -> str:
-    """The pass rate over scored trials, with its interval."""
+    """The pass rate over scored trials, with its interval if each sample has one trial.
+
+    Several trials of a sample are not independent, so that an interval of them all would be too narrow.
+    """
     bounds = interval(tally.passed, tally.scored)
     if bounds is None:
         return "nothing scored yet"
+    if not tally.one_each:
+        return f"passed {tally.passed / tally.scored:.1%} of {tally.scored:,} scored"
     return f"passed {tally.passed / tally.scored:.1%} [{bounds[0]:.1%}, {bounds[1]:.1%}]"
 
 

@@ -31,11 +31,16 @@ def adaptive_remarks(run: RunRecord) -> list[str]:
         lines.append(f"{label}pass rate {estimate} ({part['low']:.1%} to {part['high']:.1%}{missing})")
     pair = note["pair"]
     if pair is not None:
-        difference = "-" if pair["estimate"] is None else f"{pair['estimate']:+.1%}"
+        # Columns, which the words are about, import this module.
+        from fairtrial.report.columns import PASSED
+        from fairtrial.report.words import change_text, range_text
+
+        difference = change_text(PASSED, pair["estimate"])
         verdict = f"is {pair['verdict']} than" if pair["verdict"] else "cannot be told from"
         lines.append(
-            f"{pair['candidate']} {verdict} {pair['baseline']}: {difference} ({pair['low']:+.1%} to "
-            f"{pair['high']:+.1%}), {pair['wins']:,} wins, {pair['losses']:,} losses, e-value {pair['e_value']:.3g}, "
+            f"{pair['candidate']} {verdict} {pair['baseline']}: {difference} "
+            f"({range_text(PASSED, pair['low'], pair['high'])}), {pair['wins']:,} wins, "
+            f"{pair['losses']:,} losses, e-value {pair['e_value']:.3g}, "
             f"p = {pair['p_value']:.3g} at any time"
         )
     if note["beyond"]:

@@ -155,9 +155,9 @@ def _calibration(part: ExperimentReport, columns: Columns, found: Found, metric:
         label_rate=label_rate,
         corrected=_corrected(data, label_rate),
         rogan_gladen=_rogan_gladen(data, table),
-        length=_figure(length.value, length.interval, length.n, length.reason),
-        length_error=_figure(error.value, error.interval, error.n, error.reason),
-        panel=_panel(found, graded, together),
+        length=_correlation(length, together=together),
+        length_error=_correlation(error, together=together),
+        panel=_panel(found, graded, together, level),
         judge_models=models,
         same_family=families,
         warnings=tuple(_warnings(part, data, found, families)),
@@ -220,6 +220,12 @@ def _kappa(data: _Data, table: Confusion | None) -> Figure:
 _TOGETHER = "No interval: trials are not independent."
 
 
+def _correlation(found: stats.RankCorrelation, *, together: bool) -> Figure:
+    if together and found.interval is not None:
+        return Figure(found.value, None, None, found.n, None, _TOGETHER)
+    return _figure(found.value, found.interval, found.n, found.reason)
+
+
 def _corrected(data: _Data, label_rate: Figure) -> Figure:
     if data.y.size and not data.rest.size:
         return Figure(
@@ -255,13 +261,13 @@ def _rogan_gladen(data: _Data, table: Confusion | None) -> Figure:
     return _figure(found.estimate, found.interval, found.judged + found.labelled, note)
 
 
-def _panel(found: Found, graded: bool, together: bool) -> Panel | None:
+def _panel(found: Found, graded: bool, together: bool, level: float) -> Panel | None:
     shared = [votes for votes in found.by_trial.values() if len(votes) > 1]
     if not shared:
         return None
     people = sorted({who for votes in shared for who in votes})
     agreed = [float(np.mean([a == b for a, b in combinations(votes.values(), 2)])) for votes in shared]
-    pairs = stats.mean_interval(agreed)
+    pairs = stats.mean_interval(agreed, level=level)
     alpha = stats.krippendorff_alpha(
         [[votes.get(who) for votes in shared] for who in people], measurement="interval" if graded else "nominal"
     )

@@ -104,7 +104,7 @@ def _undefined(rows: list[_Row]) -> list[str]:
 
 
 def _figures(calibration: Calibration, rows: list[_Row]) -> Table:
-    table = _table("", "value", f"{calibration.level:.0%} interval", "n")
+    table = _table("", "value", f"{100 * calibration.level:g}% interval", "n")
     for name, figure, as_share in rows:
         form = "{:.1%}" if as_share else "{:.3f}"
         ends = "-" if figure.low is None else f"{form.format(figure.low)} to {form.format(figure.high)}"

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Literal
-
-from scipy import stats as scipy_stats
 
 from fairtrial.report.columns import COSTS, FAILED, PASSED, UNIT, Columns
 from fairtrial.report.estimates import mean_of
 from fairtrial.report.pairs import Pairs, difference, scores_of
 from fairtrial.report.scores import Settings
-from fairtrial.report.verdicts import Found, adjust
-from fairtrial.report.words import change_text, counted, mean_text, range_text, samples_text, size_text
-from fairtrial.stats import MeanEstimate, Undefined, samples_to_detect
+from fairtrial.report.verdicts import Found, adjust, samples_beyond
+from fairtrial.report.words import (
+    bound_text,
+    change_text,
+    counted,
+    end_text,
+    level_text,
+    margin_text,
+    mean_text,
+    range_text,
+    samples_text,
+    size_text,
+)
+from fairtrial.stats import MeanEstimate, PairedDifference, Undefined, samples_to_clear, samples_to_detect
 
 type CheckStatus = Literal["pass", "fail", "inconclusive"]
 
@@ -78,7 +86,8 @@ def judged(checks: Sequence[Check], settings: Settings) -> tuple[GateCheck, ...]
         for place, one in enumerate(checks)
         if isinstance(one, Margin)
     }
-    adjust(list(found.values()), "holm")
+    # Floors are held to their share of alpha among all rules, so margins must be adjusted for all of them too.
+    adjust(list(found.values()), "holm", others=len(checks) - len(found))
     for one in found.values():
         one.tests = len(checks)
     return tuple(
@@ -106,10 +115,10 @@ def _floor(rule: Floor, checks: int, settings: Settings) -> GateCheck:
         )  # fmt: skip
     low, high = float(found.interval.low), float(found.interval.high)
     figures = (
-        f"{what} {mean_text(metric, found.mean)} ({settings.level:.0%} interval {mean_text(metric, low)} to "
-        f"{mean_text(metric, high)}, {counted(found.n, 'sample')})"
+        f"{what} {mean_text(metric, found.mean)} ({level_text(settings.level)} interval "
+        f"{end_text(metric, low, bound)} to {end_text(metric, high, bound)}, {counted(found.n, 'sample')})"
     )
-    limit = mean_text(metric, bound)
+    limit = bound_text(metric, bound)
     needed: int | None = None
     status: CheckStatus
     if high <= bound if rule.ceiling else low >= bound:
@@ -117,12 +126,12 @@ def _floor(rule: Floor, checks: int, settings: Settings) -> GateCheck:
     elif strict.interval.low > bound if rule.ceiling else strict.interval.high < bound:
         status, told = "fail", f"all of the interval is {'above' if rule.ceiling else 'below'} {limit}."
     else:
-        status, needed = "inconclusive", _samples_for_floor(rule, found, settings)
+        status, needed = "inconclusive", _samples_for_floor(rule, found, checks, settings)
         told = f"the interval holds {limit}, so it may be met or missed; {_would_decide(needed)}"
         if not low <= bound <= high:
             told = f"missed alone, but not clearly enough for one of {checks} rules; {_would_decide(needed)}"
     unbounded = rule.candidate.bounds(metric) is None and metric not in COSTS
-    told += _left_out(rule.candidate.count(FAILED) if unbounded else 0)
+    told += _left_out(rule.candidate.count(FAILED) if unbounded else 0, rule.candidate.lacking(metric))
     return GateCheck(
         kind, metric, rule.slice, status, bound, float(found.mean), low, high, found.n, None, needed,
         f"{figures}: {told}",
@@ -140,12 +149,13 @@ def _margin(rule: Margin, found: Found, left_out: int, settings: Settings) -> Ga
         )  # fmt: skip
     low, high = float(one.interval.low), float(one.interval.high)
     # Turned so that up is better.
-    worst, best, moved = (-high, -low, -one.difference) if settings.lower(metric) else (low, high, one.difference)
+    worst, best = (-high, -low) if settings.lower(metric) else (low, high)
     figures = (
         f"{_where(rule.slice)}{metric} of {names[0]} against {names[1]}: {change_text(metric, one.difference)} "
-        f"({settings.level:.0%} interval {range_text(metric, low, high)}, {counted(one.n, 'pair')})"
+        f"({level_text(settings.level)} interval {range_text(metric, low, high)}, {counted(one.n, 'pair')})"
     )
-    margin = size_text(metric, rule.margin)
+    margin = margin_text(metric, rule.margin)
+    lacking = rule.pairs.candidate.lacking(metric) + rule.pairs.baseline.lacking(metric)
     needed: int | None = None
     status: CheckStatus
     if worst > -rule.margin:
@@ -154,7 +164,7 @@ def _margin(rule: Margin, found: Found, left_out: int, settings: Settings) -> Ga
     elif best < 0 and (found.tests == 1 or (found.adjusted is not None and found.adjusted <= settings.alpha)):
         status, told = "fail", "worse, and all of the interval says so."
     else:
-        status, needed = "inconclusive", _samples_for_margin(moved, one.n, one.se, worst, best, rule.margin, settings)
+        status, needed = "inconclusive", _samples_for_margin(rule, one, found.tests, settings)
         told = (
             f"it may be worse by more than {margin}, and it may not be worse at all"
             if best >= 0
@@ -163,7 +173,8 @@ def _margin(rule: Margin, found: Found, left_out: int, settings: Settings) -> Ga
         told = f"{told}; {_would_decide(needed)}"
     return GateCheck(
         "margin", metric, rule.slice, status, rule.margin, float(one.difference), low, high, one.n,
-        None if one.p_value is None else float(one.p_value), needed, f"{figures}: {told}{_left_out(left_out)}",
+        None if one.p_value is None else float(one.p_value), needed,
+        f"{figures}: {told}{_left_out(left_out, lacking)}",
     )  # fmt: skip
 
 
@@ -171,9 +182,10 @@ def _where(name: str | None) -> str:
     return "" if name is None else f"[{name}] "
 
 
-def _left_out(failures: int) -> str:
-    """A metric that is not confined to a range has no worst value to give to a failure."""
-    return f" {counted(failures, 'failed trial')} could not be counted in it." if failures else ""
+def _left_out(failures: int, lacking: int) -> str:
+    """A metric that is not confined to a range has no worst value to give to a failure; and some trials lack it."""
+    told = f" {counted(failures, 'failed trial')} could not be counted in it." if failures else ""
+    return f"{told} {counted(lacking, 'scored trial')} had no number for it." if lacking else told
 
 
 def _would_decide(needed: int | None) -> str:
@@ -182,33 +194,41 @@ def _would_decide(needed: int | None) -> str:
     return f"about {samples_text(needed)} samples would decide."
 
 
-def _quantiles(settings: Settings) -> float:
-    return float(scipy_stats.norm.ppf(1 - settings.alpha / 2) + scipy_stats.norm.ppf(settings.power))
-
-
-def _samples_for_floor(rule: Floor, found: MeanEstimate, settings: Settings) -> int | None:
+def _samples_for_floor(rule: Floor, found: MeanEstimate, checks: int, settings: Settings) -> int | None:
     """Samples at which the interval would clear the bound, if the mean stays where it is."""
-    mean = found.mean or 0.0
-    distance = mean - rule.bound
+    # A confidence sequence is wider than an interval of a fixed number of samples, and a run has ended.
+    if found.mean is None or rule.candidate.adaptive is not None:
+        return None
+    distance = found.mean - rule.bound
     if not distance:
         return None
+    # To be missed takes more than to be met, where there are several rules.
+    level = settings.level if (distance < 0) is rule.ceiling else 1 - settings.alpha / checks
+    needed: int | Undefined
+    units = found.n if found.clusters is None else found.clusters
     if found.effective_n and rule.candidate.bounds(rule.metric) == UNIT and 0 < rule.bound < 1:
-        # Wilson's interval leaves out f if n_eff (m-f)^2 > z^2 f(1-f).
-        effective = _quantiles(settings) ** 2 * rule.bound * (1 - rule.bound) / distance**2
-        return max(found.n + 1, ceil(effective * found.n / found.effective_n))
-    if not found.se:
+        single = found.clusters is None and found.trials == found.n
+        needed = samples_to_clear(
+            found.n, found.effective_n, found.mean, rule.bound, units=None if single else units, level=level,
+            power=settings.power,
+        )  # fmt: skip
+    elif found.se:
+        needed = samples_to_detect(found.n, found.se, distance, units=units, level=level, power=settings.power)
+    else:
         return None
-    needed = samples_to_detect(found.n, found.se, distance, level=settings.level, power=settings.power)
     return None if isinstance(needed, Undefined) else max(found.n + 1, needed)
 
 
-def _samples_for_margin(
-    moved: float, n: int, se: float | None, worst: float, best: float, margin: float, settings: Settings
-) -> int | None:
+def _samples_for_margin(rule: Margin, found: PairedDifference, checks: int, settings: Settings) -> int | None:
     """Samples at which the interval would clear -margin from above, or 0 from below, whichever is sooner."""
-    # Pairs that are all equal have no error of their own; the interval's width stands in for it.
-    error = se or (best - worst) / (2 * float(scipy_stats.norm.ppf(1 - settings.alpha / 2)))
-    distances = [step for step in (moved + margin, -moved) if step > 0]
-    counts = [samples_to_detect(n, error, step, level=settings.level, power=settings.power) for step in distances]
-    known = [count for count in counts if not isinstance(count, Undefined)]
-    return max(n + 1, min(known)) if known else None
+    if found.difference is None:
+        return None
+    sign = -1 if settings.lower(rule.metric) else 1
+    moved = sign * found.difference
+    counts = []
+    if moved > -rule.margin:
+        counts.append(samples_beyond(found, -sign * rule.margin, level=settings.level, settings=settings))
+    if moved < 0:  # To be broken takes more, where there are several rules.
+        counts.append(samples_beyond(found, 0.0, level=1 - settings.alpha / checks, settings=settings))
+    known = [count for count in counts if count is not None]
+    return max(found.n + 1, min(known)) if known else None

@@ -58,7 +58,8 @@ class Columns:
     A value is NaN where a trial has none. `planned` counts all samples of the plan, `ids` those that are known by
     name. `clusters` numbers the cluster of each sample; None if samples are independent. `groups` says for each way
     of slicing which slice a sample is in. `adaptive` is not None if the run looked at its own results to know when to
-    end: so many samples, from the start, are those it had looked at (`looked_at`).
+    end: so many samples, from the start, are those it had looked at (`looked_at`). `limits` are the ranges of metrics
+    as all samples showed them, where these are only some: words counted in a slice are no shares for being few.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Columns:
     groups: Mapping[str, Sequence[Hashable]] = EMPTY
     fingerprint: str = ""
     adaptive: int | None = None
+    limits: Mapping[str, tuple[float, float] | None] = EMPTY
 
     @classmethod
     def of(
@@ -118,6 +120,11 @@ class Columns:
         """Trials that say nothing about the system: not scored through no fault of its own, or not run."""
         return self.trials - self.count(SCORED, FAILED)
 
+    def lacking(self, metric: str) -> int:
+        """Scored trials that have no number in this metric."""
+        values = self.values.get(metric, np.full((1, 1), np.nan))
+        return int(np.count_nonzero((self.outcomes == SCORED) & ~np.isfinite(values)))
+
     def take(self, rows: NDArray[Any]) -> Columns:
         """The samples at these places, or marked in a mask; all of them count as the plan."""
         places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
@@ -129,6 +136,7 @@ class Columns:
             values={name: array[places] for name, array in self.values.items()},
             clusters=None if self.clusters is None else self.clusters[places],
             groups={name: [labels[place] for place in places.tolist()] for name, labels in self.groups.items()},
+            limits={name: self.bounds(name) for name in self.values},
         )
 
     def looked_at(self) -> Columns:
@@ -142,6 +150,8 @@ class Columns:
         """The range of a metric as far as it is known: 0 to 1 for scores, and for what was never seen outside."""
         if metric in (PASSED, VALUE):
             return UNIT
+        if metric in self.limits:
+            return self.limits[metric]
         values = self.values.get(metric)
         if values is None or metric in COSTS:
             return None

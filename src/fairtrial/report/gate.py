@@ -146,7 +146,8 @@ def gate_columns(
         status = "inconclusive"
         telling.insert(
             0,
-            f"{share:.1%} of the trials are missing (not run, or not scored through no fault of the system), more than "
+            f"{share:.1%} of the {'trials' if pairs is None else 'trials or pairs'} are missing (not run, or not "
+            "scored through no fault of the system), more than "
             f"the {rules.max_missing_share:.1%} that is allowed: finish the run or mend its scoring first.",
         )
     open_counts = [check.needed for check in checks if check.status == "inconclusive" and check.needed is not None]

@@ -11,8 +11,16 @@ from scipy import stats as scipy_stats
 from fairtrial.report.comparison import Verdict
 from fairtrial.report.scores import Settings
 from fairtrial.report.sequential import E_PROCESS
-from fairtrial.report.words import change_text, mean_text, p_text, range_text, samples_text, size_text
-from fairtrial.stats import PairedDifference, Undefined, benjamini_hochberg, binary_mde, holm, samples_to_detect
+from fairtrial.report.words import change_text, level_text, mean_text, p_text, range_text, samples_text, size_text
+from fairtrial.stats import (
+    PairedDifference,
+    Undefined,
+    benjamini_hochberg,
+    binary_mde,
+    holm,
+    pairs_to_clear,
+    samples_to_detect,
+)
 
 
 @dataclass(slots=True)
@@ -24,12 +32,15 @@ class Found:
     tests: int = 1
 
 
-def adjust(found: Sequence[Found], how: Literal["holm", "bh"]) -> int:
-    """Allow for all these tests being made together, and say how many there are; without a p there is no test."""
+def adjust(found: Sequence[Found], how: Literal["holm", "bh"], *, others: int = 0) -> int:
+    """Allow for all these tests being made together, and say how many there are; without a p there is no test.
+
+    `others` are made with them that have no p-value to be sorted by; they count as if it were 1.
+    """
     tested = [one for one in found if one.difference.p_value is not None]
-    p_values = [one.difference.p_value or 0.0 for one in tested]
+    p_values = [one.difference.p_value or 0.0 for one in tested] + [1.0] * others
     adjusted = (holm if how == "holm" else benjamini_hochberg)(p_values)
-    for one, p in zip(tested, adjusted.tolist(), strict=True):
+    for one, p in zip(tested, adjusted.tolist(), strict=False):
         one.adjusted, one.tests = p, len(tested)
     return len(tested)
 
@@ -67,7 +78,7 @@ def detectable(
     if found.mde is None or tests <= 1:
         return None if found.mde is None else float(found.mde)
     level = 1 - settings.alpha / tests
-    if found.test is not None and "McNemar" in found.test:
+    if is_mcnemar(found):
         exact = binary_mde(found.wins, found.losses, found.n, level=level, power=settings.power)
         return None if isinstance(exact, Undefined) else exact
     effect = float(found.mde) * _reach(level, settings.power) / _reach(settings.level, settings.power)
@@ -76,11 +87,38 @@ def detectable(
 
 def samples_needed(found: PairedDifference, tests: int, settings: Settings) -> int | None:
     """How many samples would show a true difference as large as the observed one."""
-    if found.difference is None or not found.se or found.test == E_PROCESS:
+    if found.difference is None:
         return None
-    level = 1 - settings.alpha / max(1, tests)
-    needed = samples_to_detect(found.n, found.se, found.difference, level=level, power=settings.power)
+    return samples_beyond(found, 0.0, level=1 - settings.alpha / max(1, tests), settings=settings)
+
+
+def samples_beyond(found: PairedDifference, bound: float, *, level: float, settings: Settings) -> int | None:
+    """How many samples would tell a true difference as large as the observed one from `bound`.
+
+    None where there is no number: the observed difference is the bound, or the run looked at its own results, for
+    which the arithmetic of a fixed number of samples does not hold.
+    """
+    if found.difference is None or found.test == E_PROCESS:
+        return None
+    needed: int | Undefined
+    if is_mcnemar(found) and found.wins + found.losses:
+        needed = pairs_to_clear(found.wins, found.losses, found.n, bound=bound, level=level, power=settings.power)
+    else:
+        error = found.se
+        if not error and bound and found.interval is not None:
+            # Pairs that are all equal have no error of their own; the interval's width stands in for it.
+            error = found.interval.width / (2 * float(scipy_stats.norm.ppf((1 + found.interval.level) / 2)))
+        if not error:
+            return None
+        units = found.n if found.clusters is None else found.clusters
+        distance = found.difference - bound
+        needed = samples_to_detect(found.n, error, distance, units=units, level=level, power=settings.power)
     return None if isinstance(needed, Undefined) else needed
+
+
+def is_mcnemar(found: PairedDifference) -> bool:
+    """Whether these are single pass/fail outcomes of independent samples."""
+    return found.test is not None and "McNemar" in found.test
 
 
 def _reach(level: float, power: float) -> float:
@@ -107,14 +145,14 @@ def sentence(
     figures = (
         f"{mean_text(metric, one.mean_a)} against {mean_text(metric, one.mean_b)}, "
         f"{change_text(metric, one.difference)} "
-        f"({settings.level:.0%} interval {range_text(metric, one.interval.low, one.interval.high)}), "
+        f"({level_text(settings.level)} interval {range_text(metric, one.interval.low, one.interval.high)}), "
         f"{p_text(one.p_value)}{among}"
     )
     if verdict in ("better", "worse"):
         return f"{metric}: {candidate} is {verdict} than {baseline}: {figures}."
     parts = [f"{metric}: no detectable difference between {candidate} and {baseline}: {figures}."]
     if not one.interval.contains(0.0) and one.test != E_PROCESS:
-        parts.append("Alone it would count as a difference; among so many tests one such is to be expected.")
+        parts.append(f"Alone it would count as a difference; as one of {found.tests} tests it may be chance.")
     if one.test == E_PROCESS:
         parts.append("The run looked at its own results to know when to end, so only strong evidence counts.")
         return " ".join(parts)

@@ -40,7 +40,7 @@ from fairtrial.stats.paired import (
     paired_difference,
     paired_se,
 )
-from fairtrial.stats.power import mde, sample_size, samples_to_detect
+from fairtrial.stats.power import mde, pairs_to_clear, sample_size, samples_to_clear, samples_to_detect
 from fairtrial.stats.repeats import (
     VarianceSplit,
     mean_pass_at_k,
@@ -103,6 +103,8 @@ __all__ = [
     "mde",
     "sample_size",
     "samples_to_detect",
+    "samples_to_clear",
+    "pairs_to_clear",
     # many p-values
     "benjamini_hochberg",
     "holm",

@@ -165,7 +165,8 @@ def mean_interval(
       in one large cluster otherwise passes for near certainty, and the interval covers .83 where it says .95.
     - graded: t on the sample means, cut to `bounds`; if all are equal, Wilson on the mean as a share of the range.
 
-    `binary` is read from the scores when None. With `bounds=None` nothing is cut, and equal values have no interval.
+    `binary` is read from the scores when None, if their range is 0 to 1. With `bounds=None` nothing is cut, and equal
+    values have no interval.
     """
     check_level(level)
     samples = as_samples(values)
@@ -178,7 +179,8 @@ def mean_interval(
         groups = None if groups is None else groups.only(scored)
     if binary and not samples.binary:
         raise ValueError("binary=True, but some scores are neither 0 nor 1: leave binary out for graded scores.")
-    rate = samples.binary if binary is None else binary
+    # A count that happened to be 0 or 1 is no rate: its range says so.
+    rate = samples.binary and bounds == (0.0, 1.0) if binary is None else binary
     return _estimate(samples, groups, unscored, rate=rate, bounds=bounds, level=level)
 
 

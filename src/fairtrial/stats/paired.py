@@ -131,7 +131,9 @@ def paired_difference(
         raise ValueError("binary=True, but some scores are neither 0 nor 1: leave binary out for graded scores.")
     differences = _differences(left.means, right.means)
     plan = Plan(level, power, None if bounds is None else bounds[1] - bounds[0], draws, seed)
-    if binary is not False and zero_one and left.single and right.single and labels is None:
+    # A count that happened to be 0 or 1 is no pass or failure: its range says so.
+    verdicts = zero_one and (bounds == (0.0, 1.0) if binary is None else binary)
+    if verdicts and left.single and right.single and labels is None:
         answer = binary_answer(differences, plan, exact=test == "exact")
     else:
         answer = resampled_answer(differences, labels, plan)

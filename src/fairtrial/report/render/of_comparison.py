@@ -190,9 +190,10 @@ def _tests(comparison: Comparison) -> Table:
 
 
 def _to_settle(metric: MetricComparison) -> str:
-    """How many samples would settle it; nothing where it is settled, or where more would not help."""
-    settled = metric.verdict != "no detectable difference"
-    if settled or metric.needed is None or metric.needed <= metric.n:
+    """How many samples would settle it; nothing where more would not help."""
+    if metric.verdict in ("better", "worse"):
+        return "settled"  # A number larger than that of the pairs would contradict the verdict.
+    if metric.needed is None or metric.needed <= metric.n:
         return words.UNDEFINED
     return samples_text(metric.needed)
 
@@ -255,6 +256,18 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     yield from comparison.warnings
     if comparison.tests > 1:
         yield f"Adjusted p-values allow for {comparison.tests} tests made together."
+    sliced = [
+        metric.adjusted_p
+        for candidate in comparison.candidates
+        for part in candidate.slices
+        for metric in part.metrics
+        if metric.same_as is None and metric.adjusted_p is not None
+    ]
+    if len(sliced) > 1:
+        yield (
+            f"Adjusted p-values of slices allow for {len(sliced):,} tests: of the slices that are called different, at "
+            f"most {words.level(comparison.alpha)} are expected to be false alarms."
+        )
     for candidate in comparison.candidates:
         whose = f"{candidate.name}: " if len(comparison.candidates) > 1 else ""
         for metric in candidate.metrics:

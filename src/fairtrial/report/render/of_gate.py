@@ -13,7 +13,7 @@ from fairtrial.report.render.document import Bar, Block, Cell, Column, Document,
 from fairtrial.report.render.junit import attributes, case, content, properties, write_suites
 from fairtrial.report.render.of_comparison import document as of_comparison
 from fairtrial.report.render.of_comparison import percent, span
-from fairtrial.report.words import samples_text
+from fairtrial.report.words import bound_text, end_text, margin_text, samples_text
 
 _TONES: dict[str, Tone] = {"pass": "good", "fail": "bad", "inconclusive": "unsure"}
 
@@ -38,9 +38,9 @@ def rule(check: GateCheck) -> str:
     """What a rule asks for, in words."""
     where = "" if check.slice is None else f"{check.slice}: "
     if check.kind == "margin":
-        margin = words.signed(check.bound, percent=percent(check.metric)).lstrip("+")
-        return f"{where}{check.metric} at most {margin}{' points' if percent(check.metric) else ''} worse"
-    return f"{where}{check.metric} at {'most' if check.kind == 'ceiling' else 'least'} {_value(check, check.bound)}"
+        return f"{where}{check.metric} at most {margin_text(check.metric, check.bound)} worse"
+    bound = bound_text(check.metric, check.bound)
+    return f"{where}{check.metric} at {'most' if check.kind == 'ceiling' else 'least'} {bound}"
 
 
 def _value(check: GateCheck, value: float | None) -> str:
@@ -54,7 +54,7 @@ def _span(check: GateCheck) -> str:
         return span(check.metric, check.low, check.high)
     if check.low is None or check.high is None:
         return words.UNDEFINED
-    return f"{_value(check, check.low)} to {_value(check, check.high)}"
+    return " to ".join(end_text(check.metric, end, check.bound) for end in (check.low, check.high))
 
 
 def _bar(check: GateCheck) -> Bar | None:
@@ -95,7 +95,8 @@ def _remarks(result: GateResult) -> Iterator[str]:
     if result.status == "inconclusive" and result.needed is not None and open_rules > 1:  # One has said so itself.
         yield f"About {samples_text(result.needed)} samples would decide what is open."
     if result.missing_share:
-        yield f"{words.rate(result.missing_share)} of the trials are missing: not run, or their scoring failed."
+        what = "trials" if result.baseline is None else "trials or pairs"
+        yield f"{words.rate(result.missing_share)} of the {what} are missing: not run, or their scoring failed."
     yield from result.warnings
 
 

@@ -32,7 +32,8 @@ def signed(value: float | None, *, percent: bool) -> str:
         return UNDEFINED
     size = abs(value)
     if percent:
-        text = f"{100 * value:+.1f}"
+        # An end of an interval that is just beyond 0 must not read as 0, unless it is so by rounding alone.
+        text = f"{100 * value:+.1g}" if 1e-8 < size < 0.0005 else f"{100 * value:+.1f}"
     elif size >= 1e7 or 0 < size < 0.0005:
         text = f"{value:+.2e}"
     else:
