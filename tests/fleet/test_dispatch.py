@@ -22,6 +22,7 @@ from fairtrial import (
     Sample,
     StopWhen,
     TokenUsage,
+    TrialKey,
     exact_match,
     open_store,
 )
@@ -217,6 +218,31 @@ async def test_what_the_queue_lost_is_sent_again_and_nothing_else(caplog: pytest
     assert (report.status, report.total) == ("finished", 100)
     assert len(worker.seen) == 100 + len(dropped) == 115
     assert "got lost on the way, or were never sent; sending them now" in caplog.text
+
+
+@pytest.mark.parametrize("delay", [0.0, 600.0])
+async def test_requests_of_a_run_that_nobody_accepts_keep_no_other_run_from_being_healed(delay: float) -> None:
+    office = MemoryPostOffice()
+    requests = await office.requests("numbers")
+    for number in range(3):
+        key = TrialKey("abandoned", "baseline", f"s{number}")
+        await requests.send(EvalRequest(key, Sample(f"s{number}", 0)), reply_to="numbers.results.abandoned")
+    if delay:
+        for message in await requests.receive(3):
+            await message.hand_back(delay)
+    dropped: set[int] = set()
+
+    def treat(request: EvalRequest) -> EvalReply | None:
+        if request.ordinal % 7 == 0 and request.ordinal not in dropped:
+            dropped.add(request.ordinal)
+            return None
+        return answer(request)
+
+    async with FakeWorker(office, "numbers", treat, refuses="abandoned").at_work():
+        with anyio.fail_after(20):
+            report = await suite_of(50).run(store="memory:", mailbox=office)
+    assert (report.status, report.total, len(dropped)) == ("finished", 50, 8)
+    assert await requests.approximate_count() == 3  # They are another client's, who may come back for them.
 
 
 async def test_what_is_never_answered_ends_as_a_dead_letter() -> None:

@@ -24,6 +24,7 @@ from fairtrial.fleet.ledger import Ledger
 from fairtrial.fleet.patience import log, persistently
 from fairtrial.fleet.window import Window
 from fairtrial.fleet.wire import EvalReply, EvalRequest
+from fairtrial.mailbox import bulk
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message
 from fairtrial.runs import presence
 from fairtrial.runs.events import SampleEvaluated, TrialStarted
@@ -99,6 +100,7 @@ class Dispatch:
         self._full = False  # Whether the window has held anything back since then.
         self._noted = time.monotonic()
         self._read_again = 0.0
+        self._search_again = 0.0
         self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
         self._hinted = False
         self._ledger: Ledger
@@ -244,7 +246,7 @@ class Dispatch:
         self._elsewhere = 0 if crowded else max(0, self._ledger.outstanding - requested)
         quiet = now - self._heard
         out = self._ledger.outstanding
-        if out and quiet >= self._config.heal_seconds and self._may_be_lost(depth, quiet):
+        if out and quiet >= self._config.heal_seconds and await self._may_be_lost(depth, quiet):
             await self._heal()
         elif out > requested and quiet >= self._config.heal_seconds / 4 and now >= self._read_again:
             await self._read_store()
@@ -254,10 +256,19 @@ class Dispatch:
             self._noted = now
             await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present()))
 
-    def _may_be_lost(self, depth: MailboxDepth, quiet: float) -> bool:
+    async def _may_be_lost(self, depth: MailboxDepth, quiet: float) -> bool:
+        """Whether none of this run's requests is in the mailbox, whatever there is of others'."""
         if depth.waiting + depth.delayed + depth.in_flight == 0:
             return True
-        # Requests of another run that nobody takes would hide it for ever: past any trial's own time limit, send anew.
+        now = time.monotonic()
+        if now < self._search_again:
+            return False
+        asked = await persistently(lambda: bulk.asked_from(self._requests, self._results.name), "looking for requests")
+        if asked is not None:
+            # Ours are usually the first that are seen; where they are behind many others, look less often.
+            self._search_again = time.monotonic() + max(self._config.heal_seconds, 20 * (time.monotonic() - now))
+            return not asked
+        # A mailbox that cannot tell: past any trial's own time limit, send anew.
         config = self._work.request.config
         longest = 2 * (config.timeout_seconds + config.close_seconds) * (1 + config.max_retries) + 60
         return depth.waiting == 0 and quiet > longest

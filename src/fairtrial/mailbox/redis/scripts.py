@@ -329,6 +329,21 @@ return {redis.call('XLEN', KEYS[1]), pending.err and 0 or pending[1], redis.call
   redis.call('XLEN', KEYS[3])}
 """)
 
+ASKED = Script("""
+-- KEYS stream; ARGV reply address, entry id to begin after or '-', most to look at.
+-- Returns 1 when an entry asks for replies there, 0 when none to the end does, else the id to go on after.
+local start = ARGV[2]
+if start ~= '-' then start = '(' .. start end
+local entries = redis.call('XRANGE', KEYS[1], start, '+', 'COUNT', ARGV[3])
+for _, entry in ipairs(entries) do
+  for f = 1, #entry[2], 2 do
+    if entry[2][f] == 'r' and entry[2][f + 1] == ARGV[1] then return 1 end
+  end
+end
+if #entries < tonumber(ARGV[3]) then return 0 end
+return entries[#entries][1]
+""")
+
 PURGE = Script("""
 -- KEYS stream, delayed; ARGV most to remove at once. Returns how many were removed; call again until it is 0.
 local removed = 0
@@ -355,4 +370,4 @@ local pending = redis.call('XPENDING', KEYS[1], 'fairtrial')
 return {redis.call('TIME')[1], pending[2] or '', readers}
 """)
 
-ALL: Final = (SEND, ACK, NACK, EXTEND, BURY, REVIVE, SWEEP, RECLAIM, RESIGN, DEPTH, PURGE, READERS)
+ALL: Final = (SEND, ACK, NACK, EXTEND, BURY, REVIVE, SWEEP, RECLAIM, RESIGN, DEPTH, ASKED, PURGE, READERS)
