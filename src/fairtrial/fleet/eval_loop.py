@@ -198,6 +198,8 @@ class EvalLoop:
             sample = request.typed(*self._types)
         except (CodecError, ConfigurationError) as error:
             return failed(request, "task_error", "setup", str(error))
+        if request.tags:
+            rules = replace(rules, tags=tuple(request.tags.items()))
         return await run_trial(rules, request.key, request.ordinal, sample, experiment, attempt=request.attempt)
 
     async def execute_alone(self, request: EvalRequest, answer: MainLoopResult | None = None) -> EvalReply:
