@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -26,7 +27,7 @@ from fairtrial import (
     exact_match,
     open_store,
 )
-from fairtrial.errors import MailboxConnectionError, StoreUnavailableError
+from fairtrial.errors import MailboxConnectionError, RunBusyError, StoreUnavailableError
 from fairtrial.fleet import dispatch
 from fairtrial.fleet.dispatch import DispatchConfig
 from fairtrial.fleet.ledger import Ledger
@@ -516,7 +517,7 @@ async def test_a_second_client_of_one_run_hears_of_the_first_and_nothing_is_coun
         lambda: "numbers.requests" in office._mailboxes and bool(office._mailboxes["numbers.requests"]._waiting)
     )
     (run,) = open_store(url).runs()
-    note = {**presence.present()[presence.NOTE], "pid": os.getppid()}  # type: ignore[dict-item]  # a mapping
+    note = {**presence.present(client=True)[presence.NOTE], "pid": os.getppid()}  # type: ignore[dict-item]  # a mapping
     open_store(url).update_run(run.run_id, notes={presence.NOTE: note})
     second = asyncio.create_task(suite_of(100).run(store=url, mailbox=office))
     await until(lambda: "is being worked on already (process" in caplog.text)
@@ -579,3 +580,56 @@ class TestLedger:
             left: Sequence[int] = sorted(i for i in missing - set(back) if i < ledger.position)
             assert [trial.ordinal for trial in ledger.lost()] == left
             assert ledger.outstanding == 0
+
+
+async def test_a_run_that_another_process_executes_is_not_given_to_a_fleet_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, office = open_store("memory:"), MemoryPostOffice()
+    monkeypatch.setattr(presence, "_WATCH_SECONDS", 0.01)
+    stopping = asyncio.create_task(suite_of(20).run(store=store, mailbox=office))
+    await until(lambda: bool(store.runs(suite="numbers")) and "fleet" in store.runs(suite="numbers")[0].notes)
+    stopping.cancel()
+    await asyncio.wait([stopping])
+    (run,) = store.runs(suite="numbers")
+
+    def at_work(seconds: float) -> None:
+        note = {"host": "elsewhere", "pid": 1, "at": time.time() - seconds}
+        store.update_run(run.run_id, notes={presence.NOTE: note})
+
+    at_work(1.0)
+    going_on = asyncio.create_task(suite_of(20).run(store=store, mailbox=office))
+    await asyncio.sleep(0.05)
+    assert not going_on.done()
+    at_work(0.0)
+    with pytest.raises(RunBusyError, match="process 1 on elsewhere"):
+        await going_on
+
+
+async def test_a_fleets_run_that_goes_on_without_it_warns_of_what_is_queued(caplog: pytest.LogCaptureFixture) -> None:
+    store, office = open_store("memory:"), MemoryPostOffice()
+
+    async def echo(given: int) -> int:
+        return given
+
+    def suite() -> EvalSuite:
+        data = Dataset([Sample(f"s{i}", i, i) for i in range(5)], name="numbers")
+        return EvalSuite("numbers", data, echo, exact_match, version="1")
+
+    killed = asyncio.create_task(suite().run(store=store, mailbox=office))
+    requests = await office.requests("numbers")
+    while not await requests.approximate_count():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.005)
+    killed.cancel()
+    await asyncio.wait([killed])
+    report = await suite().run(store=store)
+    assert (report.status, report.total) == ("finished", 5)
+    assert "requests of it may still be queued" in caplog.text
+
+
+async def test_warming_up_is_left_out_and_said_to_be(caplog: pytest.LogCaptureFixture) -> None:
+    office = MemoryPostOffice()
+    async with FakeWorker(office, "numbers").at_work():
+        report = await suite_of(5, warmup=3).run(store="memory:", mailbox=office)
+    assert report.total == 5
+    assert "warmup=3 is left out" in caplog.text

@@ -109,6 +109,7 @@ class Dispatch:
 
     async def run(self) -> bool:
         """Carry the run out; whether every trial has its result."""
+        await self._say_present()
         done = await self._work.done()
         again = await in_thread(lambda: Again(self._work.request, self._run, self._work.request.rules))
         await self._work.follow(again.ordinals, window=self._config.ahead)
@@ -117,11 +118,6 @@ class Dispatch:
             await self._score_here(again)
         attempts = await in_thread(again.attempts)
         notes = (await self._stored(lambda: self._store.get_run(self._run.run_id))).notes
-        if (who := presence.another(notes)) is not None:
-            log.warning(
-                "run %s is being worked on already (%s); results count once all the same", self._run.run_id, who
-            )
-        await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present()))
         found = notes.get(_NOTE)
         note: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
         known = isinstance(note.get("cursor"), int) and note.get("fingerprint") == self._fingerprint
@@ -149,6 +145,17 @@ class Dispatch:
             if known or self._fresh_at_heal >= 0:
                 await self._withdraw()  # Something may have been sent twice; what is left of it is of no use.
         return complete
+
+    async def _say_present(self) -> None:
+        """Say that this client works on the run; another client does no harm, but a process that executes it does."""
+        run_id = self._run.run_id
+        notes = (await self._stored(lambda: self._store.get_run(run_id))).notes
+        if (who := presence.another(notes)) is not None:
+            if not presence.is_client(notes):
+                await presence.take_up(self._store, run_id)
+            else:
+                log.warning("run %s is being worked on already (%s); results count once all the same", run_id, who)
+        await self._stored(lambda: self._store.update_run(run_id, notes=presence.present(client=True)))
 
     async def _score_here(self, again: Again) -> None:
         """Score stored outputs in this process: the task was paid for and is not called, so no worker is needed."""
@@ -209,6 +216,7 @@ class Dispatch:
             for trial in trials:
                 self._observers.publish(TrialStarted(run.run_id, trial.key))
         experiments = self._work.request.experiments
+        tags = dict(self._work.request.rules.tags)
         bodies = [
             EvalRequest(
                 trial.key,
@@ -219,6 +227,7 @@ class Dispatch:
                 experiments[trial.experiment].params,
                 run.suite,
                 self._fingerprint,
+                tags=tags,
             )
             for trial in trials
         ]
@@ -254,7 +263,7 @@ class Dispatch:
             self._hint(depth)
         if now - self._noted >= presence.BEAT_SECONDS:
             self._noted = now
-            await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present()))
+            await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present(client=True)))
 
     async def _may_be_lost(self, depth: MailboxDepth, quiet: float) -> bool:
         """Whether none of this run's requests is in the mailbox, whatever there is of others'."""
