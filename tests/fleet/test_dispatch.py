@@ -38,6 +38,7 @@ from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.runs import presence
 from fairtrial.runs.events import RunEvent
 from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.types import JSON
 from tests.fleet.fake_worker import FakeWorker, answer
 
 pytestmark = pytest.mark.anyio
@@ -594,7 +595,7 @@ async def test_a_run_that_another_process_executes_is_not_given_to_a_fleet_too(
     (run,) = store.runs(suite="numbers")
 
     def at_work(seconds: float) -> None:
-        note = {"host": "elsewhere", "pid": 1, "at": time.time() - seconds}
+        note: dict[str, JSON] = {"host": "elsewhere", "pid": 1, "at": time.time() - seconds}
         store.update_run(run.run_id, notes={presence.NOTE: note})
 
     at_work(1.0)

@@ -77,7 +77,7 @@ class EvalRequest:
     echo: bool = False
     request_id: str = field(default_factory=new_id)
     created_at: float = field(default_factory=time.time)
-    tags: Mapping[str, str] = EMPTY  # type: ignore[assignment]  # empty
+    tags: Mapping[str, str] = EMPTY
 
     def __post_init__(self) -> None:
         if self.sample.id != self.key.sample_id:
