@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
-from fairtrial.errors import ConfigurationError, FairtrialError
+from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.solo import NOT_STARTED
 from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.mailbox.memory import InMemoryMailbox
@@ -25,7 +25,7 @@ from fairtrial.suites.suite import EvalSuite
 from fairtrial.suites.worker import make_loop
 
 
-class NotStartedError(FairtrialError):
+class NotStartedError(Exception):
     """The trial could not even begin: what all trials share does not open."""
 
 
