@@ -45,6 +45,7 @@ class FakeWorker:
     delay: Callable[[EvalRequest], Awaitable[None]] | None = None
     seen: list[EvalRequest] = field(default_factory=list)
     twice: bool = False
+    refuses: str = ""  # A run whose requests it hands back.
 
     async def run(self) -> None:
         requests = await self.office.requests(self.suite)
@@ -57,6 +58,9 @@ class FakeWorker:
             await asyncio.gather(*(self.one(message) for message in messages))
 
     async def one(self, message: Message[EvalRequest]) -> None:
+        if message.body.key.run_id == self.refuses:
+            await message.hand_back(0.05)
+            return
         self.seen.append(message.body)
         if self.delay is not None:
             await self.delay(message.body)

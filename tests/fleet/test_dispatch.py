@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -22,10 +23,11 @@ from fairtrial import (
     Sample,
     StopWhen,
     TokenUsage,
+    TrialKey,
     exact_match,
     open_store,
 )
-from fairtrial.errors import MailboxConnectionError, StoreUnavailableError
+from fairtrial.errors import MailboxConnectionError, RunBusyError, StoreUnavailableError
 from fairtrial.fleet import dispatch
 from fairtrial.fleet.dispatch import DispatchConfig
 from fairtrial.fleet.ledger import Ledger
@@ -36,6 +38,7 @@ from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.runs import presence
 from fairtrial.runs.events import RunEvent
 from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.types import JSON
 from tests.fleet.fake_worker import FakeWorker, answer
 
 pytestmark = pytest.mark.anyio
@@ -217,6 +220,31 @@ async def test_what_the_queue_lost_is_sent_again_and_nothing_else(caplog: pytest
     assert (report.status, report.total) == ("finished", 100)
     assert len(worker.seen) == 100 + len(dropped) == 115
     assert "got lost on the way, or were never sent; sending them now" in caplog.text
+
+
+@pytest.mark.parametrize("delay", [0.0, 600.0])
+async def test_requests_of_a_run_that_nobody_accepts_keep_no_other_run_from_being_healed(delay: float) -> None:
+    office = MemoryPostOffice()
+    requests = await office.requests("numbers")
+    for number in range(3):
+        key = TrialKey("abandoned", "baseline", f"s{number}")
+        await requests.send(EvalRequest(key, Sample(f"s{number}", 0)), reply_to="numbers.results.abandoned")
+    if delay:
+        for message in await requests.receive(3):
+            await message.hand_back(delay)
+    dropped: set[int] = set()
+
+    def treat(request: EvalRequest) -> EvalReply | None:
+        if request.ordinal % 7 == 0 and request.ordinal not in dropped:
+            dropped.add(request.ordinal)
+            return None
+        return answer(request)
+
+    async with FakeWorker(office, "numbers", treat, refuses="abandoned").at_work():
+        with anyio.fail_after(20):
+            report = await suite_of(50).run(store="memory:", mailbox=office)
+    assert (report.status, report.total, len(dropped)) == ("finished", 50, 8)
+    assert await requests.approximate_count() == 3  # They are another client's, who may come back for them.
 
 
 async def test_what_is_never_answered_ends_as_a_dead_letter() -> None:
@@ -490,7 +518,7 @@ async def test_a_second_client_of_one_run_hears_of_the_first_and_nothing_is_coun
         lambda: "numbers.requests" in office._mailboxes and bool(office._mailboxes["numbers.requests"]._waiting)
     )
     (run,) = open_store(url).runs()
-    note = {**presence.present()[presence.NOTE], "pid": os.getppid()}  # type: ignore[dict-item]  # a mapping
+    note = {**presence.present(client=True)[presence.NOTE], "pid": os.getppid()}  # type: ignore[dict-item]  # a mapping
     open_store(url).update_run(run.run_id, notes={presence.NOTE: note})
     second = asyncio.create_task(suite_of(100).run(store=url, mailbox=office))
     await until(lambda: "is being worked on already (process" in caplog.text)
@@ -553,3 +581,56 @@ class TestLedger:
             left: Sequence[int] = sorted(i for i in missing - set(back) if i < ledger.position)
             assert [trial.ordinal for trial in ledger.lost()] == left
             assert ledger.outstanding == 0
+
+
+async def test_a_run_that_another_process_executes_is_not_given_to_a_fleet_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, office = open_store("memory:"), MemoryPostOffice()
+    monkeypatch.setattr(presence, "_WATCH_SECONDS", 0.01)
+    stopping = asyncio.create_task(suite_of(20).run(store=store, mailbox=office))
+    await until(lambda: bool(store.runs(suite="numbers")) and "fleet" in store.runs(suite="numbers")[0].notes)
+    stopping.cancel()
+    await asyncio.wait([stopping])
+    (run,) = store.runs(suite="numbers")
+
+    def at_work(seconds: float) -> None:
+        note: dict[str, JSON] = {"host": "elsewhere", "pid": 1, "at": time.time() - seconds}
+        store.update_run(run.run_id, notes={presence.NOTE: note})
+
+    at_work(1.0)
+    going_on = asyncio.create_task(suite_of(20).run(store=store, mailbox=office))
+    await asyncio.sleep(0.05)
+    assert not going_on.done()
+    at_work(0.0)
+    with pytest.raises(RunBusyError, match="process 1 on elsewhere"):
+        await going_on
+
+
+async def test_a_fleets_run_that_goes_on_without_it_warns_of_what_is_queued(caplog: pytest.LogCaptureFixture) -> None:
+    store, office = open_store("memory:"), MemoryPostOffice()
+
+    async def echo(given: int) -> int:
+        return given
+
+    def suite() -> EvalSuite:
+        data = Dataset([Sample(f"s{i}", i, i) for i in range(5)], name="numbers")
+        return EvalSuite("numbers", data, echo, exact_match, version="1")
+
+    killed = asyncio.create_task(suite().run(store=store, mailbox=office))
+    requests = await office.requests("numbers")
+    while not await requests.approximate_count():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.005)
+    killed.cancel()
+    await asyncio.wait([killed])
+    report = await suite().run(store=store)
+    assert (report.status, report.total) == ("finished", 5)
+    assert "requests of it may still be queued" in caplog.text
+
+
+async def test_warming_up_is_left_out_and_said_to_be(caplog: pytest.LogCaptureFixture) -> None:
+    office = MemoryPostOffice()
+    async with FakeWorker(office, "numbers").at_work():
+        report = await suite_of(5, warmup=3).run(store="memory:", mailbox=office)
+    assert report.total == 5
+    assert "warmup=3 is left out" in caplog.text

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import ConfigurationError, Dataset, EvalSuite, Sample, exact_match
+from fairtrial import ConfigurationError, Dataset, EvalResult, EvalSuite, Sample, TrialKey, exact_match
 from fairtrial.errors import MailboxConnectionError, ReplyNotAvailableError
-from fairtrial.fleet import MemoryPostOffice, PostOffice, RedisPostOffice, open_post_office
+from fairtrial.fleet import EvalReply, MemoryPostOffice, PostOffice, RedisPostOffice, open_post_office
 from fairtrial.fleet.patience import persistently
 from fairtrial.fleet.post import requests_name, results_name
 from fairtrial.mailbox.claim_check import ClaimCheck
@@ -28,6 +28,19 @@ def test_names_are_readable_where_they_can_be_and_never_the_same_for_two_suites(
     assert all(checked_name(name) for name in names)
 
 
+async def test_a_client_that_is_killed_leaves_no_mailbox_behind_for_ever(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    office: PostOffice = open_post_office(redis_url)
+    results = await office.results("suite", "run")
+    await results.send(EvalReply(EvalResult(TrialKey("run", "baseline", "s"), 0, "timeout")))
+    with redis_server.client() as raw:
+        keys = [key.decode() for key in raw.keys("*results*")]
+        assert any(key.endswith(":stream") for key in keys)
+        assert all(0 < raw.ttl(key) <= 30 * 24 * 3600 for key in keys)
+    await office.close()
+
+
 async def test_a_run_on_redis_leaves_no_mailbox_behind_that_stays(redis_url: str, redis_server: RedisServer) -> None:
     office: PostOffice = open_post_office(redis_url)
     data = Dataset([Sample(f"s{i}", i, i) for i in range(50)])
@@ -41,7 +54,7 @@ async def test_a_run_on_redis_leaves_no_mailbox_behind_that_stays(redis_url: str
         assert all(0 < raw.ttl(key) <= 3600 for key in keys)
     results = await office.results("two words", report.run_id)  # The run goes on.
     with redis_server.client() as raw:
-        assert all(raw.ttl(key) == -1 for key in keys if key.endswith(":stream"))
+        assert all(3600 < raw.ttl(key) <= 30 * 24 * 3600 for key in keys if key.endswith(":stream"))
     await office.leave(results)
     await office.close()
 

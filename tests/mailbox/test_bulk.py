@@ -18,6 +18,7 @@ from fairtrial.mailbox import (
     reply_all,
     send_all,
 )
+from fairtrial.mailbox.bulk import asked_from
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.anyio
@@ -110,3 +111,27 @@ async def test_a_server_that_is_away_leaves_messages_unsettled(redis_server: Red
         finally:
             redis_server.start()
         assert list(await acknowledge_all(here, [message])) == [True]
+
+
+async def test_a_mailbox_tells_whether_anything_in_it_asks_for_replies_somewhere(
+    pair: tuple[Mailbox[Any], Mailbox[Any]],
+) -> None:
+    here, there = pair
+    assert await asked_from(here, there.name) is False
+    await send_all(here, [{"n": number} for number in range(450)])
+    assert await asked_from(here, there.name) is False
+    await here.send({"n": 450}, reply_to=there)
+    await here.send({"n": 451}, reply_to="elsewhere")
+    assert await asked_from(here, there.name) is True
+    messages = await here.receive(1000, 60, 1)
+    assert await asked_from(here, there.name) is True  # In flight.
+    await acknowledge_all(here, messages[:450])
+    await messages[450].nack(600)
+    assert await asked_from(here, there.name) is True  # Delayed.
+    assert await asked_from(here, "elsewhere") is True
+    await here.purge()
+    assert await asked_from(here, there.name) is False
+
+
+async def test_a_mailbox_that_cannot_tell_says_so() -> None:
+    assert await asked_from(object(), "anywhere") is None  # type: ignore[arg-type]  # of no use, and that is the point

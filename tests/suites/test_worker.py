@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, exact_match, open_store
-from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalRequest, MemoryPostOffice
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalRequest, MemoryPostOffice, SubprocessSolo
+from fairtrial.offload import ChildDiedError, IsolatedError
 from fairtrial.suites import solo
 from fairtrial.suites.fingerprint import fingerprint_of, suite_files
 from fairtrial.suites.worker import main, run_worker, types_of
@@ -82,6 +83,27 @@ async def test_a_worker_runs_the_suites_tasks_with_their_types_parameters_and_li
     assert (report["plain"].pass_rate, report["marked"].pass_rate) == (0.0, 1.0)
     assert report["plain"].results[0].output == "shared: why 0"
     assert loops[0].counters.finished == 60
+
+
+@pytest.mark.anyio
+async def test_the_labels_of_a_run_reach_the_sessions_on_workers() -> None:
+    def labels(number: int, ctx: TrialContext) -> dict[str, str]:
+        return dict(ctx.session.tags)
+
+    def suite() -> EvalSuite:
+        return EvalSuite("labels", Dataset([Sample("s", 1, 1)], name="one"), labels, exact_match, version="1")
+
+    office = MemoryPostOffice()
+    loops: list[EvalLoop] = []
+    worker = asyncio.create_task(run_worker(suite(), office, started=loops.append))
+    tags = {"team": "süß 测试", "ticket": "42"}
+    there = await suite().run(store="memory:", mailbox=office, tags=tags)
+    loops[0].stop()
+    await worker
+    here = await suite().run(store="memory:", tags=tags)
+    (fleet,), (local,) = there.results, here.results
+    assert {name: fleet.output[name] for name in tags} == tags
+    assert fleet.output.keys() == local.output.keys()
 
 
 @pytest.mark.anyio
@@ -306,3 +328,41 @@ async def test_one_trial_alone_has_the_suites_lifespan() -> None:
     request = EvalRequest(TrialKey("r", "marked", "q1"), Sample("q1", {"text": "why 1"}, "shared: why 1?"), 3, 1)
     reply = await solo.execute_alone(questions(), request)
     assert (reply.result.outcome, reply.result.passed, reply.result.ordinal) == ("scored", True, 3)
+
+
+ALONE = """
+import sys
+from contextlib import contextmanager
+from fairtrial import Dataset, EvalSuite, Sample, exact_match
+
+@contextmanager
+def lifespan():
+    if {opens}:
+        yield "shared"
+        raise OSError("does not close")
+    raise OSError("no database today")
+
+def echo(given):
+    return given
+
+suite = EvalSuite("alone", Dataset([Sample("s", 1, 1)]), echo, exact_match, lifespan=lifespan, version="1")
+"""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("fault", ["no database today", "fails when it is imported", ""])
+async def test_a_suspect_is_not_condemned_because_its_process_could_not_begin_or_close(
+    tmp_path: Path, fault: str
+) -> None:
+    text = "1 / 0" if "import" in fault else ALONE.format(opens=not fault)
+    (tmp_path / "alone_suite.py").write_text(text)
+    command = [sys.executable, "-m", "fairtrial.suites.solo", str(tmp_path / "alone_suite.py")]
+    run_alone = SubprocessSolo(command)
+    request = EvalRequest(TrialKey("run", "baseline", "s"), Sample("s", 1, 1))
+    if not fault:
+        assert (await run_alone(request)).result.outcome == "scored"
+        return
+    with pytest.raises(IsolatedError, match="could not begin") as told:
+        await run_alone(request)
+    assert not isinstance(told.value, ChildDiedError)
+    assert ("no database today" if "database" in fault else "alone_suite.py") in str(told.value)

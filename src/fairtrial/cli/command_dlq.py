@@ -101,6 +101,8 @@ def retry_letters(
 ) -> int:  # fmt: skip
     """Put dead letters back into the queue, with a clean record.
 
+    Their results go to the client that waits for them. For a run that is over: fairtrial run SUITE --retry-errors.
+
     \b
     Examples:
       fairtrial dlq retry support 1763184000000-0

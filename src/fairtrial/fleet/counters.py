@@ -24,6 +24,7 @@ class LoopCounters:
         refused: Messages refused because their suite's fingerprint is another.
         suspects: Messages run alone in a child process.
         crashes: Child processes that died.
+        hung: Messages given up on because their code goes on although it was cancelled.
     """
 
     received: int = 0
@@ -39,3 +40,4 @@ class LoopCounters:
     refused: int = 0
     suspects: int = 0
     crashes: int = 0
+    hung: int = 0

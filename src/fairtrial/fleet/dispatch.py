@@ -28,6 +28,8 @@ async def dispatch_run(
     if on_trio():
         raise ConfigurationError("a fleet needs asyncio: run this suite under it, or without a mailbox")
     settings = config or DispatchConfig()
+    if request.config.warmup:
+        log.warning("warmup=%d is left out: a fleet's workers come and go, and begin cold", request.config.warmup)
 
     async def carry(work: OpenRun) -> None:
         suite, run_id = work.request.suite, work.run.run_id

@@ -24,6 +24,7 @@ from fairtrial.fleet.ledger import Ledger
 from fairtrial.fleet.patience import log, persistently
 from fairtrial.fleet.window import Window
 from fairtrial.fleet.wire import EvalReply, EvalRequest
+from fairtrial.mailbox import bulk
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message
 from fairtrial.runs import presence
 from fairtrial.runs.events import SampleEvaluated, TrialStarted
@@ -99,6 +100,7 @@ class Dispatch:
         self._full = False  # Whether the window has held anything back since then.
         self._noted = time.monotonic()
         self._read_again = 0.0
+        self._search_again = 0.0
         self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
         self._hinted = False
         self._ledger: Ledger
@@ -107,6 +109,7 @@ class Dispatch:
 
     async def run(self) -> bool:
         """Carry the run out; whether every trial has its result."""
+        await self._say_present()
         done = await self._work.done()
         again = await in_thread(lambda: Again(self._work.request, self._run, self._work.request.rules))
         await self._work.follow(again.ordinals, window=self._config.ahead)
@@ -115,11 +118,6 @@ class Dispatch:
             await self._score_here(again)
         attempts = await in_thread(again.attempts)
         notes = (await self._stored(lambda: self._store.get_run(self._run.run_id))).notes
-        if (who := presence.another(notes)) is not None:
-            log.warning(
-                "run %s is being worked on already (%s); results count once all the same", self._run.run_id, who
-            )
-        await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present()))
         found = notes.get(_NOTE)
         note: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
         known = isinstance(note.get("cursor"), int) and note.get("fingerprint") == self._fingerprint
@@ -147,6 +145,17 @@ class Dispatch:
             if known or self._fresh_at_heal >= 0:
                 await self._withdraw()  # Something may have been sent twice; what is left of it is of no use.
         return complete
+
+    async def _say_present(self) -> None:
+        """Say that this client works on the run; another client does no harm, but a process that executes it does."""
+        run_id = self._run.run_id
+        notes = (await self._stored(lambda: self._store.get_run(run_id))).notes
+        if (who := presence.another(notes)) is not None:
+            if not presence.is_client(notes):
+                await presence.take_up(self._store, run_id)
+            else:
+                log.warning("run %s is being worked on already (%s); results count once all the same", run_id, who)
+        await self._stored(lambda: self._store.update_run(run_id, notes=presence.present(client=True)))
 
     async def _score_here(self, again: Again) -> None:
         """Score stored outputs in this process: the task was paid for and is not called, so no worker is needed."""
@@ -207,6 +216,7 @@ class Dispatch:
             for trial in trials:
                 self._observers.publish(TrialStarted(run.run_id, trial.key))
         experiments = self._work.request.experiments
+        tags = dict(self._work.request.rules.tags)
         bodies = [
             EvalRequest(
                 trial.key,
@@ -217,6 +227,7 @@ class Dispatch:
                 experiments[trial.experiment].params,
                 run.suite,
                 self._fingerprint,
+                tags=tags,
             )
             for trial in trials
         ]
@@ -244,7 +255,7 @@ class Dispatch:
         self._elsewhere = 0 if crowded else max(0, self._ledger.outstanding - requested)
         quiet = now - self._heard
         out = self._ledger.outstanding
-        if out and quiet >= self._config.heal_seconds and self._may_be_lost(depth, quiet):
+        if out and quiet >= self._config.heal_seconds and await self._may_be_lost(depth, quiet):
             await self._heal()
         elif out > requested and quiet >= self._config.heal_seconds / 4 and now >= self._read_again:
             await self._read_store()
@@ -252,12 +263,21 @@ class Dispatch:
             self._hint(depth)
         if now - self._noted >= presence.BEAT_SECONDS:
             self._noted = now
-            await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present()))
+            await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present(client=True)))
 
-    def _may_be_lost(self, depth: MailboxDepth, quiet: float) -> bool:
+    async def _may_be_lost(self, depth: MailboxDepth, quiet: float) -> bool:
+        """Whether none of this run's requests is in the mailbox, whatever there is of others'."""
         if depth.waiting + depth.delayed + depth.in_flight == 0:
             return True
-        # Requests of another run that nobody takes would hide it for ever: past any trial's own time limit, send anew.
+        now = time.monotonic()
+        if now < self._search_again:
+            return False
+        asked = await persistently(lambda: bulk.asked_from(self._requests, self._results.name), "looking for requests")
+        if asked is not None:
+            # Ours are usually the first that are seen; where they are behind many others, look less often.
+            self._search_again = time.monotonic() + max(self._config.heal_seconds, 20 * (time.monotonic() - now))
+            return not asked
+        # A mailbox that cannot tell: past any trial's own time limit, send anew.
         config = self._work.request.config
         longest = 2 * (config.timeout_seconds + config.close_seconds) * (1 + config.max_retries) + 60
         return depth.waiting == 0 and quiet > longest

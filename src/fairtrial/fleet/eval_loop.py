@@ -144,6 +144,7 @@ class EvalLoop:
             stall_seconds=settings.stall_seconds,
             policy=settings.dlq,
             counters=self.counters,
+            handle_late=self._handle_late,
         )
 
     def __repr__(self) -> str:
@@ -197,6 +198,8 @@ class EvalLoop:
             sample = request.typed(*self._types)
         except (CodecError, ConfigurationError) as error:
             return failed(request, "task_error", "setup", str(error))
+        if request.tags:
+            rules = replace(rules, tags=tuple(request.tags.items()))
         return await run_trial(rules, request.key, request.ordinal, sample, experiment, attempt=request.attempt)
 
     async def execute_alone(self, request: EvalRequest, answer: MainLoopResult | None = None) -> EvalReply:
@@ -234,13 +237,23 @@ class EvalLoop:
             await self._condemn(job, request, f"the trial ends its process: {error}", error)
             return
         except BaseException as error:  # User code may raise anything, KeyboardInterrupt too.
+            if job.disowned:
+                return
             if settings.dlq.verdict(error, message.delivery_count) == "dead_letter":
                 reason = f"given up after {message.delivery_count} deliveries: {error!r}"
                 await self._condemn(job, request, reason, error)
                 return
             raise
+        if job.disowned:
+            return  # Too late: its result is a timeout, and on its way.
         job.executed()
         self._hand_over(job, reply)
+
+    async def _handle_late(self, job: Job[EvalRequest]) -> None:
+        """A trial whose code goes on although it was cancelled has timed out, whatever it thinks of it."""
+        request = job.message.body
+        text = f"the trial did not end within {self._trial_seconds:g} s and goes on although it was cancelled"
+        self._hand_over(job, self._reply(request, failed(request, "timeout", "task", text)))
 
     def _hand_over(self, job: Job[EvalRequest], reply: EvalReply) -> None:
         """Put a result with the others that leave next: what is ready in one turn, or meanwhile, leaves together."""

@@ -15,6 +15,7 @@ from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.mailbox.protocol import Mailbox
 
 _KEPT_SECONDS = 3600
+_UNCLAIMED_SECONDS = 30 * 24 * 3600
 _MAX_PART = 80
 
 
@@ -94,10 +95,12 @@ class RedisPostOffice:
         return mailbox
 
     async def results(self, suite: str, run_id: str) -> Mailbox[EvalReply]:
-        """The mailbox the results of one run go to."""
+        """The mailbox the results of one run go to; it vanishes a month after its run was last taken up."""
         mailbox = self._mailbox(results_name(suite, run_id), EvalReply)
         await mailbox.open()
-        await self._expire(mailbox, None)  # A run that had ended and goes on.
+        # A client that was killed and a run that was stopped leave theirs behind. Whoever comes later than this finds
+        # none and has what is missing sent again.
+        await self._expire(mailbox, _UNCLAIMED_SECONDS)
         opened: Mailbox[EvalReply] = mailbox
         return opened
 
@@ -119,15 +122,14 @@ class RedisPostOffice:
             await self.leave(mailbox)
         await self.connection.close()
 
-    async def _expire(self, mailbox: Any, seconds: int | None) -> None:
+    async def _expire(self, mailbox: Any, seconds: int) -> None:
         from redis.exceptions import RedisError
 
         from fairtrial.mailbox.redis.errors import translated
 
-        command: tuple[Any, ...] = ("PERSIST",) if seconds is None else ("EXPIRE", seconds)
         try:
             for key in (mailbox.keys.stream, mailbox.keys.delayed, mailbox.keys.dead):
-                await self.connection.command(command[0], key, *command[1:])
+                await self.connection.command("EXPIRE", key, seconds)
         except (RedisError, OSError) as error:
             raise translated(error, f"keeping {mailbox.name}") from None
 

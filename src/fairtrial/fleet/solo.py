@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fairtrial.errors import CodecError
 from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopResult
-from fairtrial.offload import ChildDiedError, run_isolated
+from fairtrial.offload import ChildDiedError, IsolatedError, run_isolated
 
 if TYPE_CHECKING:
     from fairtrial.fleet.eval_loop import EvalLoop
@@ -25,6 +25,8 @@ type Solo = Callable[[EvalRequest], Awaitable[EvalReply]]
 """Executes one request where a crash hurts nobody. Raises `ChildDiedError` if it crashed."""
 
 _MAX_REPLY = 64 * 1024 * 1024
+NOT_STARTED = b"!"
+"""What a process writes, with the reason behind it, that could not even begin with its trial."""
 
 
 class ForkedSolo:
@@ -85,6 +87,10 @@ class SubprocessSolo:
         if not answer:
             ended = f"signal {-code}" if code < 0 else f"exit code {code}"
             raise ChildDiedError(f"the process for this one trial ended without an answer ({ended})")
+        if answer.startswith(NOT_STARTED):  # Not the trial's fault: tried again, as the policy says.
+            raise IsolatedError(
+                f"a process for this one trial could not begin: {answer[1:].decode('utf-8', 'replace')}"
+            )
         return EvalReply.from_wire(answer)
 
 

@@ -63,6 +63,7 @@ class EvalRequest:
         echo: Whether the reply brings the sample along, for collectors that do not have the dataset.
         request_id: The request's own name.
         created_at: When it was made, in seconds since the epoch.
+        tags: Labels of the run, for the trial's session.
     """
 
     key: TrialKey
@@ -76,6 +77,7 @@ class EvalRequest:
     echo: bool = False
     request_id: str = field(default_factory=new_id)
     created_at: float = field(default_factory=time.time)
+    tags: Mapping[str, str] = EMPTY
 
     def __post_init__(self) -> None:
         if self.sample.id != self.key.sample_id:
@@ -121,6 +123,8 @@ class EvalRequest:
             tree["fingerprint"] = self.fingerprint
         if self.echo:
             tree["echo"] = True
+        if self.tags:
+            tree["tags"] = dict(self.tags)
         tree["id"] = self.request_id
         tree["at"] = self.created_at
         return write(tree)
@@ -170,9 +174,16 @@ class EvalRequest:
             fields.flag("echo"),
             fields.text("id"),
             fields.number("at"),
+            _tags(fields.mapping("tags")),
         )
         fields.end()
         return request
+
+
+def _tags(found: Mapping[str, Any]) -> Mapping[str, str]:
+    if not all(type(value) is str for value in found.values()):
+        raise CodecError("an EvalRequest's tags are texts")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

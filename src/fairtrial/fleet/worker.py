@@ -34,7 +34,9 @@ _MAX_BACKOFF = 10.0
 class Job[T]:
     """One message being worked on."""
 
-    __slots__ = ("_worker", "abandoned", "detached", "executing", "lease", "message", "started", "task")
+    __slots__ = (
+        "_worker", "abandoned", "detached", "disowned", "executing", "late", "lease", "message", "started", "task"
+    )  # fmt: skip
 
     def __init__(self, worker: Worker[T], message: Message[T]) -> None:
         self._worker = worker
@@ -43,6 +45,8 @@ class Job[T]:
         self.started = False
         self.abandoned = False
         self.detached = False
+        self.late = False
+        self.disowned = False  # Its code does not end although it was cancelled: what becomes of it is of no account.
         self.lease: Lease
         self.task: asyncio.Task[None]
 
@@ -94,6 +98,8 @@ class Worker[T]:
         stall_seconds: See `LeaseExtender`.
         policy: What to do with a message whose handling failed.
         counters: Where to count.
+        handle_late: Settles a message whose handling has not ended after `hold_seconds`, though it was cancelled by
+            then: user code that catches its own cancellation. Unless given, it has failed.
     """
 
     def __init__(
@@ -109,6 +115,7 @@ class Worker[T]:
         stall_seconds: float | None,
         policy: DLQPolicy,
         counters: LoopCounters,
+        handle_late: Callable[[Job[T]], Awaitable[None]] | None = None,
     ) -> None:
         self.mailbox = mailbox
         self.policy = policy
@@ -121,7 +128,9 @@ class Worker[T]:
         self._wait_seconds = wait_seconds
         self._drain_seconds = drain_seconds
         self._stall_seconds = stall_seconds
+        self._handle_late = handle_late or self._too_late
         self._jobs: set[Job[T]] = set()
+        self._hung: set[asyncio.Task[None]] = set()
         self._executing = 0
         self._paused_until = 0.0
         self._leases: LeaseExtender
@@ -174,6 +183,8 @@ class Worker[T]:
             beating.cancel()
             self._loop = None
             self._stopping = False
+            for task in (*self._hung, *(job.task for job in self._jobs)):
+                _forget(task)
             await self._leases.__aexit__()
 
     async def _receive_all(self, max_iterations: int | None, until_empty: bool) -> None:
@@ -273,7 +284,9 @@ class Worker[T]:
                 raise asyncio.CancelledError
             await handle(job)
         except asyncio.CancelledError:
-            if job.lease.lost:
+            if job.disowned:
+                pass
+            elif job.lease.lost:
                 self._lost(message)
             elif not message.settled:
                 self.counters.handed_back += 1
@@ -281,9 +294,10 @@ class Worker[T]:
         except LeaseLostError:
             self._lost(message)
         except BaseException as error:  # User code may raise anything, SystemExit too.
-            await self.fail(message, error)
+            if not job.disowned:
+                await self.fail(message, error)
         finally:
-            if not job.detached:
+            if not job.detached and not job.disowned:
                 self._end(job)
 
     def _end(self, job: Job[T]) -> None:
@@ -293,6 +307,44 @@ class Worker[T]:
         if job.executing:
             self._executing -= 1
         self._wake()
+
+    def _look_for_late(self) -> None:
+        """Find jobs whose code goes on although its time is over: each would keep its slot for ever."""
+        now = time.monotonic()
+        late = [job for job in self._jobs if job.executing and job.started and job.lease.deadline <= now]
+        for job in late:
+            if job.late:
+                self._disown(job)
+            job.late = (
+                True  # Once more round: an event loop that was stuck has yet to tell the others their time is up.
+            )
+
+    def _disown(self, job: Job[T]) -> None:
+        """Go on without a job's task: its slot is free, and its message is settled by another one."""
+        message = job.message
+        _log.error(
+            "message %s of %s is given up on: its code has been cancelled and goes on. Code that catches every "
+            "exception must let CancelledError through, or be run with isolate=True",
+            message.id,
+            self.mailbox.name,
+        )
+        job.disowned = True
+        self._hung.add(job.task)
+        job.task.add_done_callback(self._hung.discard)
+        self.counters.hung += 1
+        self._end(job)
+        if message.settled or self._loop is None:
+            return
+        instead = Job(self, message)
+        instead.executing = False
+        deadline = time.monotonic() + self._hold_seconds
+        (instead.lease,) = self._leases.keep_all([message], deadline=deadline, on_lost=[instead.cancel])
+        self._jobs.add(instead)
+        self.counters.in_flight += 1
+        instead.task = self._loop.create_task(self._work(instead, self._handle_late))
+
+    async def _too_late(self, job: Job[T]) -> None:
+        raise TimeoutError("its code does not end although it was cancelled")
 
     def _lost(self, message: Message[T]) -> None:
         self.counters.lease_losses += 1
@@ -360,10 +412,18 @@ class Worker[T]:
     async def _beat(self) -> None:
         while True:
             self.beat = time.monotonic()
+            self._look_for_late()
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _wake(self) -> None:
         self._changed.set()
+
+
+def _forget(task: asyncio.Task[None]) -> None:
+    """Let the event loop end without this task: `asyncio.run` would wait for it, for ever."""
+    if not task.done():
+        asyncio._unregister_task(task)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # known to every Task, said to the log above
 
 
 def backoff(failures: int) -> float:

@@ -65,3 +65,12 @@ async def _acknowledged(message: Message[Any]) -> bool:
     except LeaseLostError:
         return False
     return True
+
+
+async def asked_from(mailbox: Mailbox[Any], address: str) -> bool | None:
+    """Whether anything in this mailbox asks for its reply at an address; None when the mailbox cannot tell."""
+    offered = getattr(mailbox, "asked_from", None)
+    if offered is None:
+        return None
+    found: bool = await offered(address)
+    return found

@@ -182,6 +182,14 @@ class InMemoryMailbox[T]:
             self._collect()
             return MailboxDepth(len(self._waiting), len(self._delayed), len(self._leased), len(self._dead))
 
+    async def asked_from(self, address: str) -> bool:
+        """Whether a message that has not been settled asks for its reply at this address."""
+        self._check_open()
+        with self._lock:
+            delayed = (item for _, _, item in self._delayed)
+            items = itertools.chain(self._waiting, self._leased.values(), delayed)
+            return any(item.reply_to == address for item in items)
+
     async def purge(self) -> int:
         """Remove everything but the dead letters; returns how many."""
         self._check_open()

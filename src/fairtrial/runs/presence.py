@@ -28,9 +28,16 @@ _STALE_SECONDS = 3 * BEAT_SECONDS
 _WATCH_SECONDS = 0.5
 
 
-def present() -> dict[str, JSON]:
-    """The note that says: I am here."""
-    return {NOTE: {"host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}}
+def present(*, client: bool = False) -> dict[str, JSON]:
+    """The note that says: I am here; as the `client` of a fleet, which executes nothing itself."""
+    note: dict[str, JSON] = {"host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
+    return {NOTE: {**note, "client": True} if client else note}
+
+
+def is_client(notes: Mapping[str, Any]) -> bool:
+    """Whether whoever left a note there is the client of a fleet."""
+    note = notes.get(NOTE)
+    return isinstance(note, Mapping) and note.get("client") is True
 
 
 def gone() -> dict[str, JSON]:

@@ -18,7 +18,7 @@ from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.offload import DaemonThreads, loop_caller
 from fairtrial.runs import presence
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
-from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, Observers
+from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, Observers, log
 from fairtrial.runs.identity import code_hash, describe_run, open_run
 from fairtrial.runs.plan import PlannedTrial, missing_trials
 from fairtrial.runs.scheduler import Limits, Stop, run_trials
@@ -225,6 +225,7 @@ async def execute_run(
 async def _execute(work: OpenRun) -> None:
     request, run = work.request, work.run
     await presence.take_up(request.store, run.run_id)
+    _warn_of_fleet(run)
     threads = DaemonThreads()
     try:
         async with open_lifespan(request.lifespan) as shared:
@@ -259,6 +260,17 @@ async def _execute(work: OpenRun) -> None:
             )
     finally:
         threads.close()
+
+
+def _warn_of_fleet(run: RunRecord) -> None:
+    """Say so when a run's requests may still be in a queue: workers would execute them beside this process."""
+    note = run.notes.get("fleet")
+    if isinstance(note, Mapping) and note.get("cursor"):
+        log.warning(
+            "run %s was being carried out by a fleet, and requests of it may still be queued: workers that take them "
+            "execute those trials a second time. Go on with --mailbox instead, or stop the workers first",
+            run.run_id,
+        )
 
 
 def _open(request: RunRequest) -> Any:

@@ -176,11 +176,12 @@ def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedSta
                 delivery.known.state = "delayed" if delay else "waiting"
                 delivery.known.until = self.now + delay
 
-        @rule(delivery=deliveries)
-        def hand_back(self, delivery: _Delivery) -> None:
-            if self.settle(delivery, delivery.message.hand_back()):
+        @rule(delivery=deliveries, delay=st.sampled_from([0.0, 0.0, 5.0, 45.0]))
+        def hand_back(self, delivery: _Delivery, delay: float) -> None:
+            if self.settle(delivery, delivery.message.hand_back(delay)):
                 delivery.known.deliveries -= 1
-                delivery.known.state = "waiting"
+                delivery.known.state = "delayed" if delay else "waiting"
+                delivery.known.until = self.now + delay
 
         @rule(delivery=deliveries, seconds=_SECONDS)
         def extend(self, delivery: _Delivery, seconds: float) -> None:

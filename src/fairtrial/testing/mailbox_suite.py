@@ -269,6 +269,22 @@ class MailboxConformance:
                 await message.hand_back()
             assert await mailbox.approximate_count() == 1
 
+    async def test_a_message_handed_back_for_later_was_never_delivered_either(self) -> None:
+        async with self.mailbox() as mailbox:
+            sent = await mailbox.send(Job(1))
+            for _ in range(2):
+                (message,) = await self.take(mailbox)
+                assert (message.delivery_count, message.expiries) == (1, 0)
+                await message.hand_back(self.lease)
+                assert (await mailbox.depth()).delayed == 1
+                assert await self.nothing(mailbox)
+                await self.pass_time(mailbox, self.lease + self.margin)
+            (again,) = await self.take(mailbox)
+            assert (again.id, again.delivery_count) == (sent, 1)
+            await again.hand_back(self.lease)
+            assert await mailbox.purge() == 1
+            assert (await mailbox.depth()).delayed == 0
+
     @pytest.mark.parametrize("factor", [0.75, 1.0, 3.0, 7.3])
     async def test_an_extended_lease_lasts_as_long_as_was_asked(self, factor: float) -> None:
         async with self.mailbox() as mailbox:

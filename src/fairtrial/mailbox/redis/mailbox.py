@@ -31,7 +31,7 @@ from fairtrial.mailbox.redis.dead_letters import RedisDeadLetters
 from fairtrial.mailbox.redis.errors import is_gone, translated
 from fairtrial.mailbox.redis.receipt import OURS, Consumers, RedisReceipt, RedisRenewer
 from fairtrial.mailbox.redis.receive import Receiver
-from fairtrial.mailbox.redis.scripts import ACK, DEPTH, GROUP, PURGE, READERS, RESIGN, SEND
+from fairtrial.mailbox.redis.scripts import ACK, ASKED, DEPTH, GROUP, PURGE, READERS, RESIGN, SEND
 from fairtrial.mailbox.redis.sweeper import Sweeper
 from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
 
@@ -255,6 +255,19 @@ class RedisMailbox[T]:
         keys = (self.keys.stream, self.keys.delayed, self.keys.dead)
         entries, pending, delayed, dead = await self.run("counting", DEPTH, keys, ())
         return MailboxDepth(max(0, entries - pending - delayed), delayed, pending, dead)
+
+    async def asked_from(self, address: str) -> bool:
+        """Whether a message that has not been settled asks for its reply at this address.
+
+        Looked for from the oldest on, in steps that keep the server responsive. What comes back is added at the end,
+        so nothing slips past.
+        """
+        after = "-"
+        while True:
+            said = await self.run("looking into", ASKED, (self.keys.stream,), (address, after, 200))
+            if isinstance(said, int):
+                return said == 1
+            after = said.decode()
 
     async def readers(self) -> Readers:
         """Who receives from this mailbox. A process that died is listed until the group forgets it."""

@@ -12,7 +12,8 @@ single text is read much faster than a hundred numbers.
 | key        | what                                                                                   |
 |------------|----------------------------------------------------------------------------------------|
 | `:stream`  | waiting, in flight and delayed entries                                                 |
-| `:delayed` | sorted set: entry id -> when it is due, in the server's milliseconds                    |
+| `:delayed` | sorted set: entry id -> when it is due, in the server's milliseconds; `!` and the id    |
+|            | where the delivery does not count                                                      |
 | `:dead`    | stream of dead letters                                                                 |
 | `:sweeper` | who sweeps just now; expires by itself                                                 |
 
@@ -159,7 +160,7 @@ for a = 2, #ARGV, 3 do
     if delay > 0 then
       -- Not pending and not unread, the entry rests in the stream until it is due.
       redis.call('XACK', KEYS[1], 'fairtrial', id)
-      redis.call('ZADD', KEYS[2], time + delay, id)
+      redis.call('ZADD', KEYS[2], time + delay, (ARGV[a + 2] == '0' and '!' or '') .. id)
     else
       again(id, tonumber(ARGV[a + 2]), 0)
     end
@@ -271,9 +272,10 @@ if holder and holder ~= ARGV[1] then return {} end
 redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[2])
 local time = now()
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', time, 'LIMIT', 0, ARGV[3])
-for _, id in ipairs(due) do
-  again(id, 1, 0)
-  redis.call('ZREM', KEYS[2], id)
+for _, member in ipairs(due) do
+  local uncounted = string.sub(member, 1, 1) == '!'
+  again(uncounted and string.sub(member, 2) or member, uncounted and 0 or 1, 0)
+  redis.call('ZREM', KEYS[2], member)
 end
 local wait = -1
 local soonest = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
@@ -327,13 +329,28 @@ return {redis.call('XLEN', KEYS[1]), pending.err and 0 or pending[1], redis.call
   redis.call('XLEN', KEYS[3])}
 """)
 
+ASKED = Script("""
+-- KEYS stream; ARGV reply address, entry id to begin after or '-', most to look at.
+-- Returns 1 when an entry asks for replies there, 0 when none to the end does, else the id to go on after.
+local start = ARGV[2]
+if start ~= '-' then start = '(' .. start end
+local entries = redis.call('XRANGE', KEYS[1], start, '+', 'COUNT', ARGV[3])
+for _, entry in ipairs(entries) do
+  for f = 1, #entry[2], 2 do
+    if entry[2][f] == 'r' and entry[2][f + 1] == ARGV[1] then return 1 end
+  end
+end
+if #entries < tonumber(ARGV[3]) then return 0 end
+return entries[#entries][1]
+""")
+
 PURGE = Script("""
 -- KEYS stream, delayed; ARGV most to remove at once. Returns how many were removed; call again until it is 0.
 local removed = 0
 local entries = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1])
 for _, entry in ipairs(entries) do
   redis.pcall('XACK', KEYS[1], 'fairtrial', entry[1])
-  redis.call('ZREM', KEYS[2], entry[1])
+  redis.call('ZREM', KEYS[2], entry[1], '!' .. entry[1])
   removed = removed + redis.call('XDEL', KEYS[1], entry[1])
 end
 return removed
@@ -353,4 +370,4 @@ local pending = redis.call('XPENDING', KEYS[1], 'fairtrial')
 return {redis.call('TIME')[1], pending[2] or '', readers}
 """)
 
-ALL: Final = (SEND, ACK, NACK, EXTEND, BURY, REVIVE, SWEEP, RECLAIM, RESIGN, DEPTH, PURGE, READERS)
+ALL: Final = (SEND, ACK, NACK, EXTEND, BURY, REVIVE, SWEEP, RECLAIM, RESIGN, DEPTH, ASKED, PURGE, READERS)
