@@ -38,6 +38,7 @@ from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.runs import presence
 from fairtrial.runs.events import RunEvent
 from fairtrial.runs.runner import Interrupt
+from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.suites.fingerprint import fingerprint_of
 from fairtrial.types import JSON
@@ -663,3 +664,24 @@ async def test_a_client_told_to_stop_does_not_wait_for_a_server_that_is_away(
         record = await run
     assert record.status == "interrupted"
     assert record.notes["fleet"] == {"cursor": 20, "fingerprint": fingerprint_of(suite, suite.prepared())}
+
+
+async def test_the_database_may_be_away_while_the_client_reads_what_workers_stored() -> None:
+    class Store(MemoryStore):
+        failures = 2
+
+        def results(self, *args: Any, **options: Any) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise StoreUnavailableError("restarting")
+            return super().results(*args, **options)
+
+    store, office, watcher = Store(), MemoryPostOffice(), Watcher()
+
+    def keep(request: EvalRequest) -> None:
+        store.commit(request.key.run_id, [answer(request).result], {request.sample_ordinal: request.sample})
+
+    async with FakeWorker(office, "numbers", keep).at_work():
+        report = await suite_of(10).run(store=store, mailbox=office, bus=watcher)
+    assert (report.status, report.total, store.failures) == ("finished", 10, 0)
+    assert len(watcher.named("SampleEvaluated")) == 10

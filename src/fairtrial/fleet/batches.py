@@ -31,8 +31,8 @@ async def send_all(
 ) -> list[tuple[EvalRequest, BodyError]]:
     """Put all of these in; returns those that cannot travel, and why.
 
-    While the server is away it is tried again, until there is `enough` of that, so a request may be in twice: its result
-    is counted once.
+    While the server is away it is tried again, until there is `enough` of that, so a request may be in twice: its
+    result is counted once.
     """
     refused: list[tuple[EvalRequest, BodyError]] = []
     waiting = list(bodies)

@@ -337,7 +337,7 @@ class Dispatch:
             return next(iter(self._store.results(self._run.run_id, after=ordinal - 1, limit=1)))
 
         for ordinal in ordinals:
-            result = await in_thread(partial(stored, ordinal))
+            result = await self._stored(partial(stored, ordinal))
             self._observers.publish(SampleEvaluated(self._run.run_id, result))
             self._limits.check(result, self._stop)
             if self._work.on_result is not None:
