@@ -12,6 +12,7 @@
     │   ├── UnknownRunError       no such run
     │   ├── StoreVersionError     written by a newer Fairtrial, or in need of migration
     │   └── StoreUnavailableError the database cannot be reached just now; trying again may help
+    ├── RunBusyError              another process is at work on the run
     ├── ModelError                a model call failed
     │   ├── RateLimitedError      the provider asked to slow down (retried, and heard by the limiter)
     │   ├── ModelUnavailableError the provider could not be reached or failed; trying again may help

@@ -37,7 +37,10 @@ from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.runs import presence
 from fairtrial.runs.events import RunEvent
+from fairtrial.runs.runner import Interrupt
+from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.suites.fingerprint import fingerprint_of
 from fairtrial.types import JSON
 from tests.fleet.fake_worker import FakeWorker, answer
 
@@ -320,7 +323,10 @@ async def test_a_limit_stops_the_run_takes_back_what_waits_and_leaves_it_resumab
         outcome = "task_error" if request.ordinal == 4 else "scored"
         return answer(request, outcome=outcome, usage=usage)
 
-    async with FakeWorker(office, "numbers", costly, concurrency=2).at_work() as worker:
+    async def slowly(request: EvalRequest) -> None:
+        await anyio.sleep(0.005)  # Or the worker is through with the plan before the client has stored the first of it.
+
+    async with FakeWorker(office, "numbers", costly, concurrency=2, delay=slowly).at_work() as worker:
         report = await suite_of(200, **limit).run(store=url, mailbox=office)
         assert report.status == "interrupted"
         assert 5 <= report.total < 60
@@ -634,3 +640,48 @@ async def test_warming_up_is_left_out_and_said_to_be(caplog: pytest.LogCaptureFi
         report = await suite_of(5, warmup=3).run(store="memory:", mailbox=office)
     assert report.total == 5
     assert "warmup=3 is left out" in caplog.text
+
+
+async def test_a_client_told_to_stop_does_not_wait_for_a_server_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, office, interrupt = open_store("memory:"), MemoryPostOffice(), Interrupt()
+    requests = await office.requests("numbers")
+    away = asyncio.Event()
+
+    async def gone(*args: Any, **options: Any) -> Any:
+        away.set()
+        raise MailboxConnectionError("away")
+
+    suite = suite_of(20)
+    run = asyncio.create_task(suite._carried_out(suite._request(store, {}, ()), office, interrupt=interrupt))
+    await until(lambda: len(requests._waiting) == 20)  # type: ignore[attr-defined]  # one in memory
+    for name in ("depth", "send", "receive", "approximate_count"):
+        monkeypatch.setattr(requests, name, gone)
+    await away.wait()
+    interrupt()
+    with anyio.fail_after(10):
+        record = await run
+    assert record.status == "interrupted"
+    assert record.notes["fleet"] == {"cursor": 20, "fingerprint": fingerprint_of(suite, suite.prepared())}
+
+
+async def test_the_database_may_be_away_while_the_client_reads_what_workers_stored() -> None:
+    class Store(MemoryStore):
+        failures = 2
+
+        def results(self, *args: Any, **options: Any) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise StoreUnavailableError("restarting")
+            return super().results(*args, **options)
+
+    store, office, watcher = Store(), MemoryPostOffice(), Watcher()
+
+    def keep(request: EvalRequest) -> None:
+        store.commit(request.key.run_id, [answer(request).result], {request.sample_ordinal: request.sample})
+
+    async with FakeWorker(office, "numbers", keep).at_work():
+        report = await suite_of(10).run(store=store, mailbox=office, bus=watcher)
+    assert (report.status, report.total, store.failures) == ("finished", 10, 0)
+    assert len(watcher.named("SampleEvaluated")) == 10

@@ -23,11 +23,16 @@ LINGER_SECONDS = 0.02
 
 
 async def send_all(
-    requests: Mailbox[EvalRequest], bodies: Sequence[EvalRequest], *, reply_to: str | None
+    requests: Mailbox[EvalRequest],
+    bodies: Sequence[EvalRequest],
+    *,
+    reply_to: str | None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> list[tuple[EvalRequest, BodyError]]:
     """Put all of these in; returns those that cannot travel, and why.
 
-    While the server is away it is tried again, so a request may be in twice: its result is counted once.
+    While the server is away it is tried again, until there is `enough` of that, so a request may be in twice: its
+    result is counted once.
     """
     refused: list[tuple[EvalRequest, BodyError]] = []
     waiting = list(bodies)
@@ -58,7 +63,7 @@ async def send_all(
         if away is not None:
             raise away
 
-    await persistently(attempt, f"sending to {requests.name}")
+    await persistently(attempt, f"sending to {requests.name}", enough=enough)
     return refused
 
 

@@ -8,7 +8,7 @@ is sent, so a client that was killed and started again sends nothing twice that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from fairtrial.data.sample import Sample
-from fairtrial.errors import MailboxConnectionError, MailboxError
+from fairtrial.errors import MailboxConnectionError, MailboxError, MailboxFullError
 from fairtrial.fleet.batches import acknowledge, commit, given_back, hand_back, in_thread, send_all, take
 from fairtrial.fleet.hints import hint, undelivered
 from fairtrial.fleet.ledger import Ledger
@@ -133,7 +133,11 @@ class Dispatch:
                 async with anyio.create_task_group() as lanes:
                     for _ in range(self._config.lanes):
                         lanes.start_soon(self._collect)
-                    await self._submit()
+                    try:
+                        await self._submit()
+                    except (MailboxConnectionError, MailboxFullError):
+                        if self._stop.reason is None:
+                            raise  # Else: told to stop while the server is away, and not to wait for it.
                     if self._stop.reason is not None:
                         await self._wind_down()
                     self._close()
@@ -231,7 +235,7 @@ class Dispatch:
             )
             for trial in trials
         ]
-        for body, problem in await send_all(self._requests, bodies, reply_to=self._results.name):
+        for body, problem in await send_all(self._requests, bodies, reply_to=self._results.name, enough=self._stopped):
             await self._give_up([(body.key, body.ordinal, body.attempt, body.sample)], f"it cannot be sent: {problem}")
 
     async def _store_cursor(self, cursor: int) -> None:
@@ -242,13 +246,19 @@ class Dispatch:
         """The result of a call to the store, which may be away for a while."""
         return await in_thread(lambda: patiently(call))
 
+    def _stopped(self) -> bool:
+        return self._stop.reason is not None
+
+    async def _persistently[T](self, call: Callable[[], Awaitable[T]], doing: str) -> T:
+        return await persistently(call, doing, enough=self._stopped)
+
     async def _look(self) -> None:
         """See how the fleet is doing: how much to keep out, whether anything got lost, whether there is a fleet."""
-        depth = await persistently(self._requests.depth, "looking at the requests")
+        depth = await self._persistently(self._requests.depth, "looking at the requests")
         now = self._looked = time.monotonic()
         requested = depth.waiting + depth.delayed + depth.in_flight
         # Results that pile up hold submission back; those a dead client left leased, and what got lost, must not.
-        coming = await persistently(self._results.approximate_count, "looking at the results")
+        coming = await self._persistently(self._results.approximate_count, "looking at the results")
         crowded = coming > 2 * self._config.lanes * self._config.batch
         self._window.look(depth, full=self._full, crowded=crowded)
         self._full = False
@@ -272,7 +282,9 @@ class Dispatch:
         now = time.monotonic()
         if now < self._search_again:
             return False
-        asked = await persistently(lambda: bulk.asked_from(self._requests, self._results.name), "looking for requests")
+        asked = await self._persistently(
+            lambda: bulk.asked_from(self._requests, self._results.name), "looking for requests"
+        )
         if asked is not None:
             # Ours are usually the first that are seen; where they are behind many others, look less often.
             self._search_again = time.monotonic() + max(self._config.heal_seconds, 20 * (time.monotonic() - now))
@@ -287,7 +299,7 @@ class Dispatch:
         # A worker delivers before it acknowledges and we commit before we do: what had left the requests is in the
         # results or in the books by now. Looking at the results first would miss what moves in between.
         before = self._fresh
-        if await persistently(self._results.approximate_count, "looking at the results") or self._fresh != before:
+        if await self._persistently(self._results.approximate_count, "looking at the results") or self._fresh != before:
             return
         if await self._read_store():
             return
@@ -325,7 +337,7 @@ class Dispatch:
             return next(iter(self._store.results(self._run.run_id, after=ordinal - 1, limit=1)))
 
         for ordinal in ordinals:
-            result = await in_thread(partial(stored, ordinal))
+            result = await self._stored(partial(stored, ordinal))
             self._observers.publish(SampleEvaluated(self._run.run_id, result))
             self._limits.check(result, self._stop)
             if self._work.on_result is not None:

@@ -18,10 +18,20 @@ _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 2.0
 
 
-async def persistently[T](call: Callable[[], Awaitable[T]], doing: str, *, seconds: float = PATIENCE_SECONDS) -> T:
+def _never() -> bool:
+    return False
+
+
+async def persistently[T](
+    call: Callable[[], Awaitable[T]],
+    doing: str,
+    *,
+    seconds: float = PATIENCE_SECONDS,
+    enough: Callable[[], bool] = _never,
+) -> T:
     """The result of a call; while the server is away or full it is made again, for `seconds` at most.
 
-    Only for calls that may be made twice.
+    Only for calls that may be made twice. When `enough` says so, the next failure is raised.
     """
     end = anyio.current_time() + seconds
     delay = _FIRST_DELAY
@@ -29,7 +39,7 @@ async def persistently[T](call: Callable[[], Awaitable[T]], doing: str, *, secon
         try:
             return await call()
         except (MailboxConnectionError, MailboxFullError) as error:
-            if anyio.current_time() >= end:
+            if anyio.current_time() >= end or enough():
                 raise
             if delay == _FIRST_DELAY:
                 log.warning("%s: %s; trying again", doing, error)
