@@ -91,7 +91,7 @@ def _template(where: str) -> PromptTemplate[Any]:
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise Mistake(f"the prompt {where} cannot be read: {error.strerror}") from None
+            raise Mistake(f"the prompt {where} cannot be read: {error.strerror}", "name a text file") from None
         return PromptTemplate(name=path.stem, sections=[MarkdownSection("", text, "text")])
     template = load_object(where, "a prompt")
     if not isinstance(template, PromptTemplate):

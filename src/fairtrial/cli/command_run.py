@@ -120,7 +120,6 @@ def run(
     from fairtrial.cli.running import Orders, stdout_for_facts
     from fairtrial.cli.screen import print_json
     from fairtrial.cli.selection import Selection, selected
-    from fairtrial.store import open_store
 
     settings, url = options.settings_with(store)
     selection = Selection(
@@ -139,7 +138,7 @@ def run(
     asked = adhoc.Asked(prompt, dataset, tuple(model or ()), tuple(evaluator or ()))
     with stdout_for_facts(json), _cached(cache or settings["cache"], settings):
         planned = [(selected(suite, selection), words) for suite, words in _planned(suites or (), asked, settings)]
-        opened = open_store(url)
+        opened = options.open_named(url)
         orders = Orders(
             store=opened,
             words=ctx.obj or ("run",),

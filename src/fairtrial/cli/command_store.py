@@ -75,11 +75,10 @@ def migrate(store: options.Store = None, json: options.Json = False) -> int:
       fairtrial store migrate --store postgresql://db/evals
     """
     from fairtrial.cli.screen import note, print_json
-    from fairtrial.store import open_store
     from fairtrial.store.schema import VERSION
 
     _, url = options.settings_with(store)
-    open_store(url).close()
+    options.open_named(url).close()
     if json:
         print_json({"format": "fairtrial.migrated/1", "store": _place(url), "version": VERSION})
     else:

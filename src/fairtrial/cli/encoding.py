@@ -11,7 +11,7 @@ _STAND_INS = {"…": "~"}  # What a cut cell ends in.
 
 
 def make_printable(stream: IO[str]) -> None:
-    """Let a stream print what it cannot encode as a question mark as wide, so that no table breaks and nothing fails."""
+    """Let a stream print what it cannot encode as question marks as wide: no table breaks, and nothing fails."""
     if isinstance(stream, io.TextIOWrapper):
         codecs.register_error(_HANDLER, _replaced)
         stream.reconfigure(errors=_HANDLER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.cli.faults import Mistake, explain, place_of
@@ -55,12 +56,15 @@ def _told(error: ConfigurationError, where: str) -> FairtrialError:
     else:
         said = cause.msg if isinstance(cause, SyntaxError) else str(cause)  # The place has been named.
         what = f"{place}: {type(cause).__name__}: {' '.join(said.split())}"
-        remedy = _remedy(cause)
+        remedy = _remedy(cause, place)
     return Mistake(what, remedy)
 
 
-def _remedy(cause: BaseException) -> str:
+def _remedy(cause: BaseException, place: str) -> str:
     if isinstance(cause, ModuleNotFoundError):
+        suite = Path(place.rpartition(":")[0])
+        if cause.name and suite.with_name(f"{cause.name.partition('.')[0]}.py").is_file():
+            return f"name the suite by its path, so that files beside it are found: {suite}"
         return (
             f"install the package that brings {cause.name}, or correct the name; files beside the suite and in this "
             "folder can be imported"

@@ -55,14 +55,30 @@ def settings_with(store: str | None) -> tuple[Settings, str]:
 def open_existing(store: str | None) -> RunStore:
     """Open a store to look at it. One that is not there is not made: an empty one would only hide the mistake."""
     from fairtrial.cli.faults import Mistake
-    from fairtrial.store import open_store
 
     _, url = settings_with(store)
     path = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") or "://" not in url else None
     if path is not None and path != "memory:" and not Path(path).exists():
         given = "--store" if store else "`fairtrial config` says where this place comes from; --store"
         raise Mistake(f"there is no store at {path}", f"make one with: fairtrial run SUITE ({given} names another)")
-    return open_store(url)
+    return open_named(url)
+
+
+def open_named(url: str) -> RunStore:
+    """Open a store, or make it."""
+    from fairtrial.cli.faults import Mistake
+    from fairtrial.errors import StoreError
+    from fairtrial.store import open_store
+
+    try:
+        return open_store(url)
+    except StoreError as error:
+        if "is not a database" not in str(error):
+            raise
+        place = url.removeprefix("sqlite:///")
+        raise Mistake(
+            f"{place} is a file, but no store", "move it away, or name another with --store or FAIRTRIAL_STORE"
+        ) from None
 
 
 def mailbox_url(given: str | None) -> str:

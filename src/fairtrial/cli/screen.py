@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fairtrial.report.untrusted import plain
 
+_LEAST = 8  # What is left of a column that gives way.
 _PIPED_WIDTH = 120  # A file or a pipe has no width; wide enough for every table, narrow enough to be read.
 
 
@@ -75,13 +77,41 @@ def add_row(table: Table, *cells: str | Text, style: str | None = None) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table; in a pipe, lines end where their text does."""
+    """Print a table, or its rows one below the other where it does not fit; in a pipe, lines end where their text does.
+
+    What is cut is then only what may be cut: a table whose figures were all "1…" would be none.
+    """
+    if not _fits(console, table):
+        _print_records(console, table)
+        return
     if console.is_terminal:
         console.print(table)
         return
     with console.capture() as captured:
         console.print(table)
     console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+
+
+def _fits(console: Console, table: Table) -> bool:
+    needed = 2 * (len(table.columns) - 1)
+    for column in table.columns:
+        widest = max((cell_len(_text(cell)) for cell in (column.header, *column.cells)), default=0)
+        needed += widest if column.no_wrap else min(widest, _LEAST)
+    return needed <= console.width
+
+
+def _print_records(console: Console, table: Table) -> None:
+    first, *others = table.columns
+    for row, title in enumerate(first.cells):
+        console.print(Text(_text(title), style="bold", no_wrap=True, overflow="ellipsis"))
+        for column in others:
+            value = _text(list(column.cells)[row])
+            if value:
+                console.print(Text(f"  {_text(column.header)} {value}", no_wrap=True, overflow="ellipsis"))
+
+
+def _text(cell: Any) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)
 
 
 def commands(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:

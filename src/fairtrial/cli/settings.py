@@ -138,7 +138,7 @@ def _table(file: Path) -> dict[str, Any]:
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Mistake(f"{shown_path(str(file))} is not valid TOML: {error}") from None
+        raise Mistake(f"{shown_path(str(file))} is not valid TOML: {error}", "correct that line") from None
     table: dict[str, Any] = tree.get("tool", {}).get("fairtrial", {})
     known: dict[str, Any] = {}
     for name, value in table.items():

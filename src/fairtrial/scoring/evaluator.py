@@ -264,7 +264,7 @@ def resolve(fn: Evaluator | Scorer) -> Scorer:
     if isinstance(fn, Scorer):
         return fn
     if not callable(fn):
-        raise ConfigurationError(f"an evaluator must be callable, and {fn!r} is not")
+        raise ConfigurationError(f"an evaluator must be callable, and {fn!r} is not: pass the function itself")
     return Leaf(fn)
 
 

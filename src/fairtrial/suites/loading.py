@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import os
@@ -52,7 +53,8 @@ def load_module(place: str) -> ModuleType:
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)  # As `python -m` does: a project that is not installed is found from its folder.
-    if place.endswith(".py") or os.sep in place:
+    folder = Path(place).is_dir() and not Path(place, "__init__.py").is_file()
+    if place.endswith(".py") or os.sep in place or folder:
         return _from_file(place)
     return _imported(place, place)
 
@@ -75,12 +77,25 @@ def _named(module: ModuleType, place: str, name: str) -> EvalSuite:
     return value
 
 
+def _python_files(folder: Path) -> list[str]:
+    """What might be meant by a name that is no file: the Python files in a folder, evals first."""
+    found = [str(file) for file in folder.glob("*.py")] if folder.is_dir() else []
+    return sorted(found, key=lambda file: ("eval" not in Path(file).name, file))
+
+
 def _from_file(place: str) -> ModuleType:
     path = Path(place)
     if path.is_dir():
-        raise ConfigurationError(f"{place} is a folder: name the file of the suite in it")
+        files = _python_files(path)
+        example = f", as in {files[0]}" if files else ""
+        raise ConfigurationError(f"{place} is a folder: name the file of the suite in it{example}")
     if not path.is_file():
-        raise ConfigurationError(f"there is no file {place} (looked from the folder {Path.cwd().name!r})")
+        files = _python_files(path.parent)
+        near = difflib.get_close_matches(place, files, 1, 0.7)
+        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(files[:4])}" if files else ""
+        raise ConfigurationError(
+            f"there is no file {place} (looked from the folder {Path.cwd().name!r})" + (f"; {hint}" if hint else "")
+        )
     path = path.resolve()
     root, name = _import_name(path)
     if str(root) not in sys.path:

@@ -68,7 +68,7 @@ class EvalSuite:
                 raise ConfigurationError(f"suite {name!r}: a prompt needs an adapter and takes the place of a task")
             task = prompt_task(prompt, adapter)
         if evaluator is None:
-            raise ConfigurationError(f"suite {name!r} has no evaluator")
+            raise ConfigurationError(f"suite {name!r} has no evaluator: give it one, such as exact_match")
         if not isinstance(dataset, Dataset):
             raise ConfigurationError(f"suite {name!r} needs a Dataset, not {type(dataset).__name__}")
         self.name = name

@@ -75,7 +75,7 @@ def resolve_task(fn: Any) -> ResolvedTask:
     if callable(as_task):  # A MainLoop, or anything else that knows how to be one.
         fn = as_task()
     if not callable(fn):
-        raise ConfigurationError(f"a task must be callable, and {fn!r} is not")
+        raise ConfigurationError(f"a task must be callable, and {fn!r} is not: pass the function itself")
     marks = getattr(fn, _MARKS, None)
     marks = marks if isinstance(marks, TaskMarks) else TaskMarks()
     is_async = is_async_callable(fn)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 import redis.exceptions as theirs
 
 from fairtrial.errors import MailboxAccessError, MailboxConnectionError, MailboxError, MailboxFullError
@@ -18,7 +21,7 @@ def translated(error: BaseException, doing: str) -> MailboxError:
     if isinstance(error, theirs.AuthenticationError | theirs.NoPermissionError | theirs.AuthorizationError):
         return MailboxAccessError(text)
     if isinstance(error, theirs.ConnectionError | theirs.TimeoutError | theirs.ReadOnlyError | OSError):
-        return MailboxConnectionError(text)
+        return MailboxConnectionError(f"{doing}: {_plainly(str(error))}")
     said = str(error)
     if said.startswith(_REFUSED):
         return MailboxAccessError(text)
@@ -33,3 +36,9 @@ def is_gone(error: BaseException) -> bool:
     """Whether the server says that the mailbox, or its group of readers, does not exist."""
     said = str(error)
     return said.startswith(("NOGROUP", "UNBLOCKED")) or "no such key" in said.lower()
+
+
+def _plainly(said: str) -> str:
+    """What the client says of a server that is not there, without its numbers and its tuples."""
+    found = re.match(r"Error (\d+) connecting to (\S+)\.(?: |$)", said)
+    return f"cannot connect to {found[2]}: {os.strerror(int(found[1]))}" if found else said

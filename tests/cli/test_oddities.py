@@ -1,0 +1,115 @@
+"""Narrow screens, poor encodings, names with spaces: what people have, and still can read."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from fairtrial.cli.encoding import make_exact, make_printable
+from tests.cli.conftest import TWO, Cli
+from tests.cli.test_screens import environment
+
+NAMES = (
+    TWO.replace('"doubles"', '"prüfung 日本"').replace('"plain"', '"naïve"').replace('Sample("four"', 'Sample("vier ⅘"')
+)
+SUITE = "prüfung 日本"
+
+
+def in_ascii(*words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "fairtrial.cli", *words],
+        env=environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0", COLUMNS="80", LANG="C.UTF-8"),
+        capture_output=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def names(place: Path) -> Path:
+    file = place / "evals.py"
+    file.write_text(NAMES, encoding="utf-8")
+    return file
+
+
+@pytest.mark.usefixtures("names")
+def test_a_terminal_that_knows_only_ascii_gets_every_screen() -> None:
+    ran = in_ascii("run", "evals.py")
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert b"pr?fung ????  run " in ran.stdout
+    for words in (["runs"], ["failures", SUITE], ["show", SUITE, "--sample", "vier ⅘"], ["compare", SUITE]):
+        done = in_ascii(*words)
+        assert (done.returncode, done.stderr) == (0, b""), words
+        assert done.stdout.isascii()
+    rows = in_ascii("runs").stdout.decode("ascii").splitlines()
+    assert rows[1].startswith("pr?fung ????@1  ")
+    assert max(map(len, rows)) <= 80
+    assert in_ascii("show", "größe").stderr.startswith(b"error: there is no run 'gr??e'")
+
+
+@pytest.mark.usefixtures("names")
+def test_what_is_exported_into_a_pipe_is_whole_whatever_the_terminal_knows() -> None:
+    in_ascii("run", "evals.py", "--quiet")
+    done = in_ascii("export", SUITE, "--format", "csv", "-o", "-")
+    assert done.returncode == 0
+    assert "vier ⅘" in done.stdout.decode("utf-8")
+
+
+def test_characters_are_replaced_by_as_much_room_as_they_take() -> None:
+    text = "größe 日本 … ok"
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    make_printable(stream)
+    stream.write(text)
+    seen = stream.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]  # it is the BytesIO above
+    assert seen == "gr??e ???? ~ ok"
+    assert len(seen) == cell_len(text)
+    make_printable(io.StringIO())  # Whatever has no encoding is left alone.
+    make_exact(io.StringIO())
+
+
+def test_what_a_screen_offers_can_be_typed_whatever_the_names_are(cli: Cli, names: Path) -> None:
+    done = cli("run", "evals.py")
+    offered = [line.strip().partition("   ")[0] for line in done.out.partition("\nnext\n")[2].splitlines()]
+    assert len(offered) == 3
+    offered += [line.strip().partition("   ")[0] for line in cli("failures", SUITE).out.splitlines()[-1:]]
+    for line in offered:
+        words = shlex.split(line)
+        assert words[0] == "fairtrial"
+        assert cli(*words[1:]).code == 0, line
+    assert names.exists()
+
+
+def test_a_table_that_does_not_fit_becomes_a_list_with_every_figure(
+    cli: Cli, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("run", "evals.py", "--quiet")
+    monkeypatch.setenv("COLUMNS", "40")
+    shown = cli("runs").out.splitlines()
+    assert shown[0] == "doubles@1"
+    assert "  trials 8" in shown
+    assert "  experiments plain, triple" in shown
+    sliced = cli("show", "doubles", "--by", "level").out.splitlines()
+    assert sliced[:4] == ["easy", "  experiment plain", "  scored 2/2", "  pass rate 100.0%"]
+    assert cli("failures", "doubles").out.splitlines()[0].split() == ["sample", "experim…", "what", "why"]
+    for words in (["runs"], ["show", "doubles", "--by", "level"], ["config"], ["store", "stats"]):
+        assert max(map(len, cli(*words).out.splitlines())) <= 40
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(cli("runs").out.splitlines()) == 2
+    assert two.exists()
+
+
+def test_rows_of_a_calibration_never_wrap_and_reasons_stand_below(cli: Cli, evals: Path) -> None:
+    cli("run", "evals.py", "--quiet")
+    evals.with_name("labels.csv").write_text("id,label\none,pass\ntwo,pass\n")
+    done = cli("calibrate", "doubles", "--labels", "labels.csv")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("judge's rate"))
+    rows = lines[start : lines.index("", start)]
+    assert len(rows) == 10
+    assert all(row.split()[-1].isdecimal() for row in rows)  # Each row ends in its n.
+    assert any(line.startswith("specificity") and ": " in line for line in lines[start + len(rows) :])
