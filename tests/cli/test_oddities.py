@@ -40,7 +40,7 @@ def names(place: Path) -> Path:
 def test_a_terminal_that_knows_only_ascii_gets_every_screen() -> None:
     ran = in_ascii("run", "evals.py")
     assert (ran.returncode, ran.stderr) == (0, b"")
-    assert b"pr?fung ????  run " in ran.stdout
+    assert b"pr?fung ??  run " in ran.stdout
     for words in (["runs"], ["failures", SUITE], ["show", SUITE, "--sample", "vier ⅘"], ["compare", SUITE]):
         done = in_ascii(*words)
         assert (done.returncode, done.stderr) == (0, b""), words
@@ -94,7 +94,7 @@ def test_a_table_that_does_not_fit_becomes_a_list_with_every_figure(
     assert "  experiments plain, triple" in shown
     sliced = cli("show", "doubles", "--by", "level").out.splitlines()
     assert sliced[:4] == ["easy", "  experiment plain", "  scored 2/2", "  pass rate 100.0%"]
-    assert cli("failures", "doubles").out.splitlines()[0].split() == ["sample", "experim…", "what", "why"]
+    assert cli("failures", "doubles").out.splitlines()[0].split() == ["sample", "experiment", "what", "why"]
     for words in (["runs"], ["show", "doubles", "--by", "level"], ["config"], ["store", "stats"]):
         assert max(map(len, cli(*words).out.splitlines())) <= 40
     monkeypatch.setenv("COLUMNS", "80")

@@ -268,3 +268,26 @@ class TestTables:
         assert len([line for line in lines if line.startswith("failed  s")]) == 10
         assert lines[-1] == "and 20 more"
         assert max(map(len, lines)) <= 80
+
+
+def test_figures_that_repeat_others_are_left_out_and_a_remark_says_so() -> None:
+    said = terminal.as_text(made_report(lambda place, *_: FAIL if place < 3 else PASS)._document(0))
+    assert "mean score  " not in said
+    assert "with errors as failures  " not in said
+    assert "With errors as failures, the figures are the same." in said
+    assert "The mean score has the same figures as the pass rate." in said
+
+
+def test_figures_that_say_something_of_their_own_stay() -> None:
+    graded = made_report(lambda place, *_: TASK_ERROR if place == 9 else Made(0.25 if place < 3 else 0.75))
+    said = terminal.as_text(graded._document(0))
+    for title in ("pass rate", "with errors as failures", "mean score", "with errors as 0"):
+        assert f"\n{title}  " in said
+    assert "the same" not in said
+
+
+def test_where_nothing_was_scored_errors_as_failures_are_not_the_same() -> None:
+    said = terminal.as_text(made_report(lambda *_: TASK_ERROR)._document(0))
+    assert "\npass rate                       -  " in said
+    assert "\nwith errors as failures      0.0%  " in said
+    assert "With errors as failures, the figures are the same." not in said

@@ -75,7 +75,6 @@ def _status(text: str | None) -> Any:
 
 
 def _table(store: Any, chosen: list[Any]) -> Any:
-    from fairtrial.cli.names import name_of
     from fairtrial.cli.screen import add_row, ago, make_table
     from fairtrial.report.untrusted import plain
 
@@ -89,7 +88,7 @@ def _table(store: Any, chosen: list[Any]) -> Any:
         trials = f"{stored:,}" if stored == run.planned else f"{stored:,}/{run.planned:,}"
         add_row(
             table,
-            plain(name_of(run), limit=24),
+            f"{plain(run.suite, limit=18)}@{run.number}",  # The number tells runs apart: it is never cut off.
             run.run_id,
             run.status,
             ago(run.created_at),
