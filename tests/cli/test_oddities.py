@@ -64,7 +64,7 @@ def test_characters_are_replaced_by_as_much_room_as_they_take() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
     make_printable(stream)
     stream.write(text)
-    seen = stream.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]  # it is the BytesIO above
+    seen = stream.buffer.getvalue().decode("ascii")
     assert seen == "gr??e ???? ~ ok"
     assert len(seen) == cell_len(text)
     make_printable(io.StringIO())  # Whatever has no encoding is left alone.
@@ -113,3 +113,12 @@ def test_rows_of_a_calibration_never_wrap_and_reasons_stand_below(cli: Cli, eval
     assert len(rows) == 10
     assert all(row.split()[-1].isdecimal() for row in rows)  # Each row ends in its n.
     assert any(line.startswith("specificity") and ": " in line for line in lines[start + len(rows) :])
+
+
+def test_a_list_of_runs_that_is_cut_says_so(cli: Cli, evals: Path) -> None:
+    for _ in range(3):
+        cli("run", "evals.py", "--quiet")
+    done = cli("runs", "--limit", "2")
+    assert (len(done.out.splitlines()), done.err) == (3, "and 1 older: see them with --limit 3\n")
+    assert cli("runs").err == ""
+    assert evals.exists()
