@@ -113,3 +113,12 @@ def test_rows_of_a_calibration_never_wrap_and_reasons_stand_below(cli: Cli, eval
     assert len(rows) == 10
     assert all(row.split()[-1].isdecimal() for row in rows)  # Each row ends in its n.
     assert any(line.startswith("specificity") and ": " in line for line in lines[start + len(rows) :])
+
+
+def test_a_list_of_runs_that_is_cut_says_so(cli: Cli, evals: Path) -> None:
+    for _ in range(3):
+        cli("run", "evals.py", "--quiet")
+    done = cli("runs", "--limit", "2")
+    assert (len(done.out.splitlines()), done.err) == (3, "and 1 older: see them with --limit 3\n")
+    assert cli("runs").err == ""
+    assert evals.exists()

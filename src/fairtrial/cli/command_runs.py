@@ -55,6 +55,9 @@ def runs(
         note(f"no runs{' of ' + suite if suite else ''} here; make one with: fairtrial run SUITE")
         return 0
     print_table(out(), _table(opened, chosen))
+    left = sum(1 for _ in found)
+    if left:
+        note(f"and {left:,} older: see them with --limit {limit + left}")
     return 0
 
 
