@@ -79,6 +79,13 @@ def test_the_commands_have_only_flags_that_workers_know(compose: Any, container:
             assert {flag for flag in given if f'"{flag}"' not in source} == set(), name
 
 
+def test_the_composed_client_leaves_the_work_to_the_workers_and_reads_their_queue(compose: Any) -> None:
+    client, worker = (compose["services"][name] for name in ("client", "worker"))
+    # Without --fleet the trials would be executed in the client.
+    assert client["command"] == ["run", worker["command"][1], "--fleet"]
+    assert client["environment"]["FAIRTRIAL_MAILBOX"] == worker["environment"]["FAIRTRIAL_MAILBOX"]
+
+
 def test_probes_ask_for_pages_that_exist_where_they_are_served(container: Any) -> None:
     (port,) = container["ports"]
     command = flags(container["args"])

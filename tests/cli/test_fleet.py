@@ -60,13 +60,15 @@ def test_a_worker_does_what_a_run_asks_for(cli: Cli, evals: Path, url: str) -> N
         try:
             done = cli("run", "evals.py", "--mailbox", url, "--quiet")
             assert (done.code, done.out) == (0, "doubles@1:baseline  75.0% of 4 scored passed, 0 errors\n")
+            done = cli("run", "evals.py", "--fleet", "--quiet")  # By the queue of the environment.
+            assert (done.code, done.out) == (0, "doubles@2:baseline  75.0% of 4 scored passed, 0 errors\n")
             facts = cli("fleet", "doubles", "--json").json
             lines = cli("fleet", "doubles").out.splitlines()
         finally:
             worker.terminate()
             said, log = worker.communicate(timeout=60)
     assert worker.returncode == 0, log
-    assert '"received": 4' in said
+    assert '"received": 8' in said
     assert facts["format"] == "fairtrial.fleet/1"
     (suite,) = facts["suites"]
     assert set(suite) == {
@@ -76,6 +78,14 @@ def test_a_worker_does_what_a_run_asks_for(cli: Cli, evals: Path, url: str) -> N
     assert lines[3].split() == ["worker", "suite", "in", "flight", "last", "heard", "of"]
     assert lines[4].split()[1:3] == ["doubles", "0"]
     assert open_store().runs()[0].status == "finished"
+
+
+def test_a_run_for_a_fleet_needs_a_queue(cli: Cli, evals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FAIRTRIAL_MAILBOX", raising=False)
+    done = cli("run", "evals.py", "--fleet")
+    assert done.code == 2
+    assert "no queue is named" in done.err
+    assert "FAIRTRIAL_MAILBOX" in done.err
 
 
 def test_a_worker_ends_when_there_is_nothing_to_do(cli: Cli, evals: Path, url: str) -> None:

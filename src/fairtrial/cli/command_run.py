@@ -60,6 +60,9 @@ def run(
     mailbox: Annotated[
         str | None, typer.Option("--mailbox", metavar="URL", help="Let a fleet's workers do it: redis://...")
     ] = None,
+    fleet: Annotated[
+        bool, typer.Option("--fleet", help="The same, by the queue of FAIRTRIAL_MAILBOX or pyproject.toml.")
+    ] = False,
     cache: Annotated[
         str | None,
         typer.Option("--cache", metavar="POLICY", help="Keep models' answers: off, read, read-write or refresh."),
@@ -132,7 +135,9 @@ def run(
         params=set or (),
         seed=seed,
     )
-    if mailbox:  # Never by a setting alone: nobody should send a run to a fleet without knowing.
+    if fleet:  # Never by a setting alone: nobody should send a run to a fleet without knowing.
+        mailbox = options.mailbox_url(mailbox)
+    if mailbox:
         selection.check_for_fleet()
     tags = tuple(parse_pairs("--tag", tag or (), as_text=True))
     asked = adhoc.Asked(prompt, dataset, tuple(model or ()), tuple(evaluator or ()))

@@ -71,7 +71,7 @@ def _share(value: Any) -> float:
 KNOWN: Mapping[str, _Known] = {
     "store": _Known("where runs are kept", _text, path=True),
     "suites": _Known("what `fairtrial run` runs when no suite is named", _texts, (), path=True),
-    "mailbox": _Known("the queue that worker, fleet and dlq use; run takes --mailbox", _text),
+    "mailbox": _Known("the queue that worker, fleet and dlq use; run too, with --fleet", _text),
     "concurrency": _Known("trials in flight at once, in place of what a suite says", _whole),
     "cache": _Known("off, read, read-write or refresh: keeping models' answers", _text, "off"),
     "max-error-share": _Known("exit 4 if a larger share of trials ends in an error", _share, 0.1),
