@@ -60,7 +60,7 @@ class TestGate:
         (place / "pyproject.toml").write_text("[tool.fairtrial.gate]\nmin_pass_rate = 0.9\n")
         assert ran("gate", "doubles:triple").code == 1
         assert ran("gate", "doubles:plain", "--min-pass-rate", "0.1").code == 0
-        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.1", "--ceiling", "latency_ms=-1").code == 1
+        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.1", "--ceiling", "value=0.01").code == 1
         assert ran("gate", "doubles:plain", "--min-pass-rate", "0.1", "--floor", "value=0.0").code == 0
 
     def test_a_summary_is_added_where_ci_offers_a_page(

@@ -101,7 +101,7 @@ def retry_letters(
 ) -> int:  # fmt: skip
     """Put dead letters back into the queue, with a clean record.
 
-    Their results go to the client that waits for them. For a run that is over: fairtrial run SUITE --retry-errors.
+    Their results go to the client that waits for them. When a run is over, have it run again with --retry-errors.
 
     \b
     Examples:

@@ -40,5 +40,8 @@ def is_gone(error: BaseException) -> bool:
 
 def _plainly(said: str) -> str:
     """What the client says of a server that is not there, without its numbers and its tuples."""
-    found = re.match(r"Error (\d+) connecting to (\S+)\.(?: |$)", said)
-    return f"cannot connect to {found[2]}: {os.strerror(int(found[1]))}" if found else said
+    found = re.match(r"Error (\d+) connecting to (\S+)\.(?: |$)(.*)", said, re.DOTALL)
+    if found is None:
+        return said
+    secured = re.search(r"\[SSL[^]]*\] (.*?)(?: \(_ssl\.c|$)", found[3])  # Its number means something else there.
+    return f"cannot connect to {found[2]}: {secured[1] if secured else os.strerror(int(found[1]))}"
