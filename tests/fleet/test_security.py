@@ -193,11 +193,16 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def make() -> None:
         new = ["openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout"]
+        # Python 3.13 wants an authority to say that it is one.
+        rights = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
         await anyio.run_process(
-            [*new, "ca.key", "-x509", "-days", "2", "-subj", "/CN=Test authority", "-out", "ca.pem"], cwd=folder
+            [*new, "ca.key", "-x509", "-days", "2", "-subj", "/CN=Test authority", *rights, "-out", "ca.pem"],
+            cwd=folder,
         )
         await anyio.run_process([*new, "key.pem", "-subj", "/CN=queue", "-out", "request.pem"], cwd=folder)
-        (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+        (folder / "names").write_text(
+            "subjectAltName=DNS:localhost,IP:127.0.0.1\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+        )
         sign = ["openssl", "x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "2"]
         await anyio.run_process([*sign, "-extfile", "names", "-CAcreateserial", "-out", "cert.pem"], cwd=folder)
 
