@@ -20,7 +20,7 @@ from fairtrial.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from fairtrial.store import RunStore, default_store, open_store
+from fairtrial.store import RunStore, default_store, open_store, schema
 from fairtrial.store.engine import translated
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.sql import SqlStore
@@ -170,7 +170,7 @@ class TestVersions:
             open_store(database)
         message = str(raised.value)
         assert "schema 7" in message
-        assert "up to 1" in message
+        assert f"up to {schema.VERSION}" in message
         assert "pip install --upgrade fairtrial" in message
         assert "store-test-password" not in message
 

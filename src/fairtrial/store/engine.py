@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import QueuePool
+from sqlalchemy.schema import CreateColumn
 
 from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError, StoreUnavailableError, StoreVersionError
 from fairtrial.store import schema
@@ -142,9 +143,10 @@ def prepare(engine: Engine, place: str) -> None:
             if connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
             found = _version(connection, place)
-            for version, step in MIGRATIONS:
-                if version > found:
-                    step(connection)
+            if found == 0:
+                schema.metadata.create_all(connection, checkfirst=False)
+            else:
+                _migrate(connection, found)
             connection.execute(schema.meta.delete().where(schema.meta.c.name == "schema"))
             connection.execute(schema.meta.insert().values(name="schema", value=str(schema.VERSION)))
 
@@ -183,10 +185,9 @@ def _version(connection: Connection, place: str) -> int:
     return int(found)
 
 
-def _create(connection: Connection) -> None:
-    schema.metadata.create_all(connection, checkfirst=False)
-
-
-# Each step leads to its version from the one before. Once released, a step never changes: the day a second one is
-# added, the first must spell out the tables as they were.
-MIGRATIONS: tuple[tuple[int, Callable[[Connection], None]], ...] = ((1, _create),)
+def _migrate(connection: Connection, found: int) -> None:
+    """Add the columns that an older store lacks."""
+    for version in range(found + 1, schema.VERSION + 1):
+        for table, name in schema.ADDED[version]:
+            definition = CreateColumn(table.c[name]).compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {definition}")

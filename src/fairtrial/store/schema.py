@@ -1,7 +1,10 @@
-"""The tables of a store, version 1: one description for SQLite and PostgreSQL.
+"""The tables of a store, version 2: one description for SQLite and PostgreSQL.
 
 Results are found by (run, ordinal), two integers that grow as a run goes on: every insert lands at the right edge of
 its index, so a trial costs the same after a hundred million others. Nothing on that path is indexed by a random key.
+
+Every column that a version adds is nullable or has a server default, and is listed in `ADDED`: that list is the
+migration.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = 1
+VERSION = 2
 
 metadata = MetaData()
 
@@ -54,6 +57,10 @@ runs = Table(
     Column("created_at", Double, nullable=False),
     Column("finished_at", Double),
     Column("notes", Text, nullable=False),
+    Column("identity", Text),  # What the run is made of, as canonical JSON; NULL before version 2.
+    Column("owner", Text),  # The process that executes the run, and the fencing token of its ownership.
+    Column("epoch", Integer, nullable=False, server_default="0"),
+    Column("heartbeat_at", Double),  # By the database's clock.
     UniqueConstraint("suite", "number"),
     # A number that was once used never comes back, so what is left of a deleted run cannot belong to a new one.
     sqlite_autoincrement=True,
@@ -108,6 +115,11 @@ results = Table(
     Column("stage", SmallInteger),
     Column("execution", BigInteger, nullable=False),
     Column("metrics", Text),
+    Column("reward", Double),  # NULL where it equals `value`.
+    Column("judge_cost_usd", Double),
+    Column("cache_hits", Integer, nullable=False, server_default="0"),  # Model calls answered by the response cache.
+    Column("redacted", SmallInteger, nullable=False, server_default="0"),  # 1: the stored output or transcript differs.
+    Column("code", SmallInteger, nullable=False, server_default="0"),  # Index into the run's list of code versions.
     sqlite_with_rowid=False,
 )
 
@@ -149,3 +161,18 @@ labels = Table(
     Column("at", Double, nullable=False),
     sqlite_autoincrement=True,
 )
+
+# The columns that each version added to existing tables, in the order in which a migration adds them.
+ADDED: dict[int, tuple[tuple[Table, str], ...]] = {
+    2: (
+        (runs, "identity"),
+        (runs, "owner"),
+        (runs, "epoch"),
+        (runs, "heartbeat_at"),
+        (results, "reward"),
+        (results, "judge_cost_usd"),
+        (results, "cache_hits"),
+        (results, "redacted"),
+        (results, "code"),
+    ),
+}
