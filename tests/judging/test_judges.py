@@ -197,6 +197,13 @@ async def test_a_pairwise_judge_can_compare_with_anything_and_says_when_there_is
         await pairwise_judge(prefers("good"), "Better.").score(Case(Sample("s", "q"), "bad"))
 
 
+async def test_a_pairwise_judge_raises_the_models_own_error() -> None:
+    adapter = ScriptedAdapter(lambda messages: RateLimitedError("slow down", retry_after=7.0))
+    with pytest.raises(RateLimitedError, match="slow down") as caught:
+        await pairwise_judge(adapter, "Better.").score(Case(SAMPLE, "four"))
+    assert caught.value.retry_after == 7.0
+
+
 async def test_a_panel_decides_by_majority_and_reports_its_agreement() -> None:
     judges = [llm_judge(ScriptedAdapter([rating(word)]), "Right.") for word in ("excellent", "good", "wrong")]
     score = await panel(*judges).score(Case(SAMPLE, "4"))
@@ -333,7 +340,31 @@ def test_text_that_holds_the_token_of_its_own_fence_is_refused(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("model", "expected"),
-    [("gpt-4o-mini", "gpt"), ("o3-mini", "gpt"), ("openai/o1", "gpt"), ("claude-x", "claude"), ("my-own", "my-own")],
+    [
+        ("gpt-4o-mini", "gpt"),
+        ("gpt4o", "gpt"),
+        ("chatgpt-4o-latest", "gpt"),
+        ("openai/gpt-oss-120b", "gpt"),
+        ("o3-mini", "gpt"),
+        ("openai/o1", "gpt"),
+        ("claude-x", "claude"),
+        ("us.anthropic.claude-4", "claude"),
+        ("microsoft/Phi-4", "phi"),
+        ("phi3.5-mini", "phi"),
+        ("mixtral-8x7b", "mistral"),
+        ("mistral-large", "mistral"),
+        ("codestral-2501", "mistral"),
+        ("codellama-34b", "llama"),
+        ("Llama3.1-8B", "llama"),
+        ("gemma-3", "gemma"),
+        ("gemini-2.5-pro", "gemini"),
+        ("dolphin-2.9", "dolphin-2.9"),
+        ("sophia-1", "sophia-1"),
+        ("nephila-7b", "nephila-7b"),
+        ("amphion", "amphion"),
+        ("commandeer-1", "commandeer-1"),
+        ("my-own", "my-own"),
+    ],
 )
 def test_a_models_family_is_read_from_its_name(model: str, expected: str) -> None:
     assert family(model) == expected

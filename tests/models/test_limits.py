@@ -172,6 +172,30 @@ async def test_waiting_is_in_order_and_bounded(limit: int) -> None:
     assert limit > 1 or order == sorted(order)
 
 
+@pytest.mark.parametrize("retry_after", [None, 0.01])
+async def test_a_fixed_limit_stays_as_it_is_after_refusals(retry_after: float | None) -> None:
+    clock = FakeClock()
+    limiter = FixedLimiter(4, clock=clock)
+    for _ in range(3):
+        limiter.report(Permit(0), "rate_limited", retry_after=retry_after)
+    clock.advance(1.0)
+    inside = 0
+    full = anyio.Event()
+
+    async def enter() -> None:
+        nonlocal inside
+        async with limiter.slot():
+            inside += 1
+            if inside == 4:
+                full.set()
+            await full.wait()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(enter)
+
+
 async def test_a_waiter_that_is_cancelled_leaves_no_hole() -> None:
     limiter = AdaptiveLimiter(initial=1, largest=1)
     async with limiter.slot():

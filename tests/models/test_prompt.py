@@ -81,6 +81,24 @@ def test_the_output_type_may_also_be_given_by_name_or_by_a_subclass() -> None:
     assert Question("a", "b", sections=[section]).output_type is QAOutput
 
 
+def test_a_type_variable_as_output_type_is_refused_with_the_way_out() -> None:
+    section = MarkdownSection[None]("Q", "Hello", "q")
+
+    def make[T](kind: type[T]) -> PromptTemplate[T]:
+        return PromptTemplate[T](key="k", sections=[section])
+
+    def make_list[T](kind: type[T]) -> PromptTemplate[list[T]]:
+        return PromptTemplate[list[T]](key="k", sections=[section])
+
+    def make_named[T](kind: type[T]) -> PromptTemplate[T]:
+        return PromptTemplate[T](key="k", sections=[section], output_type=kind)
+
+    for template in (make(QAOutput), make_list(QAOutput)):
+        with pytest.raises(ConfigurationError, match=r"'k' must be a type .*T[\s\S]*output_type="):
+            _ = template.output_type
+    assert make_named(QAOutput).output_type is QAOutput
+
+
 def test_a_template_without_a_name_is_called_by_its_key() -> None:
     section = MarkdownSection[None]("Q", "Hello", "q")
     assert PromptTemplate[str]("a", "b", sections=[section]).name == "a/b"

@@ -391,6 +391,23 @@ def test_a_missing_sdk_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) 
         OpenAIAdapter("m", api_key="k")
 
 
+@pytest.mark.parametrize("adapter", ["OpenAIAdapter", "AnthropicAdapter"])
+def test_a_process_that_reached_no_model_ends_without_complaints_about_open_sessions(adapter: str) -> None:
+    code = (
+        "from fairtrial import ChatMessage, Dataset, evaluate_sync, exact_match\n"
+        f"from fairtrial.models import {adapter} as Adapter\n"
+        "from fairtrial.models.retry import NO_RETRY\n"
+        "async def task(text):\n"
+        "    adapter = Adapter('m', base_url='http://127.0.0.1:9', api_key='none', retry=NO_RETRY)\n"
+        "    return (await adapter.complete([ChatMessage('user', text)])).output\n"
+        "print(evaluate_sync(Dataset.of({'a': 'b'}), task, exact_match).results[0].error)"
+    )
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
+    assert "could not be reached at http://127.0.0.1:9" in ended.stdout
+    assert ended.stderr == ""
+
+
 def test_importing_fairtrial_imports_no_sdk() -> None:
     code = (
         "import sys, fairtrial, fairtrial.models, fairtrial.models.openai, fairtrial.models.anthropic\n"

@@ -210,25 +210,24 @@ def is_empty(output: Any) -> bool:
     return isinstance(output, str) and _INVISIBLE.fullmatch(text) is not None
 
 
-_FAMILIES = (
-    "gpt",
-    "claude",
-    "gemini",
-    "llama",
-    "qwen",
-    "mistral",
-    "mixtral",
-    "deepseek",
-    "command",
-    "grok",
-    "phi",
-    "gemma",
-)
+_FAMILIES = {
+    "gpt": ("gpt", "chatgpt", r"o[1-9]"),
+    "claude": ("claude",),
+    "gemini": ("gemini",),
+    "llama": ("llama", "codellama"),
+    "qwen": ("qwen", "qwq"),
+    "mistral": ("mistral", "mixtral", "ministral", "magistral", "codestral", "devstral", "pixtral"),
+    "deepseek": ("deepseek",),
+    "command": ("command",),
+    "grok": ("grok",),
+    "phi": ("phi",),
+    "gemma": ("gemma",),
+}
+# A whole word, which a version may follow: "phi3" and "Phi-4" are of the family, "dolphin" is not.
+_FAMILY_NAMES = {name: re.compile(rf"(?<![a-z0-9])(?:{'|'.join(words)})(?![a-z])") for name, words in _FAMILIES.items()}
 
 
 def family(model: str) -> str:
     """The family a model's name points to, as in "claude"; the name itself where it points to none."""
     lowered = model.lower()
-    if re.search(r"(^|[/:_-])o[1-9](\b|[-_])", lowered):
-        return "gpt"
-    return next((known for known in _FAMILIES if known in lowered), lowered)
+    return next((name for name, pattern in _FAMILY_NAMES.items() if pattern.search(lowered)), lowered)

@@ -44,13 +44,19 @@ class PairwiseJudge(Judging):
         if is_empty(case.output):
             return Score(0.0, False, "the output is empty; the judge was not asked")
         answers: dict[bool, tuple[float, str, dict[str, Any]]] = {}
+        errors: list[Exception] = []
 
         async def ask(ours_first: bool) -> None:
-            answers[ours_first] = await self._ask_once(case, other, ours_first=ours_first)
+            try:
+                answers[ours_first] = await self._ask_once(case, other, ours_first=ours_first)
+            except Exception as error:  # A task group would wrap it, and hide its type and its `retry_after`.
+                errors.append(error)
 
         async with anyio.create_task_group() as group:
             group.start_soon(ask, True)
             await ask(False)
+        if errors:
+            raise errors[0]
         (first, why_first, kept_first), (second, why_second, kept_second) = answers[True], answers[False]
         agreed = first == second
         value = first if agreed else 0.5

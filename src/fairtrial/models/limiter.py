@@ -168,14 +168,22 @@ class AdaptiveLimiter:
         """Learn from what became of a call."""
         with self._lock:
             if verdict == "rate_limited":
-                if retry_after:
-                    until = self._clock.monotonic() + min(retry_after, _LONGEST_COOLDOWN)
-                    self._not_before = max(self._not_before, until)
+                self._hold_back(retry_after)
                 self._refused(permit)
             elif verdict == "answered" and permit.epoch == self._epoch and self._in_flight + 1 >= self.limit:
                 # Only a limit that is used to the full has been tested.
                 self._limit = min(float(self._largest), self._limit + self._step())
                 self._admit()
+
+    def hold_back(self, retry_after: float | None) -> None:
+        """Admit nobody for so many seconds; the limit stays as it is."""
+        with self._lock:
+            self._hold_back(retry_after)
+
+    def _hold_back(self, retry_after: float | None) -> None:
+        if retry_after:
+            until = self._clock.monotonic() + min(retry_after, _LONGEST_COOLDOWN)
+            self._not_before = max(self._not_before, until)
 
     def _refused(self, permit: Permit) -> None:
         if permit.epoch == self._epoch:
@@ -211,8 +219,8 @@ class FixedLimiter:
 
     def report(self, permit: Permit, verdict: Verdict, *, retry_after: float | None = None) -> None:
         """Heed a `retry-after`; nothing else matters."""
-        if verdict == "rate_limited" and retry_after:
-            self._inner.report(Permit(-1), verdict, retry_after=retry_after)
+        if verdict == "rate_limited":
+            self._inner.hold_back(retry_after)
 
 
 class Unlimited:

@@ -138,6 +138,13 @@ class PromptTemplate[O](_Parametrised):
     @property
     def output_type(self) -> type[O]:
         """What the answer is read as."""
+        named: Any = getattr(self, "__orig_class__", None)
+        if self._output_type is None and named is not None and named.__parameters__:
+            # Inside `def make[T](kind: type[T])` the brackets hold the variable, not the type it stands for.
+            raise ConfigurationError(
+                f"the output type of prompt template {self.name!r} must be a type (got the type variable "
+                f"{typing.get_args(named)[0]})\npass it by name: {type(self).__name__}(..., output_type=...)"
+            )
         kind = self._parameter() if self._output_type is None else self._output_type
         return typing.cast("type[O]", str if kind is None else kind)
 

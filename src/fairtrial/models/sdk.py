@@ -8,8 +8,10 @@ is an error here and not an attribute error somewhere else.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import binascii
+import concurrent.futures
 import importlib.util
 import json
 import os
@@ -57,6 +59,7 @@ type StructuredOutput = Literal["native", "prompt"]
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?[^,]*;base64,(?P<data>.*)", re.DOTALL)
 _LONGEST_WAIT = 3600.0
+_CLOSE_SECONDS = 2.0  # At the end of the process; a loop that is stuck must not keep it.
 
 
 class Client(Protocol):
@@ -77,7 +80,7 @@ class _OpenClient:
     def __init__(self, loop: asyncio.AbstractEventLoop, client: Client) -> None:
         self.client = client
         self.closed = False
-        self._loop = loop
+        self.loop = loop
         self._keeper = self._keep()
 
     async def _keep(self) -> AsyncGenerator[None]:
@@ -98,12 +101,20 @@ class _OpenClient:
 
     def close_later(self) -> None:
         try:
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.aclose()))
+            self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self.aclose()))
         except RuntimeError:
             pass  # The loop has ended, and closed the client with it.
 
 
 _open_clients: set[_OpenClient] = set()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Close the clients of event loops that still run, such as that of `run_sync`, which ends with the process."""
+    running = [opened for opened in tuple(_open_clients) if opened.loop.is_running()]
+    closing = [asyncio.run_coroutine_threadsafe(opened.aclose(), opened.loop) for opened in running]
+    concurrent.futures.wait(closing, timeout=_CLOSE_SECONDS)
 
 
 def _close_all(clients: dict[asyncio.AbstractEventLoop, _OpenClient]) -> None:
