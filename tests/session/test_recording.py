@@ -88,7 +88,7 @@ class TestRecording:
         session = Session(clock=clock)
         session.record(Note("a"))
         clock.advance(2.5)
-        session.next_attempt()
+        session = session.next_attempt()
         with session.span("outer") as outer, session.span("inner", actor="judge") as inner:
             session.record(Note("b"), actor="judge")
             clock.advance(1)
@@ -101,6 +101,19 @@ class TestRecording:
         session.record(Note("c"))
         assert session.everything().envelopes[-1].span_id is None
         assert session.attempt == 2
+
+    def test_late_events_of_an_ended_attempt_stay_out_of_the_next_one(self) -> None:
+        first = Session()
+        with first.span("work"):
+            second = first.next_attempt()
+            first.record(Note("late"))
+            second.record(Note("in time"))
+        first.extend(restore_session(_recorded(Note("late too"))).everything().envelopes)
+        assert second.view(attempt=second.attempt)[Note].all() == (Note("in time"),)
+        assert second.view(attempt=second.attempt)[SpanClosed].all() == ()
+        assert (first.attempt, second.attempt) == (1, 2)
+        assert [(e.seq, e.attempt) for e in second.everything().envelopes] == [(0, 1), (1, 2), (2, 1), (3, 1)]
+        assert second.late_events == 3
 
     def test_a_span_that_fails_says_so_and_lets_the_error_pass(self) -> None:
         session = Session()
@@ -143,7 +156,7 @@ class TestRecording:
         worker.record(Note("b"), actor="judge")
         session = Session()
         session.record(Note("mine"))
-        session.next_attempt()
+        session = session.next_attempt()
         session.extend(restore_session(worker.snapshot()).everything().envelopes)
         found = session.everything().envelopes
         assert [(e.seq, e.actor, e.attempt) for e in found] == [(0, "task", 1), (1, "task", 2), (2, "judge", 2)]
@@ -337,7 +350,7 @@ class TestReading:
         session = Session()
         session.record(PromptExecuted("task"))
         session.record(PromptExecuted("judge"), actor="judge")
-        session.next_attempt()
+        session = session.next_attempt()
         session.record(PromptExecuted("again"))
         for view in (session.view(), restore_session(session.snapshot())):
             assert [event.prompt_name for event in view[PromptExecuted].all()] == ["task", "again"]
@@ -421,3 +434,10 @@ def test_any_record_survives_a_snapshot(words: list[str], actor: str) -> None:
     assert back.everything().envelopes == session.everything().envelopes
     assert back[Thought].all() == session[Thought].all()
     assert (back.tags, back.session_id) == (session.tags, session.session_id)
+
+
+def _recorded(*events: object) -> bytes:
+    session = Session()
+    for event in events:
+        session.record(event)
+    return session.snapshot()

@@ -30,6 +30,7 @@ from fairtrial import (
     restore_session,
     token_usage_under,
     tool_call_count,
+    tool_not_called,
 )
 from fairtrial.errors import FairtrialError
 from fairtrial.scoring import Evaluator, resolve
@@ -484,6 +485,54 @@ async def test_retries_record_every_attempt_and_evaluators_see_the_last_one() ->
     assert [(found.attempt, found.outcome) for found in failures] == [(1, "task_error"), (2, "task_error")]
     assert "busy" in failures[0].error
     assert [envelope.attempt for envelope in session.envelopes if envelope.actor == "task"] == [1, 1, 2, 2, 3, 3]
+
+
+def _delete(ctx: TrialContext) -> None:
+    with ctx.session.span("tool"):
+        ctx.session.record(ToolInvoked("delete"))
+        current_trial().session.record(ToolInvoked("delete"))
+
+
+async def test_events_a_timed_out_thread_records_late_do_not_count_for_the_next_attempt() -> None:
+    next_began, late_recorded = threading.Event(), threading.Event()
+
+    def work(given: str, ctx: TrialContext) -> str:
+        if ctx.attempt == 1:
+            next_began.wait(20)
+            _delete(ctx)
+            late_recorded.set()
+            return "late"
+        next_began.set()
+        late_recorded.wait(20)
+        return "a"
+
+    result = await trial(work, tool_not_called("delete"), timeout_seconds=1.0, max_retries=1)
+    assert (result.outcome, result.attempt, result.passed) == ("scored", 2, True)
+    assert result.metadata["late_events"] == 3
+    assert result.snapshot is not None
+    late = [e for e in restore_session(result.snapshot).envelopes if e.actor == "task"]
+    assert [envelope.attempt for envelope in late] == [1, 1, 1]
+
+
+async def test_events_an_async_task_leaves_running_do_not_count_for_the_next_attempt() -> None:
+    async with anyio.create_task_group() as outside:
+        recorded = anyio.Event()
+
+        async def work(given: str, ctx: TrialContext) -> str:
+            async def tool() -> None:
+                await anyio.sleep(0.3)
+                _delete(ctx)
+                recorded.set()
+
+            if ctx.attempt == 1:
+                outside.start_soon(tool)
+                raise ConnectionError("busy")
+            await recorded.wait()
+            return "a"
+
+        result = await trial(work, tool_not_called("delete"), max_retries=1)
+    assert (result.outcome, result.attempt, result.passed) == ("scored", 2, True)
+    assert result.metadata["late_events"] == 3
 
 
 async def test_retries_end_with_the_error_of_the_last_attempt() -> None:

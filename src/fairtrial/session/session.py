@@ -39,7 +39,7 @@ class Session:
     changes it, and a live session reads exactly like its snapshot.
     """
 
-    __slots__ = ("__attempt", "__clock", "__envelopes", "__id_bits", "__lock", "__seq", "__tags")
+    __slots__ = ("__attempt", "__clock", "__ended", "__envelopes", "__id_bits", "__late", "__lock", "__seq", "__tags")
 
     def __init__(
         self,
@@ -57,6 +57,8 @@ class Session:
         self.__seq = itertools.count()
         self.__lock = Lock()
         self.__attempt = 1
+        self.__ended = False
+        self.__late: list[None] = []  # One entry per late event; shared by the sessions of all attempts.
 
     @property
     def session_id(self) -> UUID:
@@ -70,14 +72,29 @@ class Session:
 
     @property
     def attempt(self) -> int:
-        """Which attempt at the trial is being recorded, from 1."""
+        """Which attempt at the trial this session records, from 1."""
         return self.__attempt
 
-    def next_attempt(self) -> int:
-        """Mark what follows as a new attempt."""
+    @property
+    def late_events(self) -> int:
+        """How many events were recorded by code of an attempt that had already ended."""
+        return len(self.__late)
+
+    def next_attempt(self) -> Session:
+        """End this attempt and return the session that records the next one into the same record.
+
+        Code of the ended attempt, such as a thread that outlived its time limit, still holds this session: what it
+        records is kept under its own attempt and never counts for the next one.
+        """
+        following: Session = Session.__new__(Session)
+        following.__id_bits, following.__tags, following.__clock = self.__id_bits, self.__tags, self.__clock
+        following.__envelopes, following.__seq, following.__lock = self.__envelopes, self.__seq, self.__lock
+        following.__late = self.__late
+        following.__ended = False
         with self.__lock:
-            self.__attempt += 1
-            return self.__attempt
+            self.__ended = True
+            following.__attempt = self.__attempt + 1
+        return following
 
     def record(self, event: object, *, actor: str = "task") -> None:
         """Append one event: any frozen dataclass, pydantic model or other value the codec knows."""
@@ -91,6 +108,8 @@ class Session:
             self.__envelopes.append(
                 Envelope(next(self.__seq), self.__clock.time(), actor, self.__attempt, span_id, parent_id, kind, data)
             )
+            if self.__ended:
+                self.__late.append(None)
 
     @contextmanager
     def span(self, name: str, *, actor: str = "task") -> Iterator[str]:
@@ -150,6 +169,8 @@ class Session:
                     self.__attempt = max(self.__attempt, found.attempt)
                 attempt = found.attempt if keep_attempts else self.__attempt
                 self.__envelopes.append(found._replace(seq=next(self.__seq), attempt=attempt))
+                if self.__ended:
+                    self.__late.append(None)
 
     def snapshot(self) -> bytes:
         """The whole record as bytes; `restore_session` reads it anywhere."""

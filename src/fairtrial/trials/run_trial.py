@@ -115,8 +115,8 @@ async def run_trial(
         if state.outcome not in ("task_error", "timeout") or attempt - first >= rules.max_retries:
             break
         session.record(AttemptFailed(attempt, state.outcome, _describe(state.error)), actor="framework")
+        session = session.next_attempt()  # Before the pause: what the ended attempt records meanwhile is late.
         await anyio.sleep(_backoff(attempt - first, state.retry_after))
-        session.next_attempt()
         attempt += 1
     return _result(key, ordinal, attempt, started_at, session, state)
 
@@ -330,6 +330,8 @@ def _result(
     key: TrialKey, ordinal: int, attempt: int, started_at: float, session: Session, state: _Attempt
 ) -> EvalResult:
     metadata: dict[str, Any] = {}
+    if session.late_events:
+        metadata["late_events"] = session.late_events
     if state.close_error is not None:
         metadata["close_error"] = state.close_error
     if isinstance(state.error, BaseException) and state.error.__traceback__ is not None:
