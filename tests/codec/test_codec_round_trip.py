@@ -200,6 +200,8 @@ def test_a_record_of_every_supported_type_survives_unchanged(record: Everything)
     assert dumps(back) == dumps(record)
 
 
+_calls = st.integers(0, 2**31 - 1)
+call_usages = st.builds(TokenUsage, _calls, _calls, _calls, st.none() | st.floats(0, allow_infinity=False))
 usages = st.builds(
     TokenUsage, st.integers(0), st.integers(0), st.integers(0), st.none() | st.floats(0, allow_infinity=False)
 )
@@ -242,7 +244,7 @@ records = st.one_of(
         st.none() | st.uuids(),
         st.none() | moments,
     ),
-    st.builds(PromptExecuted, texts, texts, texts, st.none() | usages, st.none() | texts, st.none() | attachments),
+    st.builds(PromptExecuted, texts, texts, texts, st.none() | call_usages, st.none() | texts, st.none() | attachments),
     st.builds(Sample, texts.filter(bool), trees, trees, metadata),
 )
 

@@ -148,3 +148,34 @@ def _run() -> Any:
 
 def _result(ordinal: int) -> EvalResult:
     return EvalResult(TrialKey("r", "baseline", f"s{ordinal}"), ordinal, "task_error", error="x", execution=ordinal)
+
+
+async def test_handing_over_raises_when_the_thread_failed_just_before(caplog: pytest.LogCaptureFixture) -> None:
+    release = threading.Event()
+
+    def before(batch: int) -> None:
+        release.wait(30)
+        raise StoreError("the disk is full")
+
+    store = Moody(before)
+    store.create_run(_run())
+    writer = Writer(store, "r", batch=1, wait_seconds=0.01)
+    for ordinal in range(2):
+        await writer.put(_result(ordinal), ordinal, Sample(f"s{ordinal}", 1))
+    real, caller = writer._lock, threading.current_thread()
+
+    class FailsFirst:
+        """A lock that lets the writer's thread fail before the caller gets it."""
+
+        def __enter__(self) -> None:
+            if threading.current_thread() is caller:
+                release.set()
+                writer._thread.join(30)
+            real.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            real.release()
+
+    writer._lock = FailsFirst()  # type: ignore[assignment]
+    with anyio.fail_after(5), pytest.raises(StoreError, match="the disk is full"):
+        await writer.put(_result(2), 2, Sample("s2", 1))

@@ -65,9 +65,10 @@ class Writer:
 
     async def put(self, result: EvalResult, sample_ordinal: int, sample: Sample[Any, Any]) -> None:
         """Hand over a result; waits while too many are on their way."""
-        if self._error is not None:
-            raise self._error
         with self._lock:
+            # Under the lock: a thread that fails after this test still sees, and wakes, whoever waits for room.
+            if self._error is not None:
+                raise self._error
             self._waiting.append((result, sample_ordinal, sample))
             self._pending += 1
             full = len(self._waiting) >= self._batch
@@ -112,7 +113,8 @@ class Writer:
                 if closing:
                     return
         except BaseException as error:
-            self._error = error
+            with self._lock:
+                self._error = error
             self._make_room(0)
 
     def _say_so(self) -> None:

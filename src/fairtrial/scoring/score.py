@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from fairtrial.codec import to_json
 from fairtrial.frozen import EMPTY, FrozenDict, freeze
 from fairtrial.types import JSON
 
@@ -27,7 +29,18 @@ class Metric:
         if self.weight < 0:
             raise ValueError(f"the weight of metric {self.name!r} is {self.weight}; a weight cannot be negative")
         if type(self.metadata) is not FrozenDict:
-            object.__setattr__(self, "metadata", freeze(dict(self.metadata)))
+            object.__setattr__(self, "metadata", freeze(self._checked_metadata()))
+
+    def _checked_metadata(self) -> dict[str, Any]:
+        try:
+            metadata = dict(self.metadata)
+            to_json(metadata)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"the metadata of metric {self.name!r} must be a mapping of JSON values (got one that cannot be "
+                f"stored: {error})"
+            ) from None
+        return metadata
 
 
 @dataclass(frozen=True, slots=True, init=False)

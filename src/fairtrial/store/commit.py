@@ -193,9 +193,10 @@ class Writer:
                 with connection.begin_nested():
                     if better:
                         gone = [entry.ordinal for entry in better]
-                        connection.execute(
-                            delete(results).where(results.c.run == entries[0].row[0], results.c.ordinal.in_(gone))
-                        )
+                        for table in (results, details):
+                            connection.execute(
+                                delete(table).where(table.c.run == entries[0].row[0], table.c.ordinal.in_(gone))
+                            )
                     if absent or better:
                         self._insert_all(connection, [*absent, *better])
                 return len(absent) + len(better)
