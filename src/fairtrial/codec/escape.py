@@ -11,6 +11,7 @@ import binascii
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Never, cast
 
@@ -79,24 +80,33 @@ def _refuse_constant(name: str) -> Never:
     raise CodecError(f"{name} is not JSON; write null, or leave the field out")
 
 
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise CodecError(f"{repeated!r} occurs twice in one object")
+    return fields
+
+
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-_parse = _DECODER.decode
-_scan = cast(Any, _DECODER).scan_once
+# For rows of datasets: of two values of one field, one would be ignored without a word.
+_ROW_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
     """Parse JSON text strictly: NaN and infinities are refused, and every problem is a `CodecError`."""
+    decoder = _ROW_DECODER if unique_keys else _DECODER
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
         try:  # What programs write begins and ends with the value; looking for space takes longer than a small record.
-            value, end = _scan(text, 0)
+            value, end = cast(Any, decoder).scan_once(text, 0)
             if end == len(text):
                 return value
         except StopIteration:
             pass
-        return _parse(text)
+        return decoder.decode(text)
     except (ValueError, RecursionError) as error:
         raise _not_json(error) from None
 
@@ -136,7 +146,7 @@ def _array_items(text: str) -> Iterator[tuple[int, Any]]:
     closed = text.startswith("]", position)
     while not closed:
         line, counted = line + text.count("\n", counted, position), position
-        item, position = _DECODER.raw_decode(text, position)
+        item, position = _ROW_DECODER.raw_decode(text, position)
         yield line, item
         position = after_space(position)
         closed = text.startswith("]", position)

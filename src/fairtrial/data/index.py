@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any, BinaryIO
 
 from fairtrial.codec import digest, parse_json
@@ -50,7 +51,7 @@ def state_of(path: Path) -> State:
 
 def parse_line(line: bytes) -> Row:
     """One JSONL line as a row."""
-    row: Row = parse_json(line.removeprefix(_BYTE_ORDER_MARK))
+    row: Row = parse_json(line.removeprefix(_BYTE_ORDER_MARK), unique_keys=True)
     if type(row) is not dict:
         raise CodecError("a row must be a JSON object")
     return row
@@ -74,6 +75,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 def open_data(path: Path) -> BinaryIO:
     """Open a dataset file, or say in one sentence why not."""
     try:
+        mode = path.stat().st_mode
+        if not (S_ISREG(mode) or S_ISDIR(mode)):  # Opening a named pipe waits until somebody writes to it.
+            raise DatasetError("a dataset must be a regular file", path=path)
         return path.open("rb")
     except FileNotFoundError:
         raise DatasetError(f"no such file (looked from {Path.cwd()})", path=path) from None

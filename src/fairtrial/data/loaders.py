@@ -139,11 +139,13 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
 
 
 def _column_names(names: list[str], path: Path) -> list[str]:
+    seen: set[str] = set()
     for position, name in enumerate(names, 1):
         if not name:
             raise DatasetError(f"column {position} has no name; name it or remove it", path=path, line=1)
-        if name in names[: position - 1]:
+        if name in seen:
             raise DatasetError(f"two columns are both named {name!r}", path=path, line=1)
+        seen.add(name)
     return names
 
 

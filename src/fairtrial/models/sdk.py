@@ -15,7 +15,6 @@ import concurrent.futures
 import importlib.util
 import json
 import os
-import re
 import threading
 import time
 import weakref
@@ -57,7 +56,6 @@ from fairtrial.store.redact import register_secret
 type StructuredOutput = Literal["native", "prompt"]
 """How a form is asked for: through the provider's own option, or in words, for servers that lack it."""
 
-_DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?[^,]*;base64,(?P<data>.*)", re.DOTALL)
 _LONGEST_WAIT = 3600.0
 _CLOSE_SECONDS = 2.0  # At the end of the process; a loop that is stuck must not keep it.
 
@@ -382,14 +380,24 @@ class SdkAdapter(BaseAdapter):
 
     def _from_data_url(self, url: str) -> str | Attachment:
         """An image a model sent; one that is only linked to stays a link."""
-        match = _DATA_URL.fullmatch(url)
-        if match is None:
+        parts = split_data_url(url)
+        if parts is None:
             return url
+        media_type, data = parts
         try:
-            content = base64.b64decode(match["data"], validate=True)
+            content = base64.b64decode(data, validate=True)
         except binascii.Error as error:
             raise ValueError(f"damaged data URL: {error}") from None
-        return self._kept(content, match["type"] or "application/octet-stream")
+        return self._kept(content, media_type)
+
+
+def split_data_url(url: str) -> tuple[str, str] | None:
+    """(media type, base64 text) of a data URL; None for any other address."""
+    head, comma, data = url.partition(",")
+    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
+        return None
+    media_type = head.removeprefix("data:").partition(";")[0]
+    return (media_type if "/" in media_type else "application/octet-stream"), data
 
 
 def instruction(schema: OutputSchema) -> str:

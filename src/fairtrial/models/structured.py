@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,7 @@ from fairtrial.codec import from_json, parse_json
 from fairtrial.codec.escape import escape_text
 from fairtrial.session.trajectory import ChatMessage
 
-# Models that were not made to answer in JSON like to wrap it.
-_FENCED = re.compile(r"\A\s*```[\w-]*\s*\n(?P<body>.*?)\n?\s*```\s*\Z", re.DOTALL)
+_FENCE = "```"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +36,26 @@ def parse_output(kind: Any, text: str, *, wrapped: bool = False) -> Any:
     """
     if kind is str:
         return text
-    fenced = _FENCED.match(text)
-    tree = _escaped(parse_json(fenced["body"] if fenced else text))
+    tree = _escaped(parse_json(_without_fence(text)))
     if wrapped and isinstance(tree, dict) and set(tree) == {"value"}:
         tree = tree["value"]
     return from_json(kind, tree)
+
+
+def _without_fence(text: str) -> str:
+    """The content of a Markdown code block that is the whole answer; any other answer as it is.
+
+    Models that were not made to answer in JSON like to wrap it. No regular expression: an answer can be a megabyte of
+    newlines, and backtracking over those stops the interpreter.
+    """
+    block = text.strip()
+    first_line, newline, rest = block.partition("\n")
+    language = first_line.removeprefix(_FENCE).strip()
+    if not newline or not first_line.startswith(_FENCE) or not rest.endswith(_FENCE):
+        return text
+    if language and not language.replace("-", "_").isidentifier():
+        return text
+    return rest.removesuffix(_FENCE)
 
 
 def repair_messages(problem: str, said: ChatMessage) -> tuple[ChatMessage, ChatMessage]:

@@ -10,6 +10,8 @@ from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Score
 
+_LONGEST_FUZZY = 50_000
+
 
 @evaluator(inline=True)
 def exact_match(output: Any, expected: Any) -> Score:
@@ -69,7 +71,12 @@ def fuzzy_match(minimum: float = 0.8) -> Callable[[Any, Any], Score]:
 
     @evaluator(inline=True, name="fuzzy_match")
     def similar(output: Any, expected: Any) -> Score:
-        value = Levenshtein.normalized_similarity(str(output), str(expected))
+        left, right = str(output), str(expected)
+        longer = max(len(left), len(right))
+        if longer > _LONGEST_FUZZY:
+            # Edit distance is quadratic, and it holds the interpreter lock: a megabyte stops the process for a minute.
+            raise ValueError(f"fuzzy_match compares texts of up to {_LONGEST_FUZZY:,} characters (got {longer:,})")
+        value = Levenshtein.normalized_similarity(left, right)
         return Score(value, value >= minimum, f"similarity {value:.2f}, needed {minimum:.2f}")
 
     return similar

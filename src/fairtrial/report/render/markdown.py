@@ -26,10 +26,13 @@ from fairtrial.report.render.document import (
 from fairtrial.report.untrusted import plain
 
 _BREAK = "\u200b"  # Takes no space, and breaks the words that forges turn into links.
-_MARKUP = re.compile(r"([\\`*_\[\]|~$])")
+_MARKUP = "\\`*_[]|~$"  # The backslash first: the others are escaped with one.
 # Mentions, issue numbers, addresses and commits become links (and mails to people) after Markdown is read, so a
-# backslash does not help.
-_LINKS = re.compile(r"(@|#(?=\d)|\bGH-(?=\d)|\b[a-z][a-z0-9+.-]*:(?=//)|\bmailto:|\bxmpp:|\bwww(?=\.))", re.IGNORECASE)
+# backslash does not help. Each pattern is looked for only where its text occurs: foreign text can be megabytes.
+_LINKS = tuple(
+    (text, re.compile(rf"(?<={text[:-1]}){re.escape(text[-1])}", re.IGNORECASE))
+    for text in ("gh-", "mailto:", "xmpp:", "www.")
+)
 _BLOCK_START = re.compile(r"^(\s*)([-+=#>]+|\d+[.)])(?=\s|$)")
 _SIGNS: dict[Tone, str] = {"good": "✅ ", "bad": "❌ ", "unsure": "❔ ", "dim": "", "": ""}
 _CASES, _FACTS = 10, 4
@@ -38,7 +41,20 @@ _CASES, _FACTS = 10, 4
 def escaped(text: str) -> str:
     """Any text as Markdown that shows exactly that text, on one line."""
     clean = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _LINKS.sub(rf"\1{_BREAK}", _MARKUP.sub(r"\\\1", clean))
+    for mark in _MARKUP:
+        clean = clean.replace(mark, f"\\{mark}")
+    return _without_links(clean)
+
+
+def _without_links(text: str) -> str:
+    text = text.replace("@", f"@{_BREAK}").replace("://", f":{_BREAK}//")
+    for digit in "0123456789":
+        text = text.replace(f"#{digit}", f"#{_BREAK}{digit}")
+    lowered = text.lower()
+    for prefix, ending in _LINKS:
+        if prefix in lowered:
+            text = ending.sub(_BREAK + prefix[-1], text)
+    return text
 
 
 def quoted(text: str, limit: int) -> str:
@@ -113,7 +129,7 @@ def _cases(block: Cases) -> Iterator[str]:
     if not block.total:
         return
     # Inside HTML no backslash is an escape.
-    caption = _LINKS.sub(rf"\1{_BREAK}", html.escape(plain(block.caption)))
+    caption = _without_links(html.escape(plain(block.caption)))
     yield f"<details><summary>{caption}</summary>"
     yield ""
     shown = 0

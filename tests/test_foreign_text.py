@@ -1,0 +1,132 @@
+"""Text from models, datasets and files takes time in proportion to its length, whatever it contains."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fairtrial import Dataset, fuzzy_match
+from fairtrial.errors import CodecError, DatasetError
+from fairtrial.judging.fence import read_fences
+from fairtrial.models.sdk import split_data_url
+from fairtrial.models.structured import parse_output
+from fairtrial.report.render import markdown
+from fairtrial.report.render.junit import content
+from fairtrial.report.untrusted import lines, plain
+from fairtrial.store.redact import Redactor
+
+MEGABYTE = 1_000_000
+LIMIT_SECONDS = 0.1
+FIXED_WORK_SECONDS = 0.0125  # What `fixed_work` takes on an idle core of two.
+
+# Each repeated to one megabyte: what regular expressions of the project could be led to backtrack over.
+HOSTILE = (
+    "\n", " ", "`", "```\n", "a", "a-", "a+", "a.", "a:", "://", "://a:", "a@", "=", "#", "#1", "1.", "\x1b[", "\x1b[0",
+    "\x1b]", "a\x1b[0m", "\x1b", "a\x00", "<<<BEGIN ", "$", "${", "{", "[", "|a", '"', "\\", "data:a/", ";base64",
+    "www.",
+    "mailto:", "\u200b", "\ufdd0", "a\ufdd0", "sk-", "eyJ", "AKIA", "Bearer ", "password=", "-----BEGIN ", "?api_key=",
+)  # fmt: skip
+
+READERS: dict[str, Callable[[str], object]] = {
+    "a reply as JSON": lambda text: parse_output(dict, text),
+    "a fenced reply": lambda text: parse_output(dict, f"```json\n{text}"),
+    "a fenced reply that is closed twice": lambda text: parse_output(dict, f"```json\n{text}\n```x\n```"),
+    "Markdown": markdown.escaped,
+    "a code span": lambda text: markdown.quoted(text, MEGABYTE),
+    "JUnit": lambda text: content(text, MEGABYTE),
+    "terminal lines": lines,
+    "a terminal line": plain,
+    "fenced material": read_fences,
+    "redacted text": Redactor(["a-secret-that-is-registered"]).text,
+    "redacted JSON": lambda text: Redactor(["a-secret-that-is-registered"]).json(
+        f'"{text.encode("ascii", "replace")!r}"'
+    ),
+    "a data URL": lambda text: split_data_url("data:image/" + text),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_megabyte_of_foreign_text_is_read_in_under_a_tenth_of_a_second(reader: str) -> None:
+    slow = {
+        piece: seconds
+        for piece in HOSTILE
+        if (seconds := seconds_on_a_calm_core(READERS[reader], piece)) > LIMIT_SECONDS
+    }
+    assert slow == {}
+
+
+def seconds_on_a_calm_core(read: Callable[[str], object], piece: str) -> float:
+    """The CPU time that a megabyte takes, less what a busy neighbour of the core adds to it."""
+    text = (piece * (MEGABYTE // len(piece) + 1))[:MEGABYTE]
+    seconds = cpu_seconds(read, text)
+    for _ in range(4):
+        if seconds < LIMIT_SECONDS:
+            break
+        slowdown = max(1.0, cpu_seconds(fixed_work, text) / FIXED_WORK_SECONDS)
+        seconds = min(seconds, cpu_seconds(read, text) / slowdown)
+    return seconds
+
+
+def fixed_work(_text: str) -> int:
+    return sum(number * number for number in range(200_000))
+
+
+def cpu_seconds(read: Callable[[str], object], text: str) -> float:
+    begin = time.thread_time()
+    with contextlib.suppress(CodecError, ValueError):
+        read(text)
+    return time.thread_time() - begin
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ('```json\n{"a": 1}\n```', {"a": 1}),
+        ('  ```\n{"a": 1}```  ', {"a": 1}),
+        ('\n```JSON-schema \n\n{"a": 1}\n\n ```\n', {"a": 1}),
+        ('{"a": "```"}', {"a": "```"}),
+        ('```json\n{"a": "x ``` y"}\n```', {"a": "x ``` y"}),
+    ],
+)
+def test_a_reply_is_read_with_and_without_its_code_fence(text: str, parsed: object) -> None:
+    assert parse_output(dict, text) == parsed
+
+
+@pytest.mark.parametrize("text", ["```json", "```json\n", "``````", "```{}```", "```a b\n{}\n```"])
+def test_a_fence_that_holds_no_json_is_refused(text: str) -> None:
+    with pytest.raises(CodecError):
+        parse_output(dict, text)
+
+
+def test_a_csv_header_of_a_hundred_thousand_columns_is_read_quickly(tmp_path: Path) -> None:
+    path = tmp_path / "wide.csv"
+    path.write_text("id,input," + ",".join(f"c{number}" for number in range(100_000)) + "\n")
+    begin = time.thread_time()
+    assert len(Dataset.load(path, str)) == 0
+    assert time.thread_time() - begin < 2
+
+
+def test_a_dataset_that_is_a_named_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(DatasetError, match="must be a regular file"):
+        Dataset.load(path, str)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_a_row_that_names_a_field_twice_is_refused(tmp_path: Path, suffix: str) -> None:
+    row = '{"id": "a", "input": "x", "expected": "y", "expected": "z"}'
+    path = tmp_path / f"samples{suffix}"
+    path.write_text(row if suffix == ".jsonl" else f"[{row}]")
+    with pytest.raises(DatasetError, match="'expected' occurs twice"):
+        Dataset.load(path, str)
+
+
+def test_fuzzy_match_refuses_texts_that_would_take_minutes() -> None:
+    with pytest.raises(ValueError, match="50,000 characters"):
+        fuzzy_match()("a" * 60_000, "b" * 60_000)
