@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from fairtrial import EvalReport, open_store
@@ -141,6 +142,11 @@ class TestExport:
         file = place / done.json["file"]
         assert file.stat().st_size == done.json["bytes"] > 0
         assert file.name.startswith("doubles-1.")
+        if format in ("csv", "jsonl"):
+            rows = file.read_text().splitlines()[format == "csv" :]
+            assert ["four" in row for row in rows] == [False] * 6 + [True] * 2
+        elif format == "parquet":
+            assert pyarrow.parquet.read_table(file).num_rows == 8
 
     def test_the_files_ending_says_the_format(self, ran: Cli, place: Path) -> None:
         done = ran("export", "doubles", "-o", "out.xml")

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -23,7 +24,8 @@ from fairtrial import (
     task,
 )
 from fairtrial.errors import ConfigurationError, MailboxAccessError, MailboxClosedError, MailboxConnectionError
-from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoopRequest
+from fairtrial.fleet.worker import backoff
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Message
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.store.protocol import RunRecord
@@ -60,7 +62,46 @@ class TestOneHop:
         assert (loop.counters.received, loop.counters.finished, loop.counters.in_flight) == (25, 25, 0)
         assert loop.counters.outcomes == {"scored": 25}
 
-    @pytest.mark.proves("R49", "R52")
+    @pytest.mark.proves("R52", "R61")
+    @pytest.mark.parametrize("hops", [1, 2])
+    async def test_a_request_is_acknowledged_only_after_its_result_is_delivered(self, hops: int) -> None:
+        steps: list[str] = []
+
+        class Requests(InMemoryMailbox[EvalRequest]):
+            def _settle(self, *args: Any) -> None:
+                steps.append("acknowledge")
+                super()._settle(*args)
+
+        class Results(InMemoryMailbox[EvalReply]):
+            async def send(self, body: EvalReply, *, reply_to: Any = None) -> str:
+                steps.append("deliver")
+                return await super().send(body, reply_to=reply_to)
+
+        async def work(input: str) -> str:
+            steps.append("execute")
+            return input
+
+        @evaluator(inline=True)
+        def score(output: str, expected: str) -> bool:
+            steps.append("score")
+            return output == expected
+
+        requests, results = Requests("requests", EvalRequest), Results("results", EvalReply)
+        await requests.send(request())
+        if hops == 1:
+            await EvalLoop(requests=requests, loop=work, evaluator=score, results=results).run(until_empty=True)
+        else:
+            inputs = InMemoryMailbox("inputs", MainLoopRequest)
+            main = MainLoop(work, requests=inputs)
+            loop = EvalLoop(requests=requests, mainloop_requests=inputs, evaluator=score, results=results)
+            running = asyncio.create_task(main.run())
+            await loop.run(until_empty=True)
+            main.stop()
+            await running
+        assert steps == ["execute", "score", "deliver", "acknowledge"]
+        assert [result.passed for result in await take(results)] == [True]
+
+    @pytest.mark.proves("R49")
     async def test_any_callable_or_main_loop_will_do_and_reads_the_experiment(self) -> None:
         async def styled(input: str, ctx: TrialContext) -> str:
             return f"{input} {ctx.experiment.name} {ctx.experiment.params.get('style')}"
@@ -213,6 +254,24 @@ class TestEnding:
         assert await requests.approximate_count() == 4
         await loop.run(max_iterations=2)
         assert len(await take(results)) == 4
+
+    @pytest.mark.proves("R51")
+    async def test_a_receive_waits_twenty_seconds_and_leases_for_sixty_unless_told_otherwise(self) -> None:
+        asked: list[tuple[float, float]] = []
+
+        class Asked(InMemoryMailbox[EvalRequest]):
+            async def receive(
+                self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
+            ) -> Sequence[Message[EvalRequest]]:
+                asked.append((visibility_timeout, wait_time_seconds))
+                return await super().receive(max_messages, visibility_timeout, wait_time_seconds)
+
+        for config in (EvalLoopConfig(), EvalLoopConfig(lease_seconds=7, wait_seconds=3)):
+            requests, results = Asked("q", EvalRequest), InMemoryMailbox("r", EvalReply)
+            await requests.send(request())
+            loop = EvalLoop(requests=requests, rules=rules(), results=results, config=config)
+            await loop.run(max_iterations=1)
+        assert asked == [(60, 20), (7, 3)]
 
     async def test_a_receive_fills_all_free_slots_at_once(self) -> None:
         asked: list[int] = []
@@ -413,6 +472,26 @@ class TestWhatItSurvives:
         assert len(await take(results)) == 1
         assert (loop.counters.delivery_retries, loop.counters.received) == (2, 1)
 
+    @pytest.mark.proves("R62")
+    async def test_pauses_between_deliveries_grow_up_to_a_limit(self) -> None:
+        class Timed(Flaky):
+            def _fail(self, what: str) -> None:
+                if what == "send":
+                    times.append(asyncio.get_running_loop().time())
+                super()._fail(what)
+
+        times: list[float] = []
+        requests, _ = boxes()
+        results = Timed("r", EvalReply, *(MailboxConnectionError("away") for _ in range(5)), on="send")
+        await requests.send(request())
+        await EvalLoop(requests=requests, rules=rules(), results=results).run(until_empty=True)
+        assert len(await take(results)) == 1
+        pauses = [later - earlier for earlier, later in pairwise(times)][1:]  # The first retry is the batch's.
+        assert [pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2, 0.4), strict=True)] == [True] * 4
+        assert backoff(50) == pytest.approx(backoff(60), rel=0.5)
+        assert backoff(60) < 120
+
+    @pytest.mark.proves("R55")
     async def test_a_result_nobody_can_take_for_too_long_is_given_back_without_ending_the_worker(self) -> None:
         requests, _ = boxes()
         away = [MailboxConnectionError("away") for _ in range(3)]
@@ -424,7 +503,7 @@ class TestWhatItSurvives:
         assert len(await take(results)) == 1
         assert (loop.counters.retried, loop.counters.received) == (1, 2)
 
-    @pytest.mark.proves("R80", "R82")
+    @pytest.mark.proves("R55", "R80", "R82")
     async def test_a_reply_mailbox_that_is_gone_for_good_makes_a_dead_letter(self) -> None:
         requests, results = boxes()
         await requests.send(request(), reply_to=results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,6 +93,13 @@ class TestRoundTrips:
         assert MainLoopResult.from_wire(MainLoopResult("i").to_wire()) == MainLoopResult("i")
         asked = MainLoopRequest("q")
         assert MainLoopRequest.from_wire(asked.to_wire()) == asked
+
+    @pytest.mark.proves("R48")
+    def test_a_request_carries_the_time_it_was_made(self) -> None:
+        before = time.time()
+        request = EvalRequest(TrialKey("r", "baseline", "s"), Sample("s", 1))
+        assert before <= request.created_at <= time.time()
+        assert EvalRequest.from_wire(request.to_wire()).created_at == request.created_at
 
     @given(value=json_values, text=st.text(st.characters(codec=None)))
     def test_any_json_and_any_text_comes_through(self, value: Any, text: str) -> None:

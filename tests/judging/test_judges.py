@@ -22,7 +22,8 @@ from fairtrial.judging import (
     panel,
 )
 from fairtrial.judging.fence import fence, read_fences, token_for
-from fairtrial.judging.judge import family, is_empty
+from fairtrial.judging.judge import JudgeOutput, NumericOutput, family, is_empty
+from fairtrial.models.schema import output_schema
 from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.scoring.evaluator import Case
 from fairtrial.testing import session_of
@@ -66,6 +67,15 @@ async def test_the_judge_is_asked_for_its_reason_before_its_rating_and_sees_the_
         "output_to_assess": "four",
     }
     assert text.rindex("<<<END") < text.index("Criterion: The answer is right.")
+
+
+@pytest.mark.proves("R36")
+@pytest.mark.parametrize(("output_type", "verdict"), [(JudgeOutput, "rating"), (NumericOutput, "score")])
+def test_the_schema_of_a_judges_answer_has_the_reason_before_the_verdict(output_type: type, verdict: str) -> None:
+    """Models fill in fields in the order of the schema: a verdict that comes first is given without a reason."""
+    found = output_schema(output_type)
+    assert found is not None
+    assert list(found.schema["properties"]) == ["reason", verdict]
 
 
 async def test_what_is_not_there_or_not_wanted_is_not_shown() -> None:

@@ -27,6 +27,7 @@ from fairtrial import (
     TokenUsage,
     Trajectory,
     TrialContext,
+    all_of,
     evaluate,
     evaluate_sync,
     exact_match,
@@ -58,9 +59,17 @@ class Recorder:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-@pytest.mark.proves("R40", "R43", "R45", "R63", "R86")
+@pytest.mark.proves("R40", "R45", "R63", "R86")
 async def test_a_suite_runs_every_sample_and_reports() -> None:
-    report = await EvalSuite("doubles", doubles(5), double, exact_match).run(store="memory:")
+    tagged: list[str] = []
+
+    async def talk(given: int, ctx: TrialContext) -> int:
+        tagged.append(ctx.session.tags["branch"])
+        ctx.session.record(PromptExecuted(usage=TokenUsage(3, 4)))
+        return await double(given)
+
+    suite = EvalSuite("doubles", doubles(5), talk, all_of(exact_match))
+    report = await suite.run(store="memory:", tags={"branch": "main"})
     assert (report.total, report.planned, report.successful, report.not_run) == (5, 5, 5, 0)
     assert (report.pass_rate, report.pass_rate_all, report.mean_score) == (1.0, 1.0, 1.0)
     assert (report.dataset_name, report.status, report.experiments) == ("doubles", "finished", ("baseline",))
@@ -68,6 +77,9 @@ async def test_a_suite_runs_every_sample_and_reports() -> None:
     assert report.mean_latency_ms is not None
     assert [result.sample_id for result in report.results] == ["s0", "s1", "s2", "s3", "s4"]
     assert all(result.success for result in report.results)
+    assert (report.scores_by_criterion, report.total_tokens) == ({"exact_match": 1.0}, 35)
+    assert (dict(report.run.tags), tagged) == ({"branch": "main"}, ["main"] * 5)
+    assert len(report.failed_samples()) == 0
 
 
 @pytest.mark.proves("R94", "R95", "R7")
@@ -91,7 +103,7 @@ async def test_a_trajectory_scorer_from_reinforcement_learning_works_unchanged()
     assert report.scores_by_criterion == {"correct": 1.0, "turns": 2.0}
 
 
-@pytest.mark.proves("R40", "R44", "R102")
+@pytest.mark.proves("R40", "R43", "R44", "R102")
 async def test_errors_are_counted_and_never_become_scores() -> None:
     async def half(given: int) -> int:
         if given % 2:
@@ -182,6 +194,27 @@ async def test_stop_on_error_ends_the_run_and_leaves_it_resumable() -> None:
     assert "ended early" in str(report)
 
 
+@pytest.mark.proves("R85")
+async def test_the_time_per_sample_and_the_retries_of_a_config_are_those_of_its_trials() -> None:
+    calls: list[int] = []
+
+    async def fails(given: int) -> int:
+        calls.append(given)
+        if given == 1 and calls.count(1) == 1:
+            await anyio.sleep(30)
+        error = ConnectionError("busy")
+        error.retry_after = 0.0  # type: ignore[attr-defined]  # what providers' errors carry
+        if given == 0 and calls.count(0) < 3:
+            raise error
+        return 2 * given
+
+    report = await evaluate(doubles(2), fails, exact_match, EvalConfig(max_retries=2, timeout_seconds=0.2))
+    assert sorted(calls) == [0, 0, 0, 1, 1]
+    assert [(result.passed, result.attempt) for result in report.results] == [(True, 3), (True, 2)]
+    once = await evaluate(doubles(1), lambda given: 1 / 0, exact_match, EvalConfig())
+    assert [result.attempt for result in once.results] == [1]
+
+
 async def test_the_cost_cap_stops_the_run_cleanly() -> None:
     async def costly(given: int, ctx: TrialContext) -> int:
         ctx.session.record(PromptExecuted(usage=TokenUsage(10, 5, cost_usd=0.4)))
@@ -212,6 +245,21 @@ async def test_warm_up_trials_are_executed_and_thrown_away() -> None:
     report = await evaluate(doubles(4), count, exact_match, EvalConfig(warmup=2))
     assert sorted(calls) == [0, 0, 1, 1, 2, 3]
     assert report.total == 4
+
+
+@pytest.mark.proves("R110")
+async def test_a_cold_start_is_over_before_the_first_trial_is_timed() -> None:
+    warm = False
+
+    async def starts_cold(given: int) -> int:
+        nonlocal warm
+        if not warm:
+            await anyio.sleep(0.3)
+            warm = True
+        return 2 * given
+
+    report = await evaluate(doubles(3), starts_cold, exact_match, EvalConfig(warmup=1))
+    assert max(result.latency_ms or 0 for result in report.results) < 250
 
 
 @pytest.mark.proves("R88")
@@ -402,6 +450,15 @@ async def test_a_result_leads_to_its_sample_its_output_and_its_trajectory() -> N
     assert last.trajectory.messages == (ChatMessage("user", "1"),)
 
 
+@pytest.mark.proves("R42")
+async def test_a_results_metadata_is_stored_with_it() -> None:
+    async def fails_here(given: int) -> int:
+        raise ValueError(given)
+
+    report = await evaluate(doubles(1), fails_here, exact_match)
+    assert "in fails_here" in str(report.results[0].metadata["traceback"])
+
+
 async def test_a_report_is_a_table_a_person_can_read_in_a_terminal_and_in_a_notebook() -> None:
     report = await EvalSuite("doubles", doubles(4), double, exact_match).run(store="memory:")
     text = str(report)
@@ -436,6 +493,27 @@ async def test_a_report_gives_mean_spread_and_extremes_and_can_be_saved_and_load
     loaded.store.close()
     report.export(tmp_path / "results.jsonl")
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.proves("R89")
+async def test_a_report_of_a_running_run_shows_what_is_stored_so_far() -> None:
+    store = open_store("memory:")
+    seen: list[tuple[str, int, int]] = []
+
+    async def wait_for_the_first(given: int) -> int:
+        if given < 4:
+            return 2 * given
+        (run,) = store.runs(suite="s")
+        with anyio.fail_after(5):
+            while (report := EvalReport(store, store.get_run(run.run_id))).total < 4:
+                await anyio.lowlevel.checkpoint()  # Another thread commits them.
+        seen.append((report.status, report.total, len(list(report.results))))
+        return 2 * given
+
+    config = EvalConfig(max_concurrent=1)
+    report = await EvalSuite("s", doubles(5), wait_for_the_first, exact_match, config=config).run(store=store)
+    assert seen == [("running", 4, 4)]
+    assert report.total == 5
 
 
 @pytest.mark.proves("R89")

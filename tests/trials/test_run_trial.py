@@ -461,6 +461,7 @@ async def test_a_failing_close_is_recorded_and_never_masks_the_result(how: str, 
     assert message in str(result.metadata["close_error"])
 
 
+@pytest.mark.proves("R85")
 async def test_retries_record_every_attempt_and_evaluators_see_the_last_one() -> None:
     opened: list[str] = []
 
@@ -553,7 +554,13 @@ async def test_retries_end_with_the_error_of_the_last_attempt() -> None:
 
 @pytest.mark.proves("R58")
 async def test_latency_is_the_tasks_own_time_on_a_clock_that_never_runs_backwards() -> None:
-    clock = FakeClock()
+    class SetBack(FakeClock):
+        """The time of day is set back while the task works."""
+
+        def time(self) -> float:
+            return super().time() - 3600 * self.monotonic()
+
+    clock = SetBack()
 
     async def work(given: str) -> str:
         clock.advance(1.25)
@@ -566,6 +573,7 @@ async def test_latency_is_the_tasks_own_time_on_a_clock_that_never_runs_backward
     assert (await trial(work, judge, clock=clock)).latency_ms == 1250
 
 
+@pytest.mark.proves("R39")
 async def test_what_judges_record_is_outside_the_evaluators_view_and_the_tasks_cost() -> None:
     async def work(given: str, ctx: TrialContext) -> str:
         ctx.session.record(PromptExecuted(usage=TokenUsage(10, 1)))
