@@ -403,11 +403,25 @@ async def test_a_client_whose_requests_are_handed_back_says_so(caplog: pytest.Lo
     run = asyncio.create_task(suite_of(3).run(store="memory:", mailbox=office))
     requests = await office.requests("numbers")
     handed = 0
-    while "workers hand back 3 requests" not in caplog.text:
+    while "workers hand back requests of suite 'numbers' (3 at present)" not in caplog.text:
         for message in await requests.receive(5, 30, 0.01):
             await message.nack(0.4)
             handed += 1
     assert handed >= 3
+    async with FakeWorker(office, "numbers").at_work():
+        assert (await run).total == 3
+
+
+async def test_workers_that_refuse_are_not_taken_for_no_workers(caplog: pytest.LogCaptureFixture) -> None:
+    """Between two refusals everything waits, as if there were nobody: what was seen before decides."""
+    office = MemoryPostOffice()
+    run = asyncio.create_task(suite_of(3).run(store="memory:", mailbox=office))
+    requests = await office.requests("numbers")
+    for message in await requests.receive(1, 30, 5):
+        await message.hand_back(0.05)
+    await until(lambda: "requests of suite 'numbers'" in caplog.text)
+    assert "workers hand back requests of suite 'numbers'" in caplog.text
+    assert "no worker takes them" not in caplog.text
     async with FakeWorker(office, "numbers").at_work():
         assert (await run).total == 3
 

@@ -618,6 +618,7 @@ class TestDrift:
         assert [result.ordinal for result in await take(results)] == [1, 2]
         assert await requests.dead_letters.count() == 0
         assert sum("other code" in record.message for record in caplog.records) == 1
+        assert "or with --allow-drift (EvalLoopConfig.allow_drift)" in caplog.text
         right = EvalLoop(
             requests=requests, rules=rules(), results=results, config=replace(config, fingerprint="theirs")
         )

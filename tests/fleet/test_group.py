@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 
+from fairtrial import exact_match
 from fairtrial.errors import ConfigurationError, LoopCrashedError, MailboxAccessError
+from fairtrial.fleet import EvalLoop, EvalLoopConfig
 from fairtrial.fleet import group as group_module
 from fairtrial.fleet import health as health_module
 from fairtrial.fleet.group import LoopGroup
@@ -28,6 +30,8 @@ from fairtrial.fleet.metrics import Family, Reading, exposition
 from fairtrial.fleet.supervise import Bound, RestartPolicy
 from fairtrial.fleet.watchdog import EXIT_STALLED, Watchdog
 from fairtrial.mailbox import InMemoryMailbox
+from tests.fleet.build import boxes, take
+from tests.fleet.build import request as trial_request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proves("R83", "R84", "R109")]
 
@@ -275,9 +279,60 @@ class TestDraining:
         group = LoopGroup({"slow": Bound(slow, slow.run)}, health_port=0)
         async with running(group):
             await until(lambda: slow.runs == 1)
-            assert await ask(group, "/ready") == (503, '{"ready": false, "why": "no loop takes work yet"}\n')
+            assert await ask(group, "/ready") == (503, '{"ready": false, "why": "slow does not take work yet"}\n')
             slow.ready = True
             assert (await ask(group, "/ready"))[0] == 200
+
+    async def test_it_is_ready_when_all_loops_take_work_and_not_before(self) -> None:
+        class Slow(Steady):
+            ready = False
+
+        slow, short = Slow("slow"), Steady("short")
+        group = LoopGroup([Steady(), slow, short], health_port=0)
+        async with running(group):
+            await until(lambda: slow.runs == 1)
+            assert await ask(group, "/ready") == (503, '{"ready": false, "why": "slow does not take work yet"}\n')
+            assert "fairtrial_group_ready 0" in (await ask(group, "/metrics"))[1]
+            slow.ready = True
+            short.stop()  # A loop that has ended by itself is not waited for.
+            await until(lambda: group.loops[2].state == "finished")
+            assert (await ask(group, "/ready"))[0] == 200
+            assert "fairtrial_group_ready 1" in (await ask(group, "/metrics"))[1]
+
+    async def test_a_real_loop_is_probed_drained_and_hands_back_what_it_does_not_finish(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, logger="fairtrial")
+        requests, results = boxes()
+        for number in range(4):
+            await requests.send(trial_request(number, "quick" if number < 2 else "stuck"))
+        stuck = 0
+
+        async def work(input: str) -> str:
+            nonlocal stuck
+            if input == "stuck":
+                stuck += 1
+                await asyncio.sleep(3600)
+            return input
+
+        config = EvalLoopConfig(concurrency=4, drain_seconds=0.2)
+        loop = EvalLoop(
+            requests=requests, loop=work, evaluator=exact_match, results=results, config=config, name="real"
+        )
+        group = LoopGroup([loop], health_port=0, watch={"requests": requests})
+        async with running(group) as task:
+            await until(lambda: stuck == 2 and loop.counters.finished == 2)
+            assert (await ask(group, "/ready"))[0] == 200
+            metrics = (await ask(group, "/metrics"))[1]
+            assert 'fairtrial_in_flight{loop="real"} 2' in metrics
+            assert 'fairtrial_outcomes_total{loop="real",outcome="scored"} 2' in metrics
+            group.stop()
+            await asyncio.wait_for(task, 20)
+        assert not group.hurried
+        assert len(await take(results)) == 2
+        assert (loop.counters.handed_back, (await requests.depth()).waiting) == (2, 2)
+        assert "what is in flight (2) may take 0.2 s to finish" in caplog.text
+        assert "600" not in caplog.text
 
     async def test_an_outer_cancellation_hands_back_and_is_passed_on(self) -> None:
         deaf = Deaf()

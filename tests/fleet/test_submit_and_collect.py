@@ -8,12 +8,23 @@ from typing import Any
 
 import pytest
 
-from fairtrial import ConfigurationError, Dataset, EvalReport, Experiment, Sample, StoreError, open_store
+from fairtrial import (
+    ConfigurationError,
+    Dataset,
+    EvalReport,
+    Experiment,
+    Sample,
+    StoreError,
+    TrialContext,
+    exact_match,
+    open_store,
+)
 from fairtrial.errors import MailboxConnectionError
-from fairtrial.fleet import collect_results, collect_results_sync, submit_dataset, submit_dataset_sync
+from fairtrial.fleet import EvalLoop, collect_results, collect_results_sync, submit_dataset, submit_dataset_sync
 from fairtrial.fleet.post import MemoryPostOffice
 from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.mailbox.memory import InMemoryMailbox
+from fairtrial.mailbox.resolver import CompositeResolver
 from fairtrial.trials.keys import TrialKey
 from tests.fleet.fake_worker import FakeWorker, answer
 
@@ -57,6 +68,35 @@ async def test_a_dataset_goes_out_and_its_results_come_in(office: MemoryPostOffi
     assert {dict(request.params)["x"] for request in worker.seen} == {1}
     assert report.results[3].sample.input == 1
     assert await results.approximate_count() == 0
+
+
+@pytest.mark.proves("R48", "R54", "R56", "R57")
+@pytest.mark.parametrize("where", ["results", "reply_to"])
+async def test_a_dataset_is_submitted_executed_scored_and_collected(where: str) -> None:
+    """The whole way by hand, with the loop that users run."""
+    results = InMemoryMailbox("results", EvalReply)
+    requests = InMemoryMailbox("requests", EvalRequest, resolver=CompositeResolver({"results": results}))
+    to: dict[str, Any] = {"results": results} if where == "results" else {}
+
+    async def styled(input: int, ctx: TrialContext) -> int:
+        return input + int(str(ctx.experiment.params["offset"])) * (input % 2)
+
+    loop = EvalLoop(requests=requests, loop=styled, evaluator=exact_match, **to)
+    run_id = await submit_dataset(
+        numbers(30), Experiment("odd", {"offset": 1}), requests, repeats=2, reply_to=None if to else "results"
+    )
+    working = asyncio.create_task(loop.run(until_empty=True))
+    report = await collect_results(results, 60, repeats=2, timeout_seconds=10)
+    await working
+    assert (report.run_id, report.status, report.total) == (run_id, "finished", 60)
+    assert report["odd"].pass_rate == 0.5
+    assert [(found.sample_id, found.repeat, found.output) for found in report.results][:4] == [
+        ("s0", 0, 0),
+        ("s0", 1, 0),
+        ("s1", 0, 2),
+        ("s1", 1, 2),
+    ]
+    assert (await requests.approximate_count(), await results.approximate_count()) == (0, 0)
 
 
 @pytest.mark.proves("R57", "R61")

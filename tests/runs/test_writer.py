@@ -45,7 +45,7 @@ class Moody(MemoryStore):
 
 
 async def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    failures = iter([StoreUnavailableError("down"), StoreUnavailableError("still down")])
+    failures = iter([StoreUnavailableError(f"the store cannot be reached just now: {why}") for why in ("a", "b")])
 
     def before(batch: int) -> None:
         error = next(failures, None)
@@ -56,6 +56,7 @@ async def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(caplog: 
         report = await EvalSuite("s", doubles(20), double, exact_match).run(store=Moody(before))
     assert (report.total, report.status) == (20, "finished")
     assert caplog.text.count("trying again") == 2
+    assert caplog.text.count("cannot be reached") == 2  # Once in each line.
 
 
 async def test_a_store_that_refuses_ends_the_run_with_its_own_error() -> None:

@@ -103,6 +103,7 @@ class Dispatch:
         self._search_again = 0.0
         self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
         self._hinted = False
+        self._handed_back = False  # Whether requests were seen to be handed back since the last result.
         self._ledger: Ledger
         self._source: Iterator[PlannedTrial]
         self._limits: Limits
@@ -263,6 +264,7 @@ class Dispatch:
         self._window.look(depth, full=self._full, crowded=crowded)
         self._full = False
         self._elsewhere = 0 if crowded else max(0, self._ledger.outstanding - requested)
+        self._handed_back = self._handed_back or depth.delayed > 0
         quiet = now - self._heard
         out = self._ledger.outstanding
         if out and quiet >= self._config.heal_seconds and await self._may_be_lost(depth, quiet):
@@ -347,7 +349,7 @@ class Dispatch:
         await self._keep([undelivered(self._run, *trial, reason) for trial in trials])
 
     def _hint(self, depth: MailboxDepth) -> None:
-        said = hint(depth, self._run.suite)
+        said = hint(depth, self._run.suite, handed_back=self._handed_back)
         if said is not None:  # None: someone is at work; it takes long.
             self._hinted = True
             log.warning(said)
@@ -384,7 +386,7 @@ class Dispatch:
         fresh = await self._keep(replies)
         await acknowledge(self._results, good)
         self._heard = time.monotonic()
-        self._hinted = False
+        self._hinted = self._handed_back = False
         self._wake()
         if self._work.on_result is not None:
             for result in fresh:

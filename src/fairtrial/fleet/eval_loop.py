@@ -417,7 +417,8 @@ class EvalLoop:
             self._told.add(request.fingerprint)
             _log.warning(
                 "requests of run %s were made from other code than this worker's (fingerprint %s, here %s): they are "
-                "given back. Start workers with the submitter's code, or with allow_drift=True",
+                "given back. Start workers with the submitter's code, or with --allow-drift "
+                "(EvalLoopConfig.allow_drift)",
                 request.key.run_id,
                 request.fingerprint,
                 self.config.fingerprint,

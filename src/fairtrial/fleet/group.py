@@ -189,7 +189,7 @@ class LoopGroup:
         if self.state != "running":
             return
         self.state = "draining"
-        _log.info("draining: no more work is taken; at most %g s", self._drain_seconds)
+        _log.info("draining: no more work is taken")
         for one in self.loops:
             one.stop()
         self._timer = asyncio.get_running_loop().call_later(self._drain_seconds, self._hurry)
@@ -255,7 +255,8 @@ class LoopGroup:
         ill = [f"{one.name} has crashed {one.in_a_row} times in a row" for one in self.loops if one.failing]
         if ill:
             return "; ".join(ill)
-        return "" if any(one.ready for one in self.loops) else "no loop takes work yet"
+        waiting = [one.name for one in self.loops if one.state != "finished" and not one.ready]
+        return f"{', '.join(waiting)} {'does' if len(waiting) == 1 else 'do'} not take work yet" if waiting else ""
 
     async def _metrics(self) -> Page:
         asked: Future[str] = Future()

@@ -14,19 +14,23 @@ from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 
 
-def hint(depth: MailboxDepth, suite: str) -> str | None:
-    """Why no results come, as far as the mailbox shows it; None when workers are at work."""
+def hint(depth: MailboxDepth, suite: str, *, handed_back: bool = False) -> str | None:
+    """Why no results come, as far as the mailbox shows it; None when workers are at work.
+
+    `handed_back` says that requests were handed back at an earlier look: between two refusals all of them wait, as if
+    there were no worker.
+    """
     if depth.in_flight:
         return None
+    if handed_back or depth.delayed:
+        return (
+            f"workers hand back requests of suite {suite!r} ({depth.delayed} at present): their code or settings "
+            "differ from this client's, and their log says so"
+        )
     if depth.waiting:
         return (
             f"{depth.waiting} requests of suite {suite!r} are waiting and no worker takes them: start one with "
             "`fairtrial worker SUITE --mailbox URL`"
-        )
-    if depth.delayed:
-        return (
-            f"workers hand back {depth.delayed} requests of suite {suite!r}: their code or settings differ from this "
-            "client's, and their log says so"
         )
     return None
 

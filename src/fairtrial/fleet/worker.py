@@ -373,6 +373,8 @@ class Worker[T]:
     async def _drain(self) -> None:
         """Let what is in flight end; hand back what does not in time."""
         limit = self._drain_seconds if self._stopping else None
+        if limit is not None and self._jobs:
+            _log.info("what is in flight (%d) may take %g s to finish", len(self._jobs), limit)
         end = None if limit is None else time.monotonic() + limit
         while self._jobs:
             if self._stopping and end is None:  # Stopped while it was finishing its last messages.

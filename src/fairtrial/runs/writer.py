@@ -151,6 +151,6 @@ def patiently[T](call: Callable[[], T]) -> T:
         except StoreUnavailableError as error:
             if time.monotonic() > until:
                 raise
-            log.warning("the store cannot be reached (%s); trying again", error)
+            log.warning("%s; trying again in %.1f s", error, delay)
         time.sleep(delay)
         delay = min(delay * 2, 5.0)
