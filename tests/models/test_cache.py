@@ -96,8 +96,11 @@ async def test_the_second_run_makes_no_request_and_gives_the_same_results(
         assert server.stats().requests == 30
         second = await suite(vote, samples=5, repeats=2, run_id="two")
         assert server.stats().requests == 30
-    seen = [(result.outcome, result.output, result.score, result.usage) for result in first]
-    assert [(result.outcome, result.output, result.score, result.usage) for result in second] == seen
+    seen = [(result.outcome, result.output, result.score, result.usage.total_tokens) for result in first]
+    assert [(result.outcome, result.output, result.score, result.usage.total_tokens) for result in second] == seen
+    # A call that was not made costs nothing, whether its price is known or not.
+    assert {(result.cache_hits, result.unpriced_calls, result.usage.cost_usd) for result in first} == {(0, 3, None)}
+    assert {(result.cache_hits, result.unpriced_calls, result.usage.cost_usd) for result in second} == {(3, 0, 0.0)}
     assert all(result.usage == TokenUsage(30, 15) for result in first)
     answers = [answer for result in first for answer in result.output.split(" / ")]
     assert len(set(answers)) == 30  # Repeats and identical calls of a trial stay distinct.

@@ -79,4 +79,8 @@ def rich_result(run: RunRecord, ordinal: int) -> EvalResult:
         stage="score",
         error="late \0 \udfff warning",
         snapshot=session.snapshot(),
+        judge_cost_usd=0.125,
+        cache_hits=4,
+        unpriced_calls=2,
+        unpriced_judge_calls=1,
     )

@@ -409,6 +409,7 @@ class TestRefusal:
             "tokens": replace(good, usage=TokenUsage(2**70)),
             "execution": replace(good, execution=2**63),
             "cost": replace(good, usage=TokenUsage(cost_usd=float("nan"))),
+            "a judge's cost": replace(good, judge_cost_usd=float("nan")),
             "time": replace(good, started_at=float("inf")),
             "output": replace(good, output=object()),
             "no score": replace(good, score=None),
@@ -502,12 +503,12 @@ class TestTotals:
     def test_totals_are_sums_per_experiment(self, store: RunStore) -> None:
         run = store.create_run(run_record(size=3))
         batch = [
-            result(run, 0, score=Score(0.25), latency_ms=10, usage=TokenUsage(1, 2, 1, 0.5)),
-            result(run, 1, score=Score(1.0), latency_ms=90, usage=TokenUsage(1, 2, 0, None)),
+            result(run, 0, score=Score(0.25), latency_ms=10, usage=TokenUsage(1, 2, 1, 0.5), judge_cost_usd=0.5),
+            result(run, 1, score=Score(1.0), latency_ms=90, usage=TokenUsage(1, 2, 0, None), unpriced_calls=2),
             result(run, 4, "timeout", latency_ms=300, usage=TokenUsage(7, 0, 0, None)),
             result(run, 5, score=Score(0.5), latency_ms=999, metadata={"warmup": True}),
             result(run, 8, "not_run", latency_ms=5000, usage=TokenUsage()),
-            result(run, 9, score=Score(0.5), latency_ms=300, usage=TokenUsage()),
+            result(run, 9, score=Score(0.5), latency_ms=300, usage=TokenUsage(), cache_hits=3, unpriced_judge_calls=1),
         ]
         store.commit("r1", batch, samples(range(3)))
         baseline, terse = store.totals("r1")
@@ -519,7 +520,9 @@ class TestTotals:
         assert (baseline.timed, baseline.latency_sum, baseline.latency_max) == (4, 700, 300)
         assert baseline.slowest == "s1"
         assert (baseline.input_tokens, baseline.output_tokens, baseline.cached_tokens) == (19, 9, 2)
-        assert baseline.cost_usd == 0.75
+        assert (baseline.cost_usd, baseline.judge_cost_usd, baseline.total_cost_usd) == (0.75, 0.5, 1.25)
+        assert (terse.judge_cost_usd, terse.total_cost_usd, terse.cache_hits) == (None, 0.0, 0)
+        assert (baseline.cache_hits, baseline.unpriced_calls, baseline.unpriced_judge_calls) == (3, 2, 1)
 
     def test_totals_of_many_experiments_agree_with_the_results(self, store: RunStore) -> None:
         names = tuple(f"e{n}" for n in range(9))

@@ -153,6 +153,16 @@ class Fields:
             raise self._wrong(name, "three counts and a cost", value)
         return TokenUsage(given, made, cached, None if cost is None else self._finite(name, cost))
 
+    def calls(self, name: str, default: tuple[float | None, int, int, int]) -> tuple[float | None, int, int, int]:
+        """What judges cost, and counts of calls: answered by the cache, unpriced ones of the task and of judges."""
+        if not self.has(name):
+            self._tree.pop(name, None)
+            return default
+        cost, hits, unpriced, unpriced_judges = value = self.array(name, 4)
+        if not all(type(count) is int and 0 <= count <= _MAX_INT for count in (hits, unpriced, unpriced_judges)):
+            raise self._wrong(name, "a cost and three counts", value)
+        return None if cost is None else self._finite(name, cost), hits, unpriced, unpriced_judges
+
     def end(self) -> None:
         """Raise if there is a field nobody knows."""
         if self._tree:

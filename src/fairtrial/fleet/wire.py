@@ -36,6 +36,7 @@ _SCORED_FIELDS = frozenset(
     {"key", "ordinal", "sample_ordinal", "outcome", "latency_ms", "attempt", "execution", "started_at", "score"}
     | {"output", "id", "worker"}
 )
+_NO_CALLS = (None, 0, 0, 0)
 _END_OF_TIME = 1e11
 _MAX_ATTEMPT = 1 << 31
 _AS_THEY_ARE = frozenset({str, int, float, bool})
@@ -232,6 +233,9 @@ class EvalReply:
             tree["output"] = output
         if result.usage is not NO_USAGE:
             tree["usage"] = _usage_tree(result.usage)
+        calls = (result.judge_cost_usd, result.cache_hits, result.unpriced_calls, result.unpriced_judge_calls)
+        if calls != _NO_CALLS:
+            tree["calls"] = calls
         if result.error is not None:
             tree["error"] = result.error
         if result.stage is not None:
@@ -299,6 +303,7 @@ class EvalReply:
         output = fields.text_or_none("output")
         snapshot = fields.text_or_none("snapshot")
         score = _read_score(fields.array("score", 5)) if fields.has("score") else fields.any("score")
+        judge_cost, hits, unpriced, unpriced_judges = fields.calls("calls", _NO_CALLS)
         result = EvalResult(
             key=key,
             ordinal=fields.whole("ordinal"),
@@ -313,6 +318,10 @@ class EvalReply:
             execution=fields.whole("execution"),
             started_at=fields.number("started_at"),
             metadata=fields.mapping("metadata"),
+            judge_cost_usd=judge_cost,
+            cache_hits=hits,
+            unpriced_calls=unpriced,
+            unpriced_judge_calls=unpriced_judges,
             output_json=output,
             snapshot=None if snapshot is None else snapshot.encode("utf-8", "surrogatepass"),
         )

@@ -161,6 +161,7 @@ class BaseAdapter:
     async def _answer(self, call: ModelCall, recorder: Session | None) -> ModelReply:
         trial = running_trial()
         cache = self._cache if self._cache is not None or not self.shares_cache else shared_cache()
+        cached = False
         if cache is None or cache.policy == "off":
             reply = await self._ask(call, trial, recorder)
         else:
@@ -169,7 +170,7 @@ class BaseAdapter:
                 lambda: self._ask(call, trial, recorder),
                 lambda found: self._fits(call, found),
             )
-            if cached and reply.usage is not None and reply.usage.cost_usd is not None:
+            if cached and reply.usage is not None:
                 # The tokens are what the answer took; the money was paid the first time.
                 reply = replace(reply, usage=replace(reply.usage, cost_usd=0.0))
         if recorder is not None:
@@ -181,6 +182,7 @@ class BaseAdapter:
                     reply.usage,
                     reply.finish_reason,
                     reply.tokens,
+                    cached,
                 ),
                 actor=call.actor,
             )

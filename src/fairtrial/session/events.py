@@ -90,7 +90,10 @@ class ToolInvoked:
 
 @dataclass(frozen=True, slots=True)
 class PromptExecuted:
-    """A model was called. `tokens` refers to token ids and log-probabilities kept for training."""
+    """A model was called. `tokens` refers to token ids and log-probabilities kept for training.
+
+    `cached` says that the answer came from the response cache: nothing was sent, and nothing was paid.
+    """
 
     prompt_name: str = ""
     adapter: str = ""
@@ -98,6 +101,7 @@ class PromptExecuted:
     usage: TokenUsage | None = None
     finish_reason: str | None = None
     tokens: Attachment | None = None
+    cached: bool = False
 
     def __post_init__(self) -> None:
         check_text(self, "prompt_name", "adapter", "model", "finish_reason")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from random import getrandbits
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
@@ -30,6 +30,22 @@ _VERSION_4 = (4 << 76) | (2 << 62)
 
 _NO_USAGE = TokenUsage()
 _PROMPT_EXECUTED = kind_of(PromptExecuted)
+
+
+class CallTotals(NamedTuple):
+    """What the model calls of a session used and cost.
+
+    A call is unpriced if its cost is not known: its usage was not reported, or its model's price is not known.
+    """
+
+    usage: TokenUsage = _NO_USAGE  # The task's.
+    judge_cost_usd: float | None = None
+    cache_hits: int = 0
+    unpriced_calls: int = 0
+    unpriced_judge_calls: int = 0
+
+
+NO_CALLS = CallTotals()
 
 
 class Session:
@@ -142,13 +158,31 @@ class Session:
 
     def usage(self) -> TokenUsage:
         """What the task's model calls used, over all attempts: failed ones were paid for too."""
-        total = _NO_USAGE
+        return self.call_totals().usage
+
+    def call_totals(self, *, judges_since: int = 0) -> CallTotals:
+        """Sum up the model calls over all attempts, those of judges apart.
+
+        Of the judges' calls, only events from number `judges_since` on count.
+        """
         with self.__lock:
             envelopes = tuple(self.__envelopes)
+        task, judges, hits, unpriced = _NO_USAGE, _NO_USAGE, 0, [0, 0]
         for envelope in envelopes:
-            if envelope.kind == _PROMPT_EXECUTED and envelope.actor != JUDGE and envelope.data["usage"]:
-                total += TokenUsage(**envelope.data["usage"])
-        return total
+            judged = envelope.actor == JUDGE
+            if envelope.kind != _PROMPT_EXECUTED or (judged and envelope.seq < judges_since):
+                continue
+            data = envelope.data
+            usage = TokenUsage(**data["usage"]) if data["usage"] else _NO_USAGE
+            if data.get("cached"):
+                hits += 1
+            elif usage.cost_usd is None:
+                unpriced[judged] += 1
+            if judged:
+                judges += usage
+            else:
+                task += usage
+        return CallTotals(task, judges.cost_usd, hits, *unpriced)
 
     @property
     def trajectory(self) -> Trajectory:

@@ -32,6 +32,10 @@ _USAGE: tuple[ColumnElement[Any], ...] = (
     func.sum(results.c.output_tokens),
     func.sum(results.c.cached_tokens),
     func.sum(results.c.cost_usd),
+    func.sum(results.c.judge_cost_usd),
+    func.sum(results.c.cache_hits),
+    func.sum(results.c.unpriced_calls),
+    func.sum(results.c.unpriced_judge_calls),
 )
 
 # SQLite groups by sorting; for a few experiments, one plain scan for each takes half the time.

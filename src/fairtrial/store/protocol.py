@@ -95,7 +95,16 @@ class Totals:
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    cost_usd: float | None = None
+    cost_usd: float | None = None  # Of the task's calls, as far as it is known.
+    judge_cost_usd: float | None = None
+    cache_hits: int = 0  # Model calls that the response cache answered.
+    unpriced_calls: int = 0  # Calls of the task whose cost is not known.
+    unpriced_judge_calls: int = 0
+
+    @property
+    def total_cost_usd(self) -> float:
+        """What the task's and the judges' calls are known to have cost."""
+        return (self.cost_usd or 0.0) + (self.judge_cost_usd or 0.0)
 
 
 class ScoreRow(NamedTuple):

@@ -36,7 +36,8 @@ STAGE_NAMES: dict[int | None, Stage | None] = {code: name for name, code in STAG
 
 RESULT_COLUMNS = (
     "run", "ordinal", "experiment", "sample", "repeat", "outcome", "timed", "passed", "value", "latency_ms",
-    "started_at", "input_tokens", "output_tokens", "cached_tokens", "cost_usd", "attempt", "stage", "execution",
+    "started_at", "input_tokens", "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits",
+    "unpriced_calls", "unpriced_judge_calls", "attempt", "stage", "execution",
     "metrics",
 )  # fmt: skip
 DETAIL_COLUMNS = ("run", "ordinal", "execution", "error", "reason", "score", "metadata", "output", "transcript")
@@ -109,13 +110,17 @@ class Encoder:
         outcome, score, usage = OUTCOMES[result.outcome], result.score, result.usage
         if (outcome == SCORED) is (score is None):
             raise Refused(f'a result has a score exactly if its outcome is "scored"; this one is {result.outcome!r}')
-        attempt, execution, latency, cost = result.attempt, result.execution, result.latency_ms, usage.cost_usd
+        attempt, execution, latency = result.attempt, result.execution, result.latency_ms
+        cost, judge_cost = usage.cost_usd, result.judge_cost_usd
         # All of them at once: a negative number or one of more than 31 bits leaves something over.
         counts = latency | usage.input_tokens | usage.output_tokens | usage.cached_tokens | attempt
+        counts |= result.cache_hits | result.unpriced_calls | result.unpriced_judge_calls
         if counts >> 31 or not -_INT64 <= execution <= _INT64:
             raise Refused("a latency, token count, attempt or execution number is out of range")
         if not math.isfinite(result.started_at) or (cost is not None and not math.isfinite(cost)):
             raise Refused("a time or a cost is not a finite number")
+        if judge_cost is not None and not math.isfinite(judge_cost):
+            raise Refused("a judge's cost is not a finite number")
         metadata = result.metadata
         timed = 0 if outcome == NOT_RUN or (metadata and metadata.get("warmup") is True) else 1
         passed = value = metrics = reason = rest_json = None
@@ -128,7 +133,8 @@ class Encoder:
             rest_json = self._score_rest(score)
         row = (
             self._number, ordinal, experiment, sample, repeat, outcome, timed, passed, value, latency,
-            result.started_at, usage.input_tokens, usage.output_tokens, usage.cached_tokens, cost, attempt,
+            result.started_at, usage.input_tokens, usage.output_tokens, usage.cached_tokens, cost, judge_cost,
+            result.cache_hits, result.unpriced_calls, result.unpriced_judge_calls, attempt,
             STAGES[result.stage], execution, metrics,
         )  # fmt: skip
         error = None if result.error is None else self._redactor.text(escape_text(result.error))
@@ -245,7 +251,8 @@ class StoreSource(ResultSource):
 # What `read_result` takes, in this order; the last two only where they are asked for.
 READ_RESULT = (
     "ordinal", "experiment", "repeat", "outcome", "passed", "value", "latency_ms", "started_at", "input_tokens",
-    "output_tokens", "cached_tokens", "cost_usd", "attempt", "stage", "execution", "metrics",
+    "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls",
+    "unpriced_judge_calls", "attempt", "stage", "execution", "metrics",
 )  # fmt: skip
 READ_DETAIL = ("error", "reason", "score", "metadata")
 
@@ -262,7 +269,8 @@ def read_result(
     """A result from its rows."""
     (
         ordinal, experiment, repeat, outcome, passed, value, latency, started_at, input_tokens,
-        output_tokens, cached_tokens, cost, attempt, stage, execution, metrics,
+        output_tokens, cached_tokens, cost, judge_cost, cache_hits, unpriced, unpriced_judges,
+        attempt, stage, execution, metrics,
     ) = row  # fmt: skip
     error, reason, score, metadata = detail
     if sample_id is None:
@@ -281,6 +289,10 @@ def read_result(
         execution=execution,
         started_at=started_at,
         metadata=_mapping(metadata),
+        judge_cost_usd=judge_cost,
+        cache_hits=cache_hits,
+        unpriced_calls=unpriced,
+        unpriced_judge_calls=unpriced_judges,
         output_json=output,
         snapshot=snapshot,
         source=source,

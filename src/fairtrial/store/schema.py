@@ -118,6 +118,8 @@ results = Table(
     Column("reward", Double),  # NULL where it equals `value`.
     Column("judge_cost_usd", Double),
     Column("cache_hits", Integer, nullable=False, server_default="0"),  # Model calls answered by the response cache.
+    Column("unpriced_calls", Integer, nullable=False, server_default="0"),  # Of the task, with a cost nobody knows.
+    Column("unpriced_judge_calls", Integer, nullable=False, server_default="0"),
     Column("redacted", SmallInteger, nullable=False, server_default="0"),  # 1: the stored output or transcript differs.
     Column("code", SmallInteger, nullable=False, server_default="0"),  # Index into the run's list of code versions.
     sqlite_with_rowid=False,
@@ -172,6 +174,8 @@ ADDED: dict[int, tuple[tuple[Table, str], ...]] = {
         (results, "reward"),
         (results, "judge_cost_usd"),
         (results, "cache_hits"),
+        (results, "unpriced_calls"),
+        (results, "unpriced_judge_calls"),
         (results, "redacted"),
         (results, "code"),
     ),

@@ -14,7 +14,7 @@ _WANTED = tuple(
     RESULT_COLUMNS.index(name)
     for name in (
         "ordinal", "outcome", "timed", "passed", "value", "latency_ms", "input_tokens", "output_tokens",
-        "cached_tokens", "cost_usd",
+        "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls", "unpriced_judge_calls",
     )
 )  # fmt: skip
 
@@ -27,8 +27,8 @@ def pack(latency_ms: int, ordinal: int) -> int:
 class Tally:
     """Adds up the results of one experiment, or of one group in it."""
 
-    __slots__ = ("_cost", "_latency", "_max", "_min", "_outcomes", "_passed", "_slowest", "_squares", "_sum",
-                 "_timed", "_tokens")  # fmt: skip
+    __slots__ = ("_calls", "_cost", "_judge_cost", "_latency", "_max", "_min", "_outcomes", "_passed", "_slowest",
+                 "_squares", "_sum", "_timed", "_tokens")  # fmt: skip
 
     def __init__(self) -> None:
         self._outcomes: dict[Outcome, int] = {}
@@ -38,6 +38,8 @@ class Tally:
         self._max: float | None = None
         self._tokens = [0, 0, 0]
         self._cost: float | None = None
+        self._judge_cost: float | None = None
+        self._calls = [0, 0, 0]  # Answered by the cache; unpriced ones of the task and of judges.
         self._slowest: int | None = None
 
     def add_group(
@@ -55,6 +57,8 @@ class Tally:
         output_tokens: int | None,
         cached_tokens: int | None,
         cost: float | None,
+        judge_cost: float | None,
+        *calls: int | None,
     ) -> None:
         """Add what a database summed up; `counts` are by outcome, in the order of `OUTCOME_NAMES`.
 
@@ -77,16 +81,18 @@ class Tally:
             self._tokens[place] += int(tokens or 0)
         if cost is not None:
             self._cost = (self._cost or 0.0) + cost
+        if judge_cost is not None:
+            self._judge_cost = (self._judge_cost or 0.0) + judge_cost
+        for place, number in enumerate(calls):
+            self._calls[place] += int(number or 0)
 
     def add_row(self, row: tuple[Any, ...]) -> None:
         """Add one result row."""
-        ordinal, outcome, timed, passed, value, latency, given, made, cached, cost = [row[place] for place in _WANTED]
+        ordinal, outcome, timed, passed, value, latency, *spent = [row[place] for place in _WANTED]
         counts = [int(code == outcome) for code in OUTCOME_NAMES]
         squared = None if value is None else value * value
         duration, slowest = (latency, pack(latency, ordinal)) if timed else (None, None)
-        self.add_group(
-            counts, timed, passed, value, value, value, squared, duration, slowest, given, made, cached, cost
-        )
+        self.add_group(counts, timed, passed, value, value, value, squared, duration, slowest, *spent)
 
     def totals(self, experiment: str, sample_id: Callable[[int], str]) -> Totals:
         """The sums; `sample_id` tells the sample of a trial by its ordinal."""
@@ -107,6 +113,10 @@ class Tally:
             output_tokens=self._tokens[1],
             cached_tokens=self._tokens[2],
             cost_usd=self._cost,
+            judge_cost_usd=self._judge_cost,
+            cache_hits=self._calls[0],
+            unpriced_calls=self._calls[1],
+            unpriced_judge_calls=self._calls[2],
         )
 
 

@@ -39,6 +39,10 @@ class ResultSource(Protocol):
 class EvalResult:
     """What came of one trial. `score` is None unless the outcome is "scored": an error is never a zero.
 
+    `usage` is what the task used; what its judges cost is in `judge_cost_usd`. `cache_hits` counts model calls that the
+    response cache answered, `unpriced_calls` and `unpriced_judge_calls` those whose cost is not known: where there are
+    any, the costs are lower bounds.
+
     `ordinal` is the trial's place in the plan and `execution` a random number for this one execution of it. While a
     result is on its way into a store, `output_json` and `snapshot` carry the encoded output and session; results read
     from a store load `sample`, `session` and `trajectory` when they are asked for.
@@ -57,6 +61,10 @@ class EvalResult:
     execution: int = 0
     started_at: float = 0.0
     metadata: Mapping[str, JSON] = EMPTY
+    judge_cost_usd: float | None = None
+    cache_hits: int = 0
+    unpriced_calls: int = 0
+    unpriced_judge_calls: int = 0
     output_json: str | None = field(default=None, repr=False, compare=False)
     snapshot: bytes | None = field(default=None, repr=False, compare=False)
     source: ResultSource | None = field(default=None, repr=False, compare=False)
@@ -85,6 +93,11 @@ class EvalResult:
     def passed(self) -> bool:
         """True if the trial was scored and passed."""
         return self.score is not None and self.score.passed
+
+    @property
+    def total_cost_usd(self) -> float:
+        """What the task's and the judges' calls are known to have cost."""
+        return (self.usage.cost_usd or 0.0) + (self.judge_cost_usd or 0.0)
 
     @property
     def sample(self) -> Sample[Any, Any]:

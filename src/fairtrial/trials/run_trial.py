@@ -12,7 +12,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,12 +25,12 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError
 from fairtrial.offload import DaemonThreads, on_trio, run_isolated
 from fairtrial.scoring.evaluator import Case, Scorer
-from fairtrial.session.session import Session
+from fairtrial.session.session import NO_CALLS, Session
 from fairtrial.session.views import Envelope, RecordedView
 from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
-from fairtrial.trials.result import NO_USAGE, EvalResult, Outcome, Stage
+from fairtrial.trials.result import EvalResult, Outcome, Stage
 from fairtrial.trials.task import ResolvedTask
 
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
@@ -138,6 +138,8 @@ async def score_again(
     else:
         session = Session(session_id=recorded.session_id, tags=recorded.tags, clock=rules.clock)
         session.extend(recorded.everything().envelopes, keep_attempts=True)
+    # In a run of their own, scores are charged with their own judges; the earlier ones were paid for in the other run.
+    judges_since = len(session) if key.run_id != stored.key.run_id else 0
     state = _Attempt(output_json=dumps(stored.output), latency=stored.latency_ms / 1000)
     try:
         state.output = stored.output if output_type is object else from_json(output_type, to_json(stored.output))
@@ -151,7 +153,8 @@ async def score_again(
             await _score(rules, context, state)
         finally:
             _current.reset(token)
-    return _result(key, ordinal, attempt, stored.started_at, session, state)
+    result = _result(key, ordinal, attempt, stored.started_at, session, state, judges_since=judges_since)
+    return replace(result, usage=stored.usage, unpriced_calls=stored.unpriced_calls)
 
 
 async def _attempt(rules: TrialRules, context: TrialContext, task: ResolvedTask) -> _Attempt:
@@ -327,8 +330,16 @@ def _describe(error: BaseException | str | None) -> str:
 
 
 def _result(
-    key: TrialKey, ordinal: int, attempt: int, started_at: float, session: Session, state: _Attempt
+    key: TrialKey,
+    ordinal: int,
+    attempt: int,
+    started_at: float,
+    session: Session,
+    state: _Attempt,
+    *,
+    judges_since: int = 0,
 ) -> EvalResult:
+    calls = session.call_totals(judges_since=judges_since) if len(session) else NO_CALLS
     metadata: dict[str, Any] = {}
     if session.late_events:
         metadata["late_events"] = session.late_events
@@ -344,13 +355,17 @@ def _result(
         score=state.score,
         output=state.output,
         latency_ms=round(state.latency * 1000),
-        usage=session.usage() if len(session) else NO_USAGE,
+        usage=calls.usage,
         error=_describe(state.error) if state.error is not None else None,
         stage=state.stage,
         attempt=attempt,
         execution=random.getrandbits(62),
         started_at=started_at,
         metadata=metadata,
+        judge_cost_usd=calls.judge_cost_usd,
+        cache_hits=calls.cache_hits,
+        unpriced_calls=calls.unpriced_calls,
+        unpriced_judge_calls=calls.unpriced_judge_calls,
         output_json=state.output_json,
         snapshot=session.snapshot() if len(session) else None,
     )
