@@ -58,7 +58,7 @@ def machine(store: RunStore) -> type[RuleBasedStateMachine]:
                     new += 1
             places = {self.run.split(found.ordinal)[0] for found in results}
             given = samples(places) if with_samples else {}
-            assert store.commit(self.run.run_id, results, given) == (new, len(results) - new, ())
+            assert store.commit(self.run.run_id, results, given) == (new, len(results) - new, (), ())
 
         @invariant()
         def the_store_agrees_with_the_model(self) -> None:

@@ -25,6 +25,13 @@ def full_run(store: RunStore, *, size: int = 6) -> Any:
     return run
 
 
+def _free_of_checks(**values: Any) -> TokenUsage:
+    usage = TokenUsage()
+    for name, value in values.items():
+        object.__setattr__(usage, name, value)
+    return usage
+
+
 def _spoiled(good: EvalResult, **changes: Any) -> EvalResult:
     return replace(good, **changes)
 
@@ -135,7 +142,7 @@ class TestRuns:
         store.create_run(run_record(size=6))
         assert list(store.results("r1")) == []
         assert list(store.samples("r1")) == []
-        assert store.commit("r1", [result(run, 0)], samples([0])) == (1, 0, ())
+        assert store.commit("r1", [result(run, 0)], samples([0])) == (1, 0, (), ())
         assert store.sample("r1", 0).id == "s0"
 
     def test_a_closed_store_says_so(self, store: RunStore) -> None:
@@ -152,7 +159,7 @@ class TestResults:
     def test_a_result_comes_back_with_everything(self, store: RunStore) -> None:
         run = store.create_run(run_record())
         given = rich_result(run, 5)
-        assert store.commit("r1", [given], samples([1])) == (1, 0, ())
+        assert store.commit("r1", [given], samples([1])) == (1, 0, (), ())
         [found] = store.results("r1")
         assert found == given
         assert found.score is not None
@@ -260,7 +267,7 @@ class TestResults:
         run = store.create_run(run_record())
         odd = "id \0 \ud800 '\" é"
         given = replace(result(run, 0), key=TrialKey("r1", "baseline", odd, 0))
-        assert store.commit("r1", [given], {0: Sample(odd, 1)}) == (1, 0, ())
+        assert store.commit("r1", [given], {0: Sample(odd, 1)}) == (1, 0, (), ())
         [found] = store.results("r1", sample_ids=[odd])
         assert found.sample_id == odd
         assert found.sample.id == odd
@@ -272,16 +279,16 @@ class TestCommit:
     def test_committing_again_changes_nothing_and_counts_duplicates(self, store: RunStore) -> None:
         run = store.create_run(run_record())
         batch = [result(run, ordinal) for ordinal in range(4)]
-        assert store.commit("r1", batch, samples([0])) == (4, 0, ())
+        assert store.commit("r1", batch, samples([0])) == (4, 0, (), ())
         other = [replace(found, score=Score(0.0), execution=99, output="other") for found in batch]
-        assert store.commit("r1", other, samples([0])) == (0, 4, ())
+        assert store.commit("r1", other, samples([0])) == (0, 4, (), ())
         assert list(store.results("r1")) == batch
 
     def test_a_batch_of_old_and_new_results_is_counted_exactly(self, store: RunStore) -> None:
         run = store.create_run(run_record())
         store.commit("r1", [result(run, ordinal) for ordinal in (1, 3)], samples([0]))
         batch = [result(run, ordinal, execution=50 + ordinal) for ordinal in range(6)]
-        assert store.commit("r1", batch, samples([0, 1])) == (4, 2, ())
+        assert store.commit("r1", batch, samples([0, 1])) == (4, 2, (), ())
         assert [found.execution for found in store.results("r1")] == [50, 2, 52, 4, 54, 55]
 
     def test_several_results_of_one_trial_in_one_batch_follow_each_other(self, store: RunStore) -> None:
@@ -294,7 +301,7 @@ class TestCommit:
             result(run, 0, execution=5, output="late"),
             result(run, 1, execution=6, output="late"),
         ]
-        assert store.commit("r1", batch, samples([0])) == (3, 3, ())
+        assert store.commit("r1", batch, samples([0])) == (3, 3, (), ())
         assert [(found.execution, found.output) for found in store.results("r1")] == [
             (4, "final"),
             (2, {"answer": "a0"}),
@@ -321,7 +328,7 @@ class TestCommit:
         first = result(run, 0, old[0], attempt=old[1], execution=10, metadata={"which": "first"})
         second = result(run, 0, new[0], attempt=new[1], execution=20, metadata={"which": "second"})
         store.commit("r1", [first], samples([0]))
-        assert store.commit("r1", [second]) == ((1, 0, ()) if taken else (0, 1, ()))
+        assert store.commit("r1", [second]) == ((1, 0, (), ()) if taken else (0, 1, (), ()))
         assert list(store.results("r1")) == [second if taken else first]
 
     def test_an_execution_scored_again_brings_its_new_details(self, store: RunStore) -> None:
@@ -329,8 +336,8 @@ class TestCommit:
         failed = result(run, 0, "scorer_error", execution=7, output="answer", error="KeyError: x", stage="score")
         scored = result(run, 0, execution=7, output="answer", score=Score(1.0, reason="fine now"))
         store.commit("r1", [failed], samples([0]))
-        assert store.commit("r1", [scored]) == (1, 0, ())
-        assert store.commit("r1", [failed]) == (0, 1, ())
+        assert store.commit("r1", [scored]) == (1, 0, (), ())
+        assert store.commit("r1", [failed]) == (0, 1, (), ())
         assert list(store.results("r1")) == [scored]
 
     def test_a_sample_need_be_given_only_once(self, store: RunStore) -> None:
@@ -341,12 +348,12 @@ class TestCommit:
 
     def test_a_sample_may_come_after_its_results(self, store: RunStore) -> None:
         run = store.create_run(run_record())
-        assert store.commit("r1", [result(run, 0), result(run, 4)]) == (2, 0, ())
+        assert store.commit("r1", [result(run, 0), result(run, 4)]) == (2, 0, (), ())
         assert [found.sample_id for found in store.results("r1")] == ["s0", "s1"]
         assert list(store.samples("r1")) == []
         with pytest.raises(StoreError, match="sample 's0' was never stored"):
             store.sample("r1", 0)
-        assert store.commit("r1", [], samples([0, 1, 2])) == (0, 0, ())
+        assert store.commit("r1", [], samples([0, 1, 2])) == (0, 0, (), ())
         assert [place for place, _ in store.samples("r1")] == [0, 1, 2]
         assert [place for place, _ in store.samples("r1", after=0)] == [1, 2]
         assert store.sample("r1", 1) == sample(1, topic="odd")
@@ -373,7 +380,7 @@ class TestCommit:
 
         backwards = {place: sample(9 - place, topic="back") for place in range(10)}
         # The middle is shared ground that agrees with neither; the second run forks when it meets the first's.
-        assert store.commit("r1", [result(first, n) for n in range(8)], samples([0, 1])) == (8, 0, ())
+        assert store.commit("r1", [result(first, n) for n in range(8)], samples([0, 1])) == (8, 0, (), ())
         assert store.commit("r2", [reordered(n) for n in range(32, 40)], {8: backwards[8], 9: backwards[9]}).new == 8
         assert store.commit("r2", [reordered(n) for n in range(8)], {0: backwards[0], 1: backwards[1]}).new == 8
         assert store.commit("r1", [result(first, n) for n in range(32, 40)], samples([8, 9])).new == 8
@@ -393,8 +400,11 @@ class TestCommit:
         [(key, why)] = committed.refused
         assert key == odd.key
         assert "was 's0' before" in why
-        assert store.commit("r1", [result(run, 2)]) == (1, 0, ())
+        assert store.commit("r1", [result(run, 2)]) == (1, 0, (), ())
         assert [found.sample_id for found in store.results("r1")] == ["s0", "s0"]
+
+
+_NOT_PLANNED = ("ordinal", "negative ordinal", "experiment", "repeat", "run", "ordinal type")
 
 
 class TestRefusal:
@@ -408,7 +418,8 @@ class TestRefusal:
             "negative": replace(good, latency_ms=-1),
             "tokens": replace(good, usage=TokenUsage(2**70)),
             "execution": replace(good, execution=2**63),
-            "cost": replace(good, judge_cost_usd=float("nan")),
+            "judge cost": replace(good, judge_cost_usd=float("nan")),
+            "cost": replace(good, usage=_free_of_checks(cost_usd=float("nan"))),
             "time": replace(good, started_at=float("inf")),
             "output": replace(good, output=object()),
             "no score": replace(good, score=None),
@@ -432,10 +443,20 @@ class TestRefusal:
             spoiled = replace(found, key=found.key._replace(run_id="r2" if name == "run" else fresh.run_id))
             batch.insert(7, spoiled)
             committed = store.commit(fresh.run_id, batch, samples(range(10)))
-            assert committed[:2] == (39, 0), name
-            assert [key for key, _why in committed.refused] == [spoiled.key], name
-            assert all(why for _key, why in committed.refused)
-            assert [each.ordinal for each in store.results(fresh.run_id)] == [n for n in range(40) if n != 5], name
+            if name in _NOT_PLANNED:
+                assert committed[:2] == (39, 0), name
+                assert [key for key, _why in committed.refused] == [spoiled.key], name
+                assert [each.ordinal for each in store.results(fresh.run_id)] == [n for n in range(40) if n != 5], name
+                continue
+            assert committed[:3] == (40, 0, ()), name
+            ((key, why),) = committed.unstorable
+            kept = list(store.results(fresh.run_id))
+            assert [each.ordinal for each in kept] == list(range(40)), name
+            assert [each.ordinal for each in kept if not each.success] == [5], name
+            error = kept[5]
+            assert (key, error.error) == (spoiled.key, f"the result could not be stored: {why}"), name
+            assert (error.outcome, error.stage, error.output, error.score) == ("task_error", "store", None, None), name
+            assert store.snapshot(fresh.run_id, 5) is None
 
     def test_several_bad_rows_among_duplicates_are_all_found(self, store: RunStore) -> None:
         run = store.create_run(run_record())
@@ -444,15 +465,15 @@ class TestRefusal:
         for place in (0, 9, 10, 19):
             batch[place] = replace(batch[place], output_json='"\udc00"')
         committed = store.commit("r1", batch, samples(range(7)))
-        assert committed.new == 12
         # The first is a duplicate before it is anything else.
-        assert committed.duplicate == 5
-        assert {key for key, _ in committed.refused} == {batch[place].key for place in (9, 10, 19)}
+        assert committed[:3] == (15, 5, ())
+        assert {key for key, _ in committed.unstorable} >= {batch[place].key for place in (9, 10, 19)}
+        assert list(store.ordinals("r1", ("task_error",))) == [14, 15, 24]
 
     def test_text_the_database_would_refuse_is_kept_where_people_read_it(self, store: RunStore) -> None:
         run = store.create_run(run_record())
         given = result(run, 0, "task_error", error="bad \0 and \ud800")
-        assert store.commit("r1", [given], samples([0])) == (1, 0, ())
+        assert store.commit("r1", [given], samples([0])) == (1, 0, (), ())
         [found] = store.results("r1")
         assert found.error == "bad \0 and \ud800"
 
@@ -460,9 +481,10 @@ class TestRefusal:
         run = store.create_run(run_record())
         given = {**samples([0, 2]), 1: Sample("s1", object())}
         committed = store.commit("r1", [result(run, ordinal) for ordinal in range(12)], given)
-        assert committed[:2] == (8, 0)
-        assert {key.sample_id for key, _ in committed.refused} == {"s1"}
-        assert all("sample cannot be stored" in why for _, why in committed.refused)
+        assert committed[:3] == (12, 0, ())
+        assert {key.sample_id for key, _ in committed.unstorable} == {"s1"}
+        assert all("sample cannot be stored" in why for _, why in committed.unstorable)
+        assert list(store.ordinals("r1", ("task_error",))) == [4, 5, 6, 7]
 
     def test_a_result_that_names_another_sample_than_its_batch_is_refused(self, store: RunStore) -> None:
         run = store.create_run(run_record())

@@ -256,4 +256,4 @@ class TestPortable:
         store.commit("r1", [result(run, 0)], {0: sample(0)})
         save_run(store, "r1", tmp_path / "saved.db")
         again = opened(str(tmp_path / "saved.db"))
-        assert again.commit("r1", [result(run, 0), result(run, 1)]) == (1, 1, ())
+        assert again.commit("r1", [result(run, 0), result(run, 1)]) == (1, 1, (), ())

@@ -187,7 +187,7 @@ def plant(store: RunStore, secret: str) -> None:
     named = result(run, 8)
     batch.append(replace(named, key=TrialKey("r1", "baseline", f"id {secret}", 0)))
     committed = store.commit("r1", batch, given)
-    assert committed == (4, 0, ())
+    assert committed == (4, 0, (), ())
     store.label(Label(TrialKey("r1", "baseline", f"id {secret}"), f"name {secret}", {"v": secret}, secret))
     store.put_blob(nested.encode() * 50)
     store.put_blob(b"\xff" + secret.encode())

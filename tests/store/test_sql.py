@@ -28,11 +28,12 @@ def test_a_value_the_database_has_no_type_for_is_found_by_halving(tmp_path: Path
     store = opened(str(tmp_path / "runs.db"))
     run = store.create_run(run_record())
     batch = [result(run, n) for n in range(40)]
-    odd: Any = Decimal("0.5")
-    batch[17] = replace(batch[17], usage=TokenUsage(cost_usd=odd))
+    usage = TokenUsage()
+    object.__setattr__(usage, "cost_usd", Decimal("0.5"))
+    batch[17] = replace(batch[17], usage=usage)
     committed = store.commit("r1", batch, samples(range(10)))
-    assert committed[:2] == (39, 0)
-    [(key, why)] = committed.refused
+    assert committed[:3] == (40, 0, ())
+    [(key, why)] = committed.unstorable
     assert key == batch[17].key
     assert "the database refuses it" in why
 
@@ -48,10 +49,12 @@ def test_a_sample_the_database_refuses_takes_only_its_own_results_along(
 
     monkeypatch.setattr(commit, "sample_row", spoiled)
     committed = store.commit("r1", [result(run, n) for n in range(40)], samples(range(10)))
-    assert committed[:2] == (36, 0)
-    assert {key.sample_id for key, _ in committed.refused} == {"s3"}
+    assert committed[:3] == (40, 0, ())
+    assert {key.sample_id for key, _ in committed.unstorable} == {"s3"}
+    assert list(store.ordinals("r1", ("task_error",))) == [12, 13, 14, 15]
     monkeypatch.undo()
-    assert store.commit("r1", [result(run, 12)], {3: sample(3)}) == (1, 0, ())
+    assert store.commit("r1", [result(run, 12)], {3: sample(3)}) == (1, 0, (), ())
+    assert store.sample("r1", 3) == sample(3)
 
 
 def test_a_run_deleted_by_another_process_is_unknown_from_then_on(database: str, opened: Opener) -> None:
@@ -62,7 +65,7 @@ def test_a_run_deleted_by_another_process_is_unknown_from_then_on(database: str,
     with pytest.raises(UnknownRunError, match="was deleted"):
         store.commit("r1", [result(run, 1)])
     other.create_run(run_record())
-    assert store.commit("r1", [result(run, 1)], samples([0])) == (1, 0, ())
+    assert store.commit("r1", [result(run, 1)], samples([0])) == (1, 0, (), ())
     assert [found.sample.id for found in store.results("r1")] == ["s0"]
 
 
@@ -74,7 +77,7 @@ def test_a_run_gets_samples_of_its_own_only_once(database: str, opened: Opener) 
     for _ in range(2):  # As when two processes find at once that the order differs.
         store._own_dataset(1)
     assert store.sample("r1", 0).id == "s0"
-    assert store.commit("r1", [result(run, 1)], samples([0])) == (1, 0, ())
+    assert store.commit("r1", [result(run, 1)], samples([0])) == (1, 0, (), ())
 
 
 def test_results_without_their_samples_are_reported_as_damage(tmp_path: Path, opened: Opener) -> None:
@@ -115,7 +118,7 @@ class TestRaces:
 
     def test_the_commit_looks_again_until_it_is_right(self, racing: RunStore) -> None:
         run = racing.get_run("r1")
-        assert racing.commit("r1", [result(run, n) for n in range(4)]) == (1, 3, ())
+        assert racing.commit("r1", [result(run, n) for n in range(4)]) == (1, 3, (), ())
 
     def test_it_gives_up_in_the_end(self, racing: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(commit, "_RACES", 1)
@@ -143,3 +146,77 @@ def test_a_store_nobody_closed_closes_itself(tmp_path: Path) -> None:
     gc.collect()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         connection.execute("SELECT 1")
+
+
+class TestWhoseFaultItIs:
+    """Only data errors are errors of a trial; what else a database raises is an error of the store."""
+
+    def test_a_row_that_sqlite_refuses_is_an_error_of_its_trial(self, tmp_path: Path, opened: Opener) -> None:
+        store = opened(str(tmp_path / "runs.db"))
+        run = store.create_run(run_record())
+        _execute(
+            store,
+            "CREATE TRIGGER short BEFORE INSERT ON results WHEN NEW.outcome = 1 AND NEW.latency_ms = 102 "
+            "BEGIN SELECT RAISE(ABORT, 'too short'); END",
+        )
+        committed = store.commit("r1", [result(run, n) for n in range(4)], samples(range(1)))
+        assert committed[:3] == (4, 0, ())
+        assert list(store.ordinals("r1", ("task_error",))) == [2]
+        assert "too short" in committed.unstorable[0][1]
+
+    def test_a_missing_table_is_an_error_of_the_store(self, database: str, opened: Opener) -> None:
+        store = opened(database)
+        run = store.create_run(run_record())
+        _execute(store, "DROP TABLE details")
+        with pytest.raises(StoreError, match="details"):
+            store.commit("r1", [result(run, n) for n in range(4)], samples(range(1)))
+        assert store.done("r1") == bytearray(5)
+
+    def test_an_internal_error_of_postgresql_is_an_error_of_the_store(self, pg_url: str, opened: Opener) -> None:
+        store = opened(pg_url)
+        run = store.create_run(run_record())
+        _execute(
+            store,
+            "CREATE FUNCTION fail() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'damaged' USING ERRCODE = 'XX002'; "
+            "END $$ LANGUAGE plpgsql",
+            "CREATE TRIGGER fail BEFORE INSERT ON results FOR EACH ROW EXECUTE FUNCTION fail()",
+        )
+        with pytest.raises(StoreError, match="damaged") as caught:
+            store.commit("r1", [result(run, n) for n in range(4)], samples(range(1)))
+        assert not isinstance(caught.value, StoreUnavailableError)
+
+    def test_a_data_error_of_postgresql_is_an_error_of_its_trial(self, pg_url: str, opened: Opener) -> None:
+        store = opened(pg_url)
+        run = store.create_run(run_record())
+        _execute(store, "ALTER TABLE results ADD CONSTRAINT short CHECK (outcome <> 1 OR latency_ms <> 102)")
+        committed = store.commit("r1", [result(run, n) for n in range(4)], samples(range(1)))
+        assert committed[:3] == (4, 0, ())
+        assert [key for key, _ in committed.unstorable] == [result(run, 2).key]
+        assert list(store.ordinals("r1", ("task_error",))) == [2]
+
+    def test_a_trial_of_which_no_row_is_taken_is_refused(self, pg_url: str, opened: Opener) -> None:
+        store = opened(pg_url)
+        run = store.create_run(run_record())
+        _execute(store, "ALTER TABLE results ADD CONSTRAINT short CHECK (ordinal <> 2)")
+        committed = store.commit("r1", [result(run, n) for n in range(4)], samples(range(1)))
+        assert committed[:2] == (3, 0)
+        assert [key for key, _ in committed.refused] == [result(run, 2).key]
+        assert committed.unstorable == ()
+
+    def test_a_read_only_postgresql_is_waited_for(self, pg_url: str, opened: Opener) -> None:
+        store = opened(pg_url)
+        run = store.create_run(run_record())
+        assert isinstance(store, SqlStore)
+        with store._engine.connect() as connection:
+            name = connection.engine.url.database
+        _execute(store, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        store._engine.dispose()
+        with pytest.raises(StoreUnavailableError, match="read-only"):
+            store.commit("r1", [result(run, 0)], samples(range(1)))
+
+
+def _execute(store: RunStore, *statements: str) -> None:
+    assert isinstance(store, SqlStore)
+    with store._engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)

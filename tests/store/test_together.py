@@ -156,7 +156,7 @@ def test_a_reader_that_takes_its_time_never_blocks_the_writer(tmp_path: Path, op
         assert reader.execute("SELECT count(*) FROM results").fetchone() == (1,)
         slow = store.results("r1")
         next(slow)
-        assert store.commit("r1", [result(run, n) for n in range(1, 9)], samples(range(3))) == (8, 0, ())
+        assert store.commit("r1", [result(run, n) for n in range(1, 9)], samples(range(3))) == (8, 0, (), ())
         assert reader.execute("SELECT count(*) FROM results").fetchone() == (1,)
     finally:
         reader.close()
@@ -203,7 +203,7 @@ class TestServer:
         store.commit("r1", [result(run, 0)], samples([0]))
         for crash in (False, True):
             pg_server.restart(crash=crash)
-            assert store.commit("r1", [result(run, 0), result(run, 1 + crash)]) == (1, 1, ())
+            assert store.commit("r1", [result(run, 0), result(run, 1 + crash)]) == (1, 1, (), ())
         assert [found.ordinal for found in store.results("r1")] == [0, 1, 2]
 
     def test_a_server_that_is_away_is_unavailable_and_the_commit_can_be_repeated(
@@ -223,7 +223,7 @@ class TestServer:
         finally:
             pg_server.start()
         assert pg_server.password not in str(raised.value)
-        assert store.commit("r1", batch, samples([0, 1])) == (8, 0, ())
+        assert store.commit("r1", batch, samples([0, 1])) == (8, 0, (), ())
 
     def test_a_connection_lost_in_the_middle_of_a_commit_loses_nothing(
         self, pg_server: PostgresServer, pg_url: str, opened: Opener
@@ -259,7 +259,7 @@ class TestServer:
             blocker.rollback()
         assert [type(problem) for problem in problems] == [StoreUnavailableError]
         assert list(store.results("r1")) == []
-        assert store.commit("r1", batch, samples([0, 1])) == (8, 0, ())
+        assert store.commit("r1", batch, samples([0, 1])) == (8, 0, (), ())
 
     def test_results_committed_by_another_at_the_same_moment_are_duplicates(self, pg_url: str, opened: Opener) -> None:
         store = opened(pg_url)
@@ -282,5 +282,5 @@ class TestServer:
             other.commit()
             thread.join(60)
         # Ordinal 5 was scored by the other; 4 had only failed, so ours took its place.
-        assert counts == [(7, 1, ())]
+        assert counts == [(7, 1, (), ())]
         assert [found.execution for found in store.results("r1")] == [1, 2, 3, 4, 5, 77, 7, 8]

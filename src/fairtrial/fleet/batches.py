@@ -15,7 +15,7 @@ from fairtrial.fleet.patience import log, persistently
 from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.mailbox import bulk
 from fairtrial.mailbox.protocol import Mailbox, Message
-from fairtrial.runs.writer import patiently
+from fairtrial.runs.writer import log_problems, patiently
 from fairtrial.store.protocol import Committed, RunStore
 from fairtrial.trials.result import EvalResult
 
@@ -87,8 +87,7 @@ async def commit(
 ) -> Committed:
     """Keep a batch durably; a database that is away is waited for."""
     committed = await in_thread(lambda: patiently(lambda: store.commit(run_id, results, samples)))
-    for key, problem in committed.refused:
-        log.error("trial %s could not be stored: %s", key, problem)
+    log_problems(committed)
     return committed
 
 

@@ -28,7 +28,7 @@ from fairtrial.trials.result import NO_USAGE, EvalResult
 from fairtrial.types import JSON
 
 _OUTCOMES = frozenset({"scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"})
-_STAGES = frozenset({"setup", "task", "output", "score", "delivery", None})
+_STAGES = frozenset({"setup", "task", "output", "score", "delivery", "store", None})
 _REQUEST_FIELDS = frozenset(
     {"key", "ordinal", "sample_ordinal", "input", "expected", "suite", "fingerprint", "id", "at"}
 )

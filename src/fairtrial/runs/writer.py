@@ -14,7 +14,7 @@ from fairtrial.errors import StoreUnavailableError
 from fairtrial.offload import loop_caller
 from fairtrial.runs.events import log
 from fairtrial.runs.presence import BEAT_SECONDS
-from fairtrial.store.protocol import RunStore
+from fairtrial.store.protocol import Committed, RunStore
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
 
@@ -129,9 +129,8 @@ class Writer:
         committed = patiently(lambda: self._store.commit(self._run_id, results, samples))
         self.new += committed.new
         self.duplicate += committed.duplicate
-        for key, problem in committed.refused:
-            log.error("trial %s could not be stored: %s", key, problem)
-            self.refused.append((key, problem))
+        self.refused.extend(committed.refused)
+        log_problems(committed)
 
     def _make_room(self, count: int) -> None:
         with self._lock:
@@ -139,6 +138,14 @@ class Writer:
             room, self._room = self._room, None
         if room is not None:
             self._wake(room.set)
+
+
+def log_problems(committed: Committed) -> None:
+    """Log the results of a batch that could not be stored as they were."""
+    for key, problem in committed.refused:
+        log.error("trial %s could not be stored: %s", key, problem)
+    for key, problem in committed.unstorable:
+        log.error("the result of trial %s is stored as an error: %s", key, problem)
 
 
 def patiently[T](call: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, delete, select, update
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, StoreUnavailableError
@@ -17,6 +17,7 @@ from fairtrial.store.protocol import Committed, RunRecord
 from fairtrial.store.redact import Redactor
 from fairtrial.store.rows import (
     DETAIL_COLUMNS,
+    EXECUTION,
     RESULT_COLUMNS,
     SAMPLE_COLUMNS,
     Encoder,
@@ -60,13 +61,16 @@ class Batch:
         self.number = number
         self.redactor = redactor
         self.refused: list[tuple[TrialKey, str]] = []
+        self.given = given
         self.dataset = 0
         self.sample_rows: list[tuple[Any, ...]] = []
-        self.unfit: dict[int, str] = {}  # Sample ordinals the database would not take, with the reason.
+        self.unfit: dict[int, str] = {}  # Sample ordinals whose results cannot be stored at all, with the reason.
+        self.bare: dict[int, str] = {}  # Sample ordinals of which only the id could be stored, with the reason.
         self.samples = {place: sample for place, sample in with_samples.items() if 0 <= place < run.dataset_size}
         self.ids: dict[int, str] = {}  # Sample ordinal -> id, for every sample a result or the caller names.
         self.ids.update((place, sample.id) for place, sample in self.samples.items())
-        encode = Encoder(run, number, redactor, compress).entry
+        self._encoder = Encoder(run, number, redactor, compress)
+        encode = self._encoder.entry
         entries: list[Entry] = []
         name_of = self.ids.setdefault
         for result in given:
@@ -75,7 +79,7 @@ class Batch:
             except Refused as problem:
                 self.refused.append((result.key, str(problem)))
                 continue
-            _ordinal, place, key, _row, _detail = entry
+            place, key = entry.sample, entry.key
             if name_of(place, key[2]) == key[2]:
                 entries.append(entry)
             else:
@@ -83,6 +87,12 @@ class Batch:
         # In one order always: two writers of the same trials must not wait for each other in a circle.
         entries.sort(key=itemgetter(0))
         self.entries = entries
+
+    def error_entry(self, entry: Entry, problem: str) -> Entry:
+        """The entry of the error that stands for a result which cannot be stored."""
+        of_trial = [found for found in self.given if found.key == entry.key]
+        executed = (found for found in of_trial if found.execution == entry.row[EXECUTION])
+        return self._encoder.error_entry(next(executed, of_trial[0]), problem)
 
 
 class Writer:
@@ -105,40 +115,51 @@ class Writer:
             self.encode_samples(batch, dataset)
         if batch.sample_rows:
             self._put_samples(connection, batch, own)
-        refused, entries, unfit = list(batch.refused), batch.entries, batch.unfit
-        if unfit:
+        refused, entries, unfit, bare = list(batch.refused), batch.entries, batch.unfit, batch.bare
+        if unfit or bare:
             refused.extend((entry.key, unfit[entry.sample]) for entry in entries if entry.sample in unfit)
-            entries = [entry for entry in entries if entry.sample not in unfit]
+            entries = [
+                batch.error_entry(entry, bare[entry.sample]) if entry.sample in bare else entry
+                for entry in entries
+                if entry.sample not in unfit
+            ]
+        unstorable = [(entry.key, entry.problem) for entry in entries if entry.problem is not None]
         new = duplicate = 0
         for wave in _waves(entries):
-            taken, lost = _halving(connection, wave, self._put_results)
-            refused.extend((entry.key, why) for entry, why in lost)
+            taken, bad = _halving(connection, wave, self._put_results)
+            if bad:
+                errors = [batch.error_entry(entry, why) for entry, why in bad]
+                more, lost = _halving(connection, errors, self._put_results)
+                refused.extend((entry.key, why) for entry, why in lost)
+                never = {entry.key for entry, _why in lost}
+                unstorable += [(entry.key, why) for entry, why in bad if entry.key not in never]
+                taken += more
+                duplicate -= len(lost)
             new += taken
-            duplicate += len(wave) - taken - len(lost)
-        return Committed(new, duplicate, tuple(refused))
+            duplicate += len(wave) - taken
+        return Committed(new, duplicate, tuple(refused), tuple(unstorable))
 
     def encode_samples(self, batch: Batch, dataset: int) -> None:
         """Make rows of the samples that are not known to be stored; called before the transaction."""
         batch.dataset = dataset
         batch.sample_rows = rows = []
-        batch.unfit = {}
+        batch.unfit, batch.bare = {}, {}
         known = self._known.get(dataset, {})
         for place, sample_id in sorted(batch.ids.items()):
             if known.get(place) == sample_id:
                 continue
             sample = batch.samples.get(place)
+            bare = (place, stored_id(sample_id, batch.redactor), None, None, None)
             try:
-                rows.append(
-                    (place, stored_id(sample_id, batch.redactor), None, None, None)
-                    if sample is None
-                    else sample_row(place, sample, batch.redactor)
-                )
+                rows.append(bare if sample is None else sample_row(place, sample, batch.redactor))
             except (CodecError, UnicodeError) as error:
-                batch.unfit[place] = f"its sample cannot be stored: {error}"
+                rows.append(bare)
+                batch.bare[place] = f"its sample cannot be stored: {error}"
 
     def remember(self, batch: Batch) -> None:
         """Note which samples are now stored; called when the transaction has ended well."""
-        stored = {place: sample.id for place, sample in batch.samples.items() if place not in batch.unfit}
+        partly = batch.unfit.keys() | batch.bare.keys()
+        stored = {place: sample.id for place, sample in batch.samples.items() if place not in partly}
         with self._lock:
             # Replaced as a whole, never changed: other threads may be reading it.
             others = [item for item in self._known.items() if item[0] != batch.dataset]
@@ -147,10 +168,14 @@ class Writer:
             self._known = dict([*others[-_KNOWN_DATASETS + 1 :], (batch.dataset, fresh)])
 
     def _put_samples(self, connection: Connection, batch: Batch, own: bool) -> None:
-        _count, lost = _halving(
-            connection, batch.sample_rows, lambda on, some: self._put_sample_rows(on, some, batch, own)
-        )
-        batch.unfit.update((row[0], f"its sample cannot be stored: {why}") for row, why in lost)
+        def put(on: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
+            return self._put_sample_rows(on, rows, batch, own)
+
+        _count, bad = _halving(connection, batch.sample_rows, put)
+        if bad:
+            batch.bare.update((row[0], f"its sample cannot be stored: {why}") for row, why in bad)
+            _count, lost = _halving(connection, [(*row[:2], None, None, None) for row, _why in bad], put)
+            batch.unfit.update((row[0], f"its sample cannot be stored: {why}") for row, why in lost)
 
     def _put_sample_rows(self, connection: Connection, rows: Sequence[tuple[Any, ...]], batch: Batch, own: bool) -> int:
         if self._insert_samples.run(connection, rows, batch.dataset) == len(rows):
@@ -236,6 +261,16 @@ def _waves(entries: list[Entry]) -> Iterable[list[Entry]]:
     return waves
 
 
+def _is_data_error(error: DBAPIError) -> bool:
+    """Whether a database refused the rows themselves: SQLSTATE classes 22 and 23, or a value that has no SQL type."""
+    if error.connection_invalidated:
+        return False
+    if isinstance(error, DataError | IntegrityError):
+        return True
+    # Drivers refuse a value of an unknown type themselves, before anything is sent.
+    return isinstance(error, ProgrammingError) and str(error.orig).startswith(("Error binding", "cannot adapt"))
+
+
 def _halving[R](
     connection: Connection, rows: Sequence[R], write: Callable[[Connection, Sequence[R]], int]
 ) -> tuple[int, list[tuple[R, str]]]:
@@ -244,7 +279,7 @@ def _halving[R](
         with connection.begin_nested():
             return write(connection, rows), []
     except DBAPIError as error:
-        if error.connection_invalidated or isinstance(error, OperationalError):
+        if not _is_data_error(error):
             raise  # Nothing is wrong with the rows.
         problem = str(error.orig).strip().partition("\n")[0]
     except (OverflowError, UnicodeError, TypeError) as error:

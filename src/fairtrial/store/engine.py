@@ -126,6 +126,8 @@ def translated() -> Iterator[None]:
 
 
 def _may_pass(error: DBAPIError) -> bool:
+    if getattr(error.orig, "sqlstate", None) == "25006":
+        return True  # A server that is read-only, as during a failover.
     if not isinstance(error, OperationalError):
         return False
     if isinstance(error.orig, sqlite3.Error):

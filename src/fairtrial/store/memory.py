@@ -171,6 +171,8 @@ class MemoryStore(RunStore):
         """Keep results, with the samples they belong to."""
         redactor = current()
         refused: list[tuple[TrialKey, str]] = []
+        unstorable: list[tuple[TrialKey, str]] = []
+        bare: dict[int, str] = {}  # Samples of which only the id can be stored, with the reason.
         new = duplicate = 0
         with self._lock:
             run = self._run(run_id)
@@ -181,30 +183,27 @@ class MemoryStore(RunStore):
                     try:
                         row = sample_row(place, sample, redactor)
                     except CodecError as error:
-                        refused.extend(
-                            (result.key, f"its sample cannot be stored: {error}")
-                            for result in results
-                            if run.record.split(result.ordinal)[0] == place
-                        )
+                        bare[place] = f"its sample cannot be stored: {error}"
                         continue
                     if known is None or known[1] == row[1]:
                         run.samples[place] = row
-            unfit = {key for key, _why in refused}
             for result in results:
-                if result.key in unfit:
-                    continue
                 try:
-                    entry = encoder.entry(result)
+                    entry = _storable(encoder, result)
+                    if entry.sample in bare:
+                        entry = encoder.error_entry(result, bare[entry.sample])
                     self._check_sample(run, entry, stored_id(entry.key.sample_id, redactor))
+                    if entry.problem is not None:
+                        unstorable.append((entry.key, entry.problem))
                     stored = run.entries.get(entry.ordinal)
                     if stored is not None and not replaces(*state(entry.row), *state(stored.row)):
                         duplicate += 1
                         continue
-                    run.entries[entry.ordinal] = _storable(entry)
+                    run.entries[entry.ordinal] = entry
                     new += 1
                 except Refused as problem:
                     refused.append((result.key, str(problem)))
-        return Committed(new, duplicate, tuple(refused))
+        return Committed(new, duplicate, tuple(refused), tuple(unstorable))
 
     def _check_sample(self, run: _Run, entry: Entry, sample_id: str) -> None:
         known = run.samples.setdefault(entry.sample, (entry.sample, sample_id, None, None, None))
@@ -392,12 +391,13 @@ class MemoryStore(RunStore):
         return (read_label(run_id, values) for values in kept if wanted is None or values["name"] == wanted)
 
 
-def _storable(entry: Entry) -> Entry:
-    """What a database would refuse is refused here too."""
+def _storable(encoder: Encoder, result: EvalResult) -> Entry:
+    """The entry of a result; what a database would refuse is refused here too."""
+    entry = encoder.entry(result)
     for value in (*entry.row, *(entry.detail or ())):
         if isinstance(value, str):
             try:
                 value.encode("utf-8")
             except UnicodeEncodeError as error:
-                raise Refused(f"it cannot be stored: {error}") from None
+                return encoder.error_entry(result, f"it cannot be stored: {error}")
     return entry

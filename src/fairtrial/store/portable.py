@@ -35,7 +35,8 @@ def save_run(store: RunStore, run_id: str, path: Path | str) -> None:
                 copy.commit(run_id, (), dict(samples))
                 _copy_blobs(store, copy, (dumps((sample.input, sample.expected)) for _place, sample in samples))
             for results in batched(store.results(run_id, snapshots=True), _BATCH):
-                refused = copy.commit(run_id, results).refused
+                committed = copy.commit(run_id, results)
+                refused = committed.refused or committed.unstorable
                 if refused:
                     raise StoreError(f"trial {refused[0][0]} cannot be copied: {refused[0][1]}")
                 _copy_blobs(store, copy, (result.output_json for result in results))

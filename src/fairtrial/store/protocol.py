@@ -70,11 +70,21 @@ class RunRecord:
 
 
 class Committed(NamedTuple):
-    """What became of a batch: results that changed the store, results it already had, results it could not take."""
+    """What became of a batch.
+
+    Attributes:
+        new: How many results changed the store.
+        duplicate: How many it already had.
+        refused: The trials of which nothing could be stored, and why: they are not in the run's plan, or the database
+            takes no row for them.
+        unstorable: The trials whose result could not be stored as it was, and why. Each is stored as a "task_error" at
+            stage "store" without output and session, and is among `new` or `duplicate`.
+    """
 
     new: int
     duplicate: int
     refused: tuple[tuple[TrialKey, str], ...] = ()
+    unstorable: tuple[tuple[TrialKey, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +187,10 @@ class RunStore(Protocol):
 
         A result is taken if its trial has none yet, or if the stored one is not "scored" and this one is, or has a
         higher attempt. Anything else is counted as a duplicate and changes nothing. One bad row never sinks a batch:
-        it is found by halving, reported in `refused`, and the rest is kept. Committing the same batch again is always
-        safe, so a caller may repeat a commit that raised `StoreUnavailableError`.
+        it is found by halving and stored as an error of its trial (see `Committed`), and the rest is kept. Only data
+        errors count as bad rows; everything else that a database raises is an error of the store, and is raised.
+        Committing the same batch again is always safe, so a caller may repeat a commit that raised
+        `StoreUnavailableError`.
         """
         ...
 

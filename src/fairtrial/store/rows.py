@@ -31,7 +31,15 @@ OUTCOMES: dict[Outcome, int] = {
 }
 OUTCOME_NAMES: dict[int, Outcome] = {code: name for name, code in OUTCOMES.items()}
 SCORED, NOT_RUN = OUTCOMES["scored"], OUTCOMES["not_run"]
-STAGES: dict[Stage | None, int | None] = {None: None, "setup": 1, "task": 2, "output": 3, "score": 4, "delivery": 5}
+STAGES: dict[Stage | None, int | None] = {
+    None: None,
+    "setup": 1,
+    "task": 2,
+    "output": 3,
+    "score": 4,
+    "delivery": 5,
+    "store": 6,
+}
 STAGE_NAMES: dict[int | None, Stage | None] = {code: name for name, code in STAGES.items()}
 
 RESULT_COLUMNS = (
@@ -49,12 +57,13 @@ _plain_text = json.JSONEncoder(
 ).encode  # Without its own check: what contains itself ends in a RecursionError, which leads to `dumps`.
 
 _OUTCOME, _ATTEMPT = RESULT_COLUMNS.index("outcome"), RESULT_COLUMNS.index("attempt")
+EXECUTION = RESULT_COLUMNS.index("execution")
 _INT64 = (1 << 63) - 1
 MAX_TRIALS = (1 << 32) - 1  # Sums find the slowest trial by packing its ordinal into 32 bits.
 
 
 class Refused(Exception):
-    """A result that no store takes; the message says why."""
+    """A result that cannot be stored as it is; the message says why."""
 
 
 class Entry(NamedTuple):
@@ -65,6 +74,7 @@ class Entry(NamedTuple):
     key: TrialKey
     row: tuple[Any, ...]
     detail: tuple[Any, ...] | None
+    problem: str | None = None  # Why this entry is an error in place of the result itself.
 
 
 def replaces(new_outcome: int, new_attempt: int, outcome: int, attempt: int) -> bool:
@@ -88,13 +98,27 @@ class Encoder:
         self._compress = compress
 
     def entry(self, result: EvalResult) -> Entry:
-        """The rows of one result. Raises `Refused`."""
+        """The rows of one result or, where it cannot be stored, of the error that stands for it.
+
+        Raises:
+            Refused: the result is not one of the run's plan.
+        """
         try:
             return self._entry(result)
+        except Refused as error:
+            problem = str(error)
         except (CodecError, UnicodeError) as error:
-            raise Refused(f"it cannot be encoded: {error}") from None
-        except (AttributeError, TypeError, KeyError) as error:
-            raise Refused(f"it is not a proper result: {type(error).__name__}: {error}") from None
+            problem = f"it cannot be encoded: {error}"
+        except Exception as error:  # Encoding calls user code: properties, serializers, __repr__.
+            problem = f"it is not a proper result: {_described(error)}"
+        return self.error_entry(result, problem)
+
+    def error_entry(self, result: EvalResult, problem: str) -> Entry:
+        """The rows of the error that stands for a result which cannot be stored. Raises `Refused`."""
+        try:
+            return self._entry(_store_error(result, problem))._replace(problem=problem)
+        except (AttributeError, TypeError, KeyError, UnicodeError) as error:
+            raise Refused(f"it is not a proper result: {_described(error)}") from None
 
     def _entry(self, result: EvalResult) -> Entry:
         run, ordinal, key = self._run, result.ordinal, result.key
@@ -179,6 +203,47 @@ class Encoder:
             if any(metric.metadata for metric in score.metrics):
                 parts.append(f'"metadata":{redact(dumps([metric.metadata for metric in score.metrics]))}')
         return "{" + ",".join(parts) + "}" if parts else None
+
+
+def _described(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+def _store_error(result: EvalResult, problem: str) -> EvalResult:
+    """The error of a trial whose result cannot be stored: what it cost, as far as that can be stored, and why."""
+    usage = result.usage
+    return EvalResult(
+        key=result.key,
+        ordinal=result.ordinal,
+        outcome="task_error",
+        latency_ms=_count(result.latency_ms),
+        usage=TokenUsage(
+            _count(usage.input_tokens),
+            _count(usage.output_tokens),
+            _count(usage.cached_tokens),
+            _cost(usage.cost_usd),
+        ),
+        judge_cost_usd=_cost(result.judge_cost_usd),
+        cache_hits=_count(result.cache_hits),
+        unpriced_calls=_count(result.unpriced_calls),
+        unpriced_judge_calls=_count(result.unpriced_judge_calls),
+        error=f"the result could not be stored: {problem}",
+        stage="store",
+        attempt=max(1, _count(result.attempt)),
+        execution=result.execution if type(result.execution) is int and abs(result.execution) <= _INT64 else 0,
+        started_at=result.started_at if math.isfinite(result.started_at) else 0.0,
+    )
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 31 else 0
+
+
+def _cost(value: Any) -> float | None:
+    return value if type(value) is float and 0.0 <= value < math.inf else None
 
 
 def stored_id(sample_id: str, redactor: Redactor) -> str:

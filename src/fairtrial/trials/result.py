@@ -17,8 +17,8 @@ from fairtrial.trials.keys import TrialKey
 from fairtrial.types import JSON
 
 type Outcome = Literal["scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"]
-type Stage = Literal["setup", "task", "output", "score", "delivery"]
-"""Where a trial failed: before the task, in it, in storing its output, in scoring it, or on its way."""
+type Stage = Literal["setup", "task", "output", "score", "delivery", "store"]
+"""Where a trial failed: before the task, in it, in encoding its output, in scoring it, on its way, or in storing it."""
 
 NO_USAGE = TokenUsage()
 
