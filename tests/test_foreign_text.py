@@ -103,12 +103,12 @@ def test_a_fence_that_holds_no_json_is_refused(text: str) -> None:
         parse_output(dict, text)
 
 
-def test_a_csv_header_of_a_hundred_thousand_columns_is_read_quickly(tmp_path: Path) -> None:
+def test_a_csv_header_of_thirty_thousand_columns_is_read_quickly(tmp_path: Path) -> None:
     path = tmp_path / "wide.csv"
-    path.write_text("id,input," + ",".join(f"c{number}" for number in range(100_000)) + "\n")
+    path.write_text("id,input," + ",".join(f"c{number}" for number in range(30_000)) + "\n")
     begin = time.thread_time()
     assert len(Dataset.load(path, str)) == 0
-    assert time.thread_time() - begin < 2
+    assert time.thread_time() - begin < 1
 
 
 def test_a_dataset_that_is_a_named_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ class TestVersions:
 
     def test_a_store_that_can_only_be_read_must_have_the_schema_already(self, tmp_path: Path) -> None:
         sqlite3.connect(tmp_path / "empty.db").close()
-        with pytest.raises(StoreVersionError, match="of no store"):
+        with pytest.raises(StoreError, match="not a Fairtrial store"):
             SqlStore.sqlite(tmp_path / "empty.db", read_only=True)
         with pytest.raises(StoreError, match="there is no store"):
             SqlStore.sqlite(tmp_path / "absent.db", read_only=True)

@@ -67,7 +67,8 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
 def migrate(store: options.Store = None, json: options.Json = False) -> int:
     """Create the store, or bring its schema up to date.
 
-    Every command that writes does this by itself; this one does nothing else.
+    No other command changes the schema of a store that exists. Stop the processes of older versions first: they cannot
+    use the store afterwards. Stores of the previous version can be read without this.
 
     \b
     Examples:
@@ -75,14 +76,16 @@ def migrate(store: options.Store = None, json: options.Json = False) -> int:
       fairtrial store migrate --store postgresql://db/evals
     """
     from fairtrial.cli.screen import note, print_json
-    from fairtrial.store.schema import VERSION
+    from fairtrial.store.open import migrate_store
 
     _, url = options.settings_with(store)
-    options.open_named(url).close()
+    before, version = options.translate_open_errors(url, migrate_store)
     if json:
-        print_json({"format": "fairtrial.migrated/1", "store": _place(url), "version": VERSION})
+        print_json({"format": "fairtrial.migrated/1", "store": _place(url), "version": version, "before": before})
+    elif before in (0, version):
+        note(f"{_place(url)} is up to date: schema {version}")
     else:
-        note(f"{_place(url)} is up to date: schema {VERSION}")
+        note(f"{_place(url)} is up to date: schema {version} (it had {before})")
     return 0
 
 

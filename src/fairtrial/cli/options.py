@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,12 +67,18 @@ def open_existing(store: str | None) -> RunStore:
 
 def open_named(url: str) -> RunStore:
     """Open a store, or make it."""
-    from fairtrial.cli.faults import Mistake
-    from fairtrial.errors import StoreError
     from fairtrial.store import open_store
 
+    return translate_open_errors(url, open_store)
+
+
+def translate_open_errors[T](url: str, open: Callable[[str], T]) -> T:
+    """Do something with the store at `url`; a file that is something else is the user's mistake."""
+    from fairtrial.cli.faults import Mistake
+    from fairtrial.errors import StoreError
+
     try:
-        return open_store(url)
+        return open(url)
     except StoreError as error:
         if "is not a database" not in str(error):
             raise

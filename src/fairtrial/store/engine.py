@@ -1,4 +1,4 @@
-"""Connections to SQLite and PostgreSQL, and the schema brought up to date when a store is opened."""
+"""Connections to SQLite and PostgreSQL, and the versions of their schema."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, select, text
+from sqlalchemy import Connection, DefaultClause, Engine, Table, create_engine, event, inspect, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -27,11 +28,12 @@ WRITE = "fairtrial_write"
 
 
 def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
-    """An engine over a file; creates the file, for its owner alone, unless it is only to be read."""
+    """An engine over a file; creates the file, for its owner alone, unless it is or can be only read."""
+    read_only = read_only or (path.is_file() and not os.access(path, os.W_OK))
     if read_only:
         if not path.is_file():
             raise StoreError(f"there is no store at {path}")
-        uri = f"{path.absolute().as_uri()}?mode=ro"
+        uri = read_only_uri(path)
     else:
         _create_private(path)
         uri = f"{path.absolute().as_uri()}?mode=rw"
@@ -62,6 +64,12 @@ def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
+
+
+def read_only_uri(path: Path) -> str:
+    """The address of a file that is only read. On a read-only file system SQLite cannot make the files it locks by."""
+    immutable = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
 
 
 def _create_private(path: Path) -> None:
@@ -136,32 +144,75 @@ def _may_pass(error: DBAPIError) -> bool:
     return True
 
 
-def prepare(engine: Engine, place: str) -> None:
-    """Create the schema or bring it up to date; safe when several processes open a store at once."""
-    with translated():
-        if _found_version(engine, place) == schema.VERSION:
-            return
-        with engine.execution_options(**{WRITE: True}).begin() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
-            found = _version(connection, place)
-            if found == 0:
-                schema.metadata.create_all(connection, checkfirst=False)
-            else:
-                _migrate(connection, found)
-            connection.execute(schema.meta.delete().where(schema.meta.c.name == "schema"))
-            connection.execute(schema.meta.insert().values(name="schema", value=str(schema.VERSION)))
+def prepare(engine: Engine, place: str, *, create: bool = True) -> int:
+    """Make a store ready to be used and return the version of its schema.
 
-
-def check(engine: Engine, place: str) -> None:
-    """Make sure that a store which is only read has the schema we know."""
+    A new store gets its tables, unless it is only to be read. One of an older version is shown as if it had today's
+    columns and can then be read; `migrate` brings it up to date. Safe when several processes open a store at once.
+    """
     with translated():
         found = _found_version(engine, place)
-    if found != schema.VERSION:
-        raise StoreVersionError(
-            f"{place} has schema {found or 'of no store'}, this Fairtrial reads {schema.VERSION}; "
-            "open it for writing once to bring it up to date"
-        )
+        if found == 0 and not create:
+            raise StoreError(f"{place} is not a Fairtrial store: it has no table `meta`")
+        if found == 0:
+            migrate(engine, place)
+            found = schema.VERSION
+        elif found < schema.VERSION:
+            _show_as_current(engine, found)
+        return found
+
+
+def migrate(engine: Engine, place: str) -> int:
+    """Create the tables, or add what an older store lacks; returns the version it had."""
+    with translated(), engine.execution_options(**{WRITE: True}).begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+        found = _version(connection, place)
+        if found == 0:
+            schema.metadata.create_all(connection, checkfirst=False)
+        else:
+            for table, name in _added_since(found):
+                column = CreateColumn(table.c[name]).compile(dialect=connection.dialect)
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column}")
+        if found != schema.VERSION:
+            connection.execute(schema.meta.delete().where(schema.meta.c.name == "schema"))
+            connection.execute(schema.meta.insert().values(name="schema", value=str(schema.VERSION)))
+    return found
+
+
+def _show_as_current(engine: Engine, found: int) -> None:
+    """Cover the tables of an older store with temporary views that have the columns it lacks.
+
+    Both databases look for a name among their temporary objects first, so every statement that reads works unchanged.
+    """
+    lacking: dict[Table, list[str]] = {}
+    for table, name in _added_since(found):
+        column = table.c[name]
+        default = column.server_default.arg if isinstance(column.server_default, DefaultClause) else "NULL"
+        kind = column.type.compile(dialect=engine.dialect)
+        lacking.setdefault(table, []).append(f"CAST({default} AS {kind}) AS {name}")
+
+    @event.listens_for(engine, "connect")
+    def cover(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        if engine.dialect.name == "postgresql":
+            cursor.execute("SELECT current_schema()")
+            home = cursor.fetchone()[0]
+        else:
+            home = "main"
+        for table, columns in lacking.items():
+            query = f'SELECT *, {", ".join(columns)} FROM "{home}".{table.name}'  # noqa: S608 - names of our own
+            cursor.execute(f"CREATE TEMPORARY VIEW {table.name} AS {query}")
+        cursor.close()
+        if engine.dialect.name == "postgresql":
+            connection.commit()
+
+    engine.dispose()  # Connections from before this moment do not have the views.
+
+
+def _added_since(found: int) -> Iterator[tuple[Table, str]]:
+    for version in range(found + 1, schema.VERSION + 1):
+        yield from schema.ADDED[version]
 
 
 def _found_version(engine: Engine, place: str) -> int:
@@ -185,11 +236,3 @@ def _version(connection: Connection, place: str) -> int:
             f"{schema.VERSION}. Upgrade with pip install --upgrade fairtrial, or open another store."
         )
     return int(found)
-
-
-def _migrate(connection: Connection, found: int) -> None:
-    """Add the columns that an older store lacks."""
-    for version in range(found + 1, schema.VERSION + 1):
-        for table, name in schema.ADDED[version]:
-            definition = CreateColumn(table.c[name]).compile(dialect=connection.dialect)
-            connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {definition}")

@@ -25,15 +25,46 @@ def open_store(url: str | Path | None = None) -> RunStore:
             `memory:`. Left out, `default_store()`.
     """
     where = default_store() if url is None else str(url)
-    scheme, separator, rest = where.partition(":")
-    if scheme == "memory" and separator and not rest.strip("/"):
+    if _is_memory(where):
         from fairtrial.store.memory import MemoryStore
 
         return MemoryStore()
-    if scheme in ("postgresql", "postgres", "postgresql+psycopg") and rest.startswith("//"):
-        from fairtrial.store.sql import SqlStore
+    from fairtrial.store.sql import SqlStore
 
-        return SqlStore.postgres(f"postgresql:{rest}")
+    database = _database(where)
+    return SqlStore.sqlite(database) if isinstance(database, Path) else SqlStore.postgres(database)
+
+
+def migrate_store(url: str | Path | None = None) -> tuple[int, int]:
+    """Create a store, or bring its schema up to date: (the version it had, 0 if it was new; the version it has)."""
+    from fairtrial.store import engine as engines
+    from fairtrial.store.schema import VERSION
+
+    where = default_store() if url is None else str(url)
+    if _is_memory(where):
+        return VERSION, VERSION
+    database = _database(where)
+    if isinstance(database, Path):
+        engine, place = engines.sqlite_engine(database), str(database)
+    else:
+        engine = engines.postgres_engine(database)
+        place = engine.url.render_as_string(hide_password=True)
+    try:
+        return engines.migrate(engine, place), VERSION
+    finally:
+        engine.dispose()
+
+
+def _is_memory(where: str) -> bool:
+    scheme, separator, rest = where.partition(":")
+    return scheme == "memory" and bool(separator) and not rest.strip("/")
+
+
+def _database(where: str) -> Path | str:
+    """The path of an SQLite file, or the address of a PostgreSQL database."""
+    scheme, _, rest = where.partition(":")
+    if scheme in ("postgresql", "postgres", "postgresql+psycopg") and rest.startswith("//"):
+        return f"postgresql:{rest}"
     path = _sqlite_path(where)
     if path is None:
         # The address itself is not repeated: it may hold a password.
@@ -41,9 +72,7 @@ def open_store(url: str | Path | None = None) -> RunStore:
             "not the address of a store: use sqlite:///path, a path that ends in .db or .sqlite, "
             "postgresql://host/database, or memory:"
         )
-    from fairtrial.store.sql import SqlStore
-
-    return SqlStore.sqlite(path)
+    return path
 
 
 def _sqlite_path(where: str) -> Path | None:

@@ -7,7 +7,7 @@ import re
 import sqlite3
 import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import batched
 from pathlib import Path
 
@@ -53,12 +53,31 @@ def load_run(path: Path | str) -> tuple[RunStore, str]:
     """Open a saved run: (a store that can only be read, the run's id)."""
     from fairtrial.store.sql import SqlStore
 
+    _check_foreign(Path(path))
     store = SqlStore.sqlite(path, read_only=True)
     found = store.runs(limit=2)
     if len(found) != 1:
         store.close()
         raise StoreError(f"{path} is not one saved run; open it with open_store to choose among its runs")
     return store, found[0].run_id
+
+
+def _check_foreign(path: Path) -> None:
+    """Refuse a file that holds anything but our own tables: a view or a virtual table runs somebody else's query."""
+    from fairtrial.store.engine import read_only_uri
+    from fairtrial.store.schema import metadata
+
+    if not path.is_file():
+        return  # Explained by who opens it.
+    try:
+        with closing(sqlite3.connect(read_only_uri(path), uri=True)) as connection:
+            connection.execute("PRAGMA trusted_schema=OFF")
+            for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master"):
+                ours = name in metadata.tables or name.startswith("sqlite_") or name == "ix_labels_run"
+                if kind not in ("table", "index") or not ours or (sql or "").upper().startswith("CREATE VIRTUAL"):
+                    raise StoreError(f"{path} is not a saved run: it contains the {kind} {name!r}, which is not ours")
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} is not a saved run: {error}") from None
 
 
 def _copy_blobs(store: RunStore, copy: RunStore, texts: Iterable[str | bytes | None]) -> None:

@@ -10,7 +10,7 @@ from fairtrial.codec.escape import escape_text
 from fairtrial.errors import StoreError
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.store.redact import Redactor
-from fairtrial.store.rows import MAX_TRIALS, text_of
+from fairtrial.store.rows import MAX_TRIALS, damage_refused, text_of
 from fairtrial.trials.keys import TrialKey
 
 _TEXT = ("run_id", "suite", "dataset_name", "dataset_version", "dataset_fingerprint", "evaluator", "code_hash")
@@ -52,6 +52,7 @@ def mapping_json(mapping: Mapping[str, Any], redactor: Redactor) -> str:
     return "{" + ",".join(f"{redactor.json(dumps(key))}:{redactor.json(dumps(mapping[key]))}" for key in mapping) + "}"
 
 
+@damage_refused
 def read_run(values: Mapping[str, Any]) -> RunRecord:
     """A run from its columns."""
     fields: dict[str, Any] = {name: text_of(values[name]) for name in _TEXT}
@@ -59,7 +60,9 @@ def read_run(values: Mapping[str, Any]) -> RunRecord:
     fields |= {name: decode(dict[str, Any], values[name], frozen=True) for name in _JSON}
     fields["experiments"] = decode(tuple[str, ...], values["experiments"])
     fields["parent_run"] = None if values["parent_run"] is None else text_of(values["parent_run"])
-    return RunRecord(**fields)
+    run = RunRecord(**fields)
+    check_plan(run)
+    return run
 
 
 def label_values(label: Label, at: float, redactor: Redactor) -> dict[str, Any]:

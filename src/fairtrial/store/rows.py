@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -277,11 +278,25 @@ def _json(value: Any) -> str:
     return dumps(value)
 
 
+def damage_refused[**P, T](read: Callable[P, T]) -> Callable[P, T]:
+    """Have a function that reads rows raise `StoreError`: a file from elsewhere can hold anything in any column."""
+
+    @functools.wraps(read)
+    def reading(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return read(*args, **named)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, CodecError) as error:
+            raise StoreError(f"the store is damaged: {type(error).__name__}: {error}") from error
+
+    return reading
+
+
 def text_of(stored: str) -> str:
     """Text as it was before it was made storable."""
     return cast(str, restore_text(stored))
 
 
+@damage_refused
 def read_sample(sample_id: str, input_: str | None, expected: str | None, metadata: str | None) -> Sample[Any, Any]:
     """A sample from its row."""
     name = text_of(sample_id)
@@ -322,6 +337,7 @@ READ_RESULT = (
 READ_DETAIL = ("error", "reason", "score", "metadata")
 
 
+@damage_refused
 def read_result(
     run: RunRecord,
     source: StoreSource,

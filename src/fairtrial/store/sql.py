@@ -16,15 +16,15 @@ from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import decode
 from fairtrial.codec.escape import escape_text
 from fairtrial.data.sample import Sample
-from fairtrial.errors import StoreError, UnknownRunError
+from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
 from fairtrial.store.commit import Batch, OrderConflict, Writer
 from fairtrial.store.compress import compress
-from fairtrial.store.engine import WRITE, check, postgres_engine, prepare, sqlite_engine, translated
+from fairtrial.store.engine import WRITE, postgres_engine, prepare, sqlite_engine, translated
 from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunRecord, RunStatus
 from fairtrial.store.reads import SqlReads
 from fairtrial.store.records import check_plan, experiment_index, label_values, mapping_json, run_values
 from fairtrial.store.redact import current
-from fairtrial.store.schema import blobs, datasets, details, labels, results, runs, samples
+from fairtrial.store.schema import VERSION, blobs, datasets, details, labels, results, runs, samples
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
 
@@ -32,8 +32,9 @@ from fairtrial.types import JSON
 class SqlStore(SqlReads):
     """A store in a database. Make one with `open_store`."""
 
-    def __init__(self, engine: Any, place: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, engine: Any, place: str, *, version: int = VERSION, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(engine, place)
+        self._version = version
         self._writing = engine.execution_options(**{WRITE: True})
         self._writer = Writer(engine.dialect.name)
         self._clock = clock
@@ -57,11 +58,11 @@ class SqlStore(SqlReads):
     @classmethod
     def _opened(cls, engine: Any, place: str, read_only: bool) -> SqlStore:
         try:
-            (check if read_only else prepare)(engine, place)
+            version = prepare(engine, place, create=not read_only)
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, place)
+        return cls(engine, place, version=version)
 
     def close(self) -> None:
         """Let go of files and connections; a closed store raises `StoreError` when it is used."""
@@ -72,6 +73,11 @@ class SqlStore(SqlReads):
     def _write(self) -> Iterator[Connection]:
         if self._closed:
             raise StoreError(f"the store {self._place} is closed")
+        if self._version != VERSION:
+            raise StoreVersionError(
+                f"{self._place} has schema {self._version} and can only be read; this Fairtrial writes schema "
+                f"{VERSION}. Bring it up to date, once, with: fairtrial store migrate --store {self._place}"
+            )
         with translated(), self._writing.begin() as connection:
             yield connection
 
