@@ -6,6 +6,7 @@
     ├── DataError                 data that is not what it was said to be
     │   ├── DatasetError          a dataset file or sample, with its file, line and field
     │   ├── CodecError            a value that cannot travel as JSON, or JSON that is not the type asked for
+    │   │   └── NewerFormatError  a message in a format of a newer version
     │   └── EnvironmentMismatchError  environment state of another kind or of an incompatible version
     ├── SessionError              a session record used against its nature
     ├── StoreError                the store of runs cannot do what was asked
@@ -96,6 +97,10 @@ class CodecError(DataError):
     def __str__(self) -> str:
         steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path)
         return f"at ${steps}: {self.problem}" if steps else self.problem
+
+
+class NewerFormatError(CodecError):
+    """A message in a format that only a newer version can read."""
 
 
 class SessionError(FairtrialError):

@@ -15,7 +15,7 @@ from typing import Any, Final
 from fairtrial.codec import dumps
 from fairtrial.codec.encode import compact
 from fairtrial.codec.escape import parse_json, restore
-from fairtrial.errors import CodecError
+from fairtrial.errors import CodecError, NewerFormatError
 from fairtrial.frozen import EMPTY, freeze
 from fairtrial.session.events import TokenUsage
 from fairtrial.trials.keys import TrialKey
@@ -41,7 +41,15 @@ def write(tree: dict[str, Any]) -> bytes:
 
 
 def read(data: bytes, what: str) -> dict[str, Any]:
-    """The fields of a body. Raises `CodecError` if it is no object, or in another format."""
+    """The fields of a body.
+
+    A body states the oldest format whose readers understand it, and fields that a reader does not know are ignored:
+    clients and workers of two versions work together.
+
+    Raises:
+        NewerFormatError: only newer versions understand it. A mailbox leaves such a message to them.
+        CodecError: it is no body.
+    """
     tree: dict[str, Any] = parse_json(data)
     if type(tree) is not dict:
         raise CodecError(f"{what} is an object")
@@ -51,8 +59,11 @@ def read(data: bytes, what: str) -> dict[str, Any]:
             tree = restore(tree)
         except RecursionError:
             raise CodecError("nested too deeply") from None
-    if (version := tree.pop("v", None)) != VERSION or type(version) is not int:
-        raise CodecError(f"{what} has format {version!r}, this Fairtrial reads {VERSION}; upgrade the older")
+    version = tree.pop("v", None)
+    if type(version) is not int or version < 1:
+        raise CodecError(f"the format of {what} must be a whole number from 1 (got {version!r})")
+    if version > VERSION:
+        raise NewerFormatError(f"{what} has format {version}, this version reads up to {VERSION}")
     return tree
 
 
@@ -64,7 +75,7 @@ def is_count(value: Any) -> bool:
 class Fields:
     """The fields of one body, taken out one by one.
 
-    Raises `CodecError` for a field that is missing or of another type; `end` raises for what nobody took.
+    Raises `CodecError` for a field that is missing or of another type. What nobody takes out is ignored.
     """
 
     __slots__ = ("_tree", "_what")
@@ -162,11 +173,6 @@ class Fields:
         if not all(type(count) is int and 0 <= count <= _MAX_INT for count in (hits, unpriced, unpriced_judges)):
             raise self._wrong(name, "a cost and three counts", value)
         return None if cost is None else self._finite(name, cost), hits, unpriced, unpriced_judges
-
-    def end(self) -> None:
-        """Raise if there is a field nobody knows."""
-        if self._tree:
-            raise CodecError(f"{self._what} has no field {next(iter(self._tree))[:100]!r}")
 
     def _finite(self, name: str, value: Any) -> float:
         if type(value) is not float and (type(value) is not int or value > _MAX_INT):

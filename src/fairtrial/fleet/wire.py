@@ -1,7 +1,8 @@
 """What travels between submitters, workers and collectors: data, and nothing that leads to code.
 
-Every type here writes and reads itself (`fairtrial.mailbox.WireBody`). Reading checks every field; whatever is not
-exactly one of these raises `CodecError`, and a mailbox sets it aside before a worker sees it.
+Every type here writes and reads itself (`fairtrial.mailbox.WireBody`). Reading checks every field it knows; what is not
+one of these raises `CodecError`, and a mailbox sets it aside before a worker sees it. What only a newer version can
+read raises `NewerFormatError`, and the mailbox hands it back.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class EvalRequest:
     def _read(cls, fields: Fields) -> Self:
         key = fields.key("key")
         _experiment_name(key.experiment)
-        request = cls(
+        return cls(
             key,
             Sample(key.sample_id, fields.any("input"), fields.any("expected"), fields.mapping("metadata")),
             fields.whole("ordinal"),
@@ -177,8 +178,6 @@ class EvalRequest:
             fields.number("at"),
             _tags(fields.mapping("tags")),
         )
-        fields.end()
-        return request
 
 
 def _tags(found: Mapping[str, Any]) -> Mapping[str, str]:
@@ -327,15 +326,13 @@ class EvalReply:
         )
         if (outcome == "scored") is (score is None):
             raise CodecError(f'a result has a score exactly if its outcome is "scored"; this one is {outcome!r}')
-        reply = cls(
+        return cls(
             result,
             fields.whole("sample_ordinal"),
             _read_sample(key, fields.array("sample", 3)) if fields.has("sample") else fields.any("sample"),
             fields.text("id", ""),
             fields.text("worker", ""),
         )
-        fields.end()
-        return reply
 
 
 def by_run(replies: Iterable[EvalReply]) -> Mapping[str, tuple[list[EvalResult], dict[int, Sample[Any, Any]]]]:
@@ -407,7 +404,7 @@ class MainLoopRequest:
     def from_wire(cls, data: bytes) -> Self:
         """The request from JSON."""
         fields = Fields(read(data, "a MainLoopRequest"), "a MainLoopRequest")
-        request = cls(
+        return cls(
             fields.any("input"),
             fields.text("id"),
             fields.mapping("params"),
@@ -418,8 +415,6 @@ class MainLoopRequest:
             fields.whole("attempt", 1, least=1),
             fields.number_or_none("timeout_seconds"),
         )
-        fields.end()
-        return request
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +459,7 @@ class MainLoopResult:
         """The result from JSON."""
         fields = Fields(read(data, "a MainLoopResult"), "a MainLoopResult")
         snapshot = fields.text_or_none("session")
-        result = cls(
+        return cls(
             fields.text("id"),
             fields.any("output"),
             fields.text_or_none("error"),
@@ -473,8 +468,6 @@ class MainLoopResult:
             fields.usage("usage", NO_USAGE),
             fields.whole("latency_ms"),
         )
-        fields.end()
-        return result
 
 
 def suite_fingerprint(

@@ -6,6 +6,9 @@ from typing import Any, Protocol, Self
 
 from fairtrial.codec import decode, dumps
 
+NEWER_FORMAT_DELAY = 5.0
+"""Seconds until a message that only newer workers can read is offered again."""
+
 
 class WireBody(Protocol):
     """A type that writes and reads itself.
@@ -20,7 +23,10 @@ class WireBody(Protocol):
 
     @classmethod
     def from_wire(cls, data: bytes) -> Self:
-        """The body from what `to_wire` wrote. Raises `CodecError` for anything else, whoever sent it."""
+        """The body from what `to_wire` wrote. Raises `CodecError` for anything else, whoever sent it.
+
+        `NewerFormatError` says that a newer version could read it: the message is handed back, not set aside.
+        """
         ...
 
 

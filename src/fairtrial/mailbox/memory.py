@@ -19,9 +19,10 @@ from fairtrial.errors import (
     LeaseLostError,
     MailboxClosedError,
     MessageTooLargeError,
+    NewerFormatError,
     ReplyNotAvailableError,
 )
-from fairtrial.mailbox.body import decode_body, encode_body
+from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body, encode_body
 from fairtrial.mailbox.dead_letters import DeadLetter
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, checked_name, checked_receive
 from fairtrial.mailbox.resolver import MailboxResolver
@@ -241,6 +242,11 @@ class InMemoryMailbox[T]:
                 item = self._waiting.popleft()
                 try:
                     body = item.body if self._kind is None else decode_body(self._kind, item.body)
+                except NewerFormatError:
+                    heapq.heappush(
+                        self._delayed, (self._clock.monotonic() + NEWER_FORMAT_DELAY, next(self._leases), item)
+                    )
+                    continue
                 except CodecError as error:
                     item.deliveries += 1
                     self._bury(item, f"the body cannot be read: {error}", "BodyError")

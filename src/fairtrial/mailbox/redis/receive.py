@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from fairtrial.errors import BodyError, CodecError, MailboxClosedError, MailboxError
-from fairtrial.mailbox.body import decode_body
+from fairtrial.errors import BodyError, CodecError, MailboxClosedError, MailboxError, NewerFormatError
+from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body
 from fairtrial.mailbox.protocol import Message, checked_receive
 from fairtrial.mailbox.redis.connection import BLOCK_SECONDS, Reader
 from fairtrial.mailbox.redis.errors import is_gone, translated
@@ -130,6 +130,11 @@ class Receiver[T]:
             if data is None or len(data) > self._mailbox.max_body_bytes:
                 data = await self._bytes(fields)
             body = decode_body(self._mailbox.body_type, data)
+        except NewerFormatError as error:
+            # Not damaged: a worker of that version can read it, and this one will have been replaced soon.
+            _log.warning("message %s of %s is left to newer workers: %s", origin, self._mailbox.name, error)
+            await self._quietly(receipt.nack(NEWER_FORMAT_DELAY, counted=False))
+            return None
         except (BodyError, CodecError) as error:
             await self._aside(receipt, f"the body cannot be read: {error}")
             return None
