@@ -2,7 +2,8 @@
 
     FairtrialError
     ├── ConfigurationError        a suite, evaluator or option that can't work; raised before the first call
-    │   └── MissingExtraError     an optional dependency is not installed (also an ImportError)
+    │   ├── MissingExtraError     an optional dependency is not installed (also an ImportError)
+    │   └── SecretInDataError     a secret in data that is stored unchanged: a sample, a name, parameters
     ├── DataError                 data that is not what it was said to be
     │   ├── DatasetError          a dataset file or sample, with its file, line and field
     │   ├── CodecError            a value that cannot travel as JSON, or JSON that is not the type asked for
@@ -58,6 +59,10 @@ class MissingExtraError(ConfigurationError, ImportError):
     def __init__(self, purpose: str, extra: str) -> None:
         super().__init__(f'{purpose} needs an optional dependency: pip install "fairtrial[{extra}]"')
         self.extra = extra
+
+
+class SecretInDataError(ConfigurationError):
+    """A known secret is in something that is stored unchanged: a sample, a name, parameters or tags."""
 
 
 class DataError(FairtrialError, ValueError):

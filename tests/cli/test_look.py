@@ -123,7 +123,7 @@ class TestShow:
         assert set(trial) == {
             *("run_id", "experiment", "sample_id", "repeat", "outcome", "passed", "value", "reason", "metrics"),
             *("error", "stage", "output", "attempt", "started_at", "latency_ms", "tokens", "cost_usd", "metadata"),
-            *("sample", "events"),
+            *("sample", "events", "redacted"),
         }
         assert trial["sample"]["expected"] == {"because": [1, 2, 3]}
         assert [event["kind"].rpartition(":")[2] for event in trial["events"]] == [

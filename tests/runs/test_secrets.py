@@ -8,7 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from fairtrial import ChatMessage, Dataset, EvalSuite, Sample, Score, ToolInvoked, TrialContext, open_store
+from fairtrial import (
+    ChatMessage,
+    Dataset,
+    EvalConfig,
+    EvalSuite,
+    Experiment,
+    Sample,
+    Score,
+    ToolInvoked,
+    TrialContext,
+    evaluate_sync,
+    exact_match,
+    open_store,
+)
+from fairtrial.errors import SecretInDataError
 from fairtrial.runs import RunEvent
 from fairtrial.store.compress import decompress
 
@@ -36,12 +50,13 @@ def test_a_secret_that_user_code_lets_slip_reaches_neither_store_nor_logs(
         def publish(self, event: RunEvent) -> None:
             raise RuntimeError(f"bus of {SECRET}")
 
-    dataset = Dataset([Sample(name, name, SECRET, {"note": SECRET}) for name in ("fine", "raise", "score")])
+    dataset = Dataset([Sample(name, name, name) for name in ("fine", "raise", "score")])
     store = open_store(f"sqlite:///{tmp_path}/runs.db")
     suite = EvalSuite("leaky", dataset, leaky, judge)
     with caplog.at_level(logging.DEBUG):
-        report = suite.run_sync(store=store, bus=Talkative(), tags={"key": SECRET})
+        report = suite.run_sync(store=store, bus=Talkative())
         errors = [str(result.error) for result in report.results]
+        assert all("transcript" in result.redacted_parts for result in report.results)
     store.close()
     assert "the run goes on" in caplog.text
     assert SECRET not in caplog.text
@@ -57,3 +72,94 @@ def test_a_secret_that_user_code_lets_slip_reaches_neither_store_nor_logs(
         plain = decompress(transcript)
         assert SECRET.encode() not in plain
         assert b"[redacted]" in plain
+
+
+def test_ordinary_variables_change_neither_ids_nor_expected_values_nor_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZER_NAME", "bert-base-uncased")
+    monkeypatch.setenv("AWS_SECRET_NAME", "customer-support")
+    monkeypatch.setenv("CACHE_KEY_PREFIX", "evaluation")
+    sample = Sample("customer-support-1", "evaluation", "bert-base-uncased", {"team": "customer-support"})
+    report = evaluate_sync(Dataset([sample]), lambda given: "bert-base-uncased", exact_match)
+    [result] = report.results
+    assert (result.sample_id, result.output, result.redacted) == ("customer-support-1", "bert-base-uncased", False)
+    assert result.sample == sample
+    assert list(report.group_by("team")) == ["customer-support"]
+
+
+def test_a_run_whose_params_look_like_a_credential_is_resumed() -> None:
+    store = open_store("memory:")
+    calls: list[int] = []
+
+    def task(number: int) -> int:
+        calls.append(number)
+        if len(calls) == 2:
+            raise RuntimeError("boom")
+        return number
+
+    def suite() -> EvalSuite:
+        params = {"tokenizer": "bert-base-uncased", "url": "redis://u:secretpw12@h", "key": "ghp_abcdefghijklmnop1234"}
+        return EvalSuite(
+            "s",
+            Dataset([Sample(f"s{n}", n, n) for n in range(4)]),
+            task,
+            exact_match,
+            experiments=[Experiment("a", params)],
+            config=EvalConfig(stop_on_error=True, max_concurrent=1, max_retries=0),
+            version="1",
+        )
+
+    assert suite().run_sync(store=store).status == "interrupted"
+    assert suite().run_sync(store=store).status == "finished"
+    assert len(store.runs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "sample"),
+    [
+        ("the id of sample number 2", Sample(f"x-{SECRET}", 1)),
+        ("the input of sample 'x'", Sample("x", {"deep": [SECRET]})),
+        ("the expected value of sample 'x'", Sample("x", 1, SECRET)),
+        ("the metadata of sample 'x'", Sample("x", 1, 1, {"note": f"it is {SECRET}"})),
+    ],
+)
+def test_a_run_is_refused_before_its_first_trial_when_a_sample_holds_a_secret(
+    field: str, sample: Sample[object, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_PROVIDER_API_KEY", SECRET)
+    store = open_store("memory:")
+    calls: list[object] = []
+    suite = EvalSuite("s", Dataset([Sample("first", 1), sample]), calls.append, exact_match)
+    with pytest.raises(SecretInDataError, match=rf"^{field} must not contain a secret .*MY_PROVIDER_API_KEY") as raised:
+        suite.run_sync(store=store)
+    assert SECRET not in str(raised.value)
+    assert calls == []
+    assert store.runs() == []
+
+
+def test_a_secret_far_down_a_dataset_stops_the_run_before_the_trial_of_its_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_PROVIDER_API_KEY", SECRET)
+    store = open_store("memory:")
+    calls: list[object] = []
+    samples: list[Sample[object, object]] = [Sample(f"s{n}", n if n != 1500 else SECRET) for n in range(1600)]
+    suite = EvalSuite("s", Dataset(samples), calls.append, lambda output, expected: True)
+    with pytest.raises(SecretInDataError, match="the input of sample 's1500'"):
+        suite.run_sync(store=store)
+    assert SECRET not in calls
+    [run] = store.runs()
+    assert run.status == "interrupted"
+    assert SECRET not in repr(run)
+
+
+def test_a_run_is_refused_when_a_parameter_or_a_tag_holds_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_PROVIDER_API_KEY", SECRET)
+    store = open_store("memory:")
+    calls: list[object] = []
+    experiments = [Experiment("a", {"key": SECRET})]
+    dataset: Dataset[int, int] = Dataset([Sample("x", 1)])
+    with pytest.raises(SecretInDataError, match="the parameters of an experiment"):
+        EvalSuite("s", dataset, calls.append, exact_match, experiments=experiments).run_sync(store=store)
+    with pytest.raises(SecretInDataError, match="the run's tags"):
+        EvalSuite("s", dataset, calls.append, exact_match).run_sync(store=store, tags={"key": SECRET})
+    assert (calls, store.runs()) == ([], [])

@@ -84,6 +84,7 @@ def trial_facts(result: EvalResult, *, whole: bool = False) -> dict[str, Any]:
         "metrics": {} if score is None else {metric.name: metric.value for metric in score.metrics},
         "error": result.error,
         "stage": result.stage,
+        "redacted": list(result.redacted_parts),
         "output": to_json(result.output),
         "attempt": result.attempt,
         "started_at": moment(result.started_at) if result.started_at else None,

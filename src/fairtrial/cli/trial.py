@@ -45,6 +45,8 @@ def print_trial(console: Console, run: RunRecord, result: EvalResult) -> None:
     if result.error:
         _part(console, "error", f"{result.error}\n(in stage {result.stage})" if result.stage else result.error)
     _score(console, result)
+    if result.redacted_parts:
+        _part(console, "redacted", f"secrets were replaced in: {', '.join(result.redacted_parts)}")
     _events(console, result)
     _part(console, "timing", _timing(result))
     _part(console, "again", rerun_command(run, sample=result.sample_id, experiment=result.experiment), style="cyan")

@@ -51,7 +51,7 @@ from fairtrial.models.schema import OutputSchema
 from fairtrial.models.tools import UNPARSED
 from fairtrial.offload import on_trio
 from fairtrial.session.trajectory import ToolCall
-from fairtrial.store.redact import register_secret
+from fairtrial.store.redact import register_guess
 
 type StructuredOutput = Literal["native", "prompt"]
 """How a form is asked for: through the provider's own option, or in words, for servers that lack it."""
@@ -204,7 +204,7 @@ class SdkAdapter(BaseAdapter):
                 f"{name} has no key: set {self.key_variables[0]} or pass api_key=... "
                 '(a server that wants none takes any, such as api_key="none")'
             )
-        register_secret(self._key)
+        register_guess(self._key, "key", f"the key of the {name} adapter")
         self._timeout = timeout_seconds
         self._stream = stream
         self._structured = structured_output

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.store.protocol import RunRecord
+from fairtrial.store.redact import current
+from fairtrial.store.rows import refuse_secrets
 from fairtrial.trials.keys import TrialKey
 
 _NEAR = 64
@@ -25,12 +27,20 @@ class PlannedTrial(NamedTuple):
 
 
 def missing_trials(run: RunRecord, dataset: Dataset[Any, Any], done: bytearray) -> Iterator[PlannedTrial]:
-    """The trials of the plan that have no result, in plan order; samples are read as they are reached."""
-    per_sample = len(run.experiments) * run.repeats
+    """The trials of the plan that have no result, in plan order; samples are read and checked as they are reached.
+
+    Raises:
+        SecretInDataError: a sample holds a known secret; none of its trials has started.
+    """
+    redactor = current()
     cursor = _Cursor(dataset)
     for ordinal in missing_ordinals(run.planned, done):
         sample_ordinal, experiment, repeat = run.split(ordinal)
-        sample = cursor.at(sample_ordinal) if per_sample == 1 or cursor.position != sample_ordinal else cursor.current
+        if cursor.position == sample_ordinal:
+            sample = cursor.current
+        else:
+            sample = cursor.at(sample_ordinal)
+            refuse_secrets(redactor, sample, sample_ordinal)
         key = TrialKey(run.run_id, run.experiments[experiment], sample.id, repeat)
         yield PlannedTrial(key, ordinal, sample_ordinal, experiment, sample)
 

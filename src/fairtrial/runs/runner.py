@@ -26,6 +26,8 @@ from fairtrial.runs.writer import Writer
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.session.snapshot import restore_session
 from fairtrial.store.protocol import RunRecord, RunStatus, RunStore
+from fairtrial.store.redact import current
+from fairtrial.store.rows import refuse_secrets
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
@@ -35,6 +37,7 @@ from fairtrial.trials.task import resolve_task
 
 type Lifespan = Callable[[], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]]
 
+_CHECKED_FIRST = 1000  # Samples searched for secrets before the run is opened; the others as they are read.
 _RETRIED: tuple[Outcome, ...] = ("task_error", "timeout", "dead_letter")
 
 
@@ -275,6 +278,9 @@ def _warn_of_fleet(run: RunRecord) -> None:
 
 def _open(request: RunRequest) -> Any:
     refuse_clusters(request.config, request.dataset)
+    redactor = current()
+    for ordinal, sample in enumerate(islice(request.dataset, _CHECKED_FIRST)):
+        refuse_secrets(redactor, sample, ordinal)
     wanted = describe_run(
         request.suite,
         request.dataset,

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 
 from fairtrial.data.sample import Sample
-from fairtrial.errors import CodecError, StoreUnavailableError
+from fairtrial.errors import CodecError, SecretInDataError, StoreUnavailableError
 from fairtrial.store.bulk import BulkInsert
 from fairtrial.store.protocol import Committed, RunRecord
 from fairtrial.store.redact import Redactor
@@ -149,11 +149,12 @@ class Writer:
             if known.get(place) == sample_id:
                 continue
             sample = batch.samples.get(place)
-            bare = (place, stored_id(sample_id, batch.redactor), None, None, None)
+            bare = (place, stored_id(sample_id), None, None, None)
             try:
                 rows.append(bare if sample is None else sample_row(place, sample, batch.redactor))
-            except (CodecError, UnicodeError) as error:
-                rows.append(bare)
+            except (CodecError, UnicodeError, SecretInDataError) as error:
+                if batch.redactor.find(bare[1]) is None:
+                    rows.append(bare)
                 batch.bare[place] = f"its sample cannot be stored: {error}"
 
     def remember(self, batch: Batch) -> None:

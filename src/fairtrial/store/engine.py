@@ -19,7 +19,7 @@ from sqlalchemy.schema import CreateColumn
 
 from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError, StoreUnavailableError, StoreVersionError
 from fairtrial.store import schema
-from fairtrial.store.redact import current, register_secret
+from fairtrial.store.redact import current, register_guess
 
 _BUSY_SECONDS = 30.0
 _MIGRATION_LOCK = 0x66616972  # Any number no one else locks by.
@@ -106,7 +106,7 @@ def postgres_engine(url: str) -> Engine:
     except (ArgumentError, ValueError):
         raise ConfigurationError("not a database URL: expected postgresql://host/database") from None
     if parsed.password:
-        register_secret(str(parsed.password))
+        register_guess(str(parsed.password), "password", "the password of the store's URL")
     return create_engine(
         parsed.set(drivername="postgresql+psycopg"),
         pool_pre_ping=True,  # A server that was restarted is noticed before the work is sent.

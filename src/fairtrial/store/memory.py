@@ -13,7 +13,7 @@ from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import canonical, decode
 from fairtrial.codec.escape import escape_text
 from fairtrial.data.sample import Sample
-from fairtrial.errors import CodecError, StoreError, UnknownRunError
+from fairtrial.errors import CodecError, SecretInDataError, StoreError, UnknownRunError
 from fairtrial.frozen import EMPTY
 from fairtrial.session.snapshot import restore_session
 from fairtrial.session.views import RecordedView, SessionView
@@ -27,7 +27,7 @@ from fairtrial.store.records import (
     read_run,
     run_values,
 )
-from fairtrial.store.redact import current
+from fairtrial.store.redact import current, refuse_secret
 from fairtrial.store.rows import (
     NOT_RUN,
     OUTCOMES,
@@ -182,7 +182,7 @@ class MemoryStore(RunStore):
                 if 0 <= place < run.record.dataset_size and (known is None or known[2] is None):
                     try:
                         row = sample_row(place, sample, redactor)
-                    except CodecError as error:
+                    except (CodecError, SecretInDataError) as error:
                         bare[place] = f"its sample cannot be stored: {error}"
                         continue
                     if known is None or known[1] == row[1]:
@@ -192,7 +192,7 @@ class MemoryStore(RunStore):
                     entry = _storable(encoder, result)
                     if entry.sample in bare:
                         entry = encoder.error_entry(result, bare[entry.sample])
-                    self._check_sample(run, entry, stored_id(entry.key.sample_id, redactor))
+                    self._check_sample(run, entry, stored_id(entry.key.sample_id))
                     if entry.problem is not None:
                         unstorable.append((entry.key, entry.problem))
                     stored = run.entries.get(entry.ordinal)
@@ -246,8 +246,7 @@ class MemoryStore(RunStore):
             entries = run.ordered()
         column = None if experiment is None else experiment_index(run.record, experiment)
         codes = None if outcomes is None else {OUTCOMES[outcome] for outcome in outcomes}
-        redactor = current()
-        ids = None if sample_ids is None else {stored_id(sample_id, redactor) for sample_id in sample_ids}
+        ids = None if sample_ids is None else {stored_id(sample_id) for sample_id in sample_ids}
         source = StoreSource(self, run.record)
 
         def wanted(entry: Entry) -> bool:
@@ -360,9 +359,9 @@ class MemoryStore(RunStore):
         return None if entry.detail is None else entry.detail[8]
 
     def put_blob(self, data: bytes) -> str:
-        """Keep bytes under their SHA-256 (hex), once. Secrets are taken out first; the hash is that of what is kept."""
+        """Keep bytes under their SHA-256 (hex), once. Raises `SecretInDataError` if they hold a known secret."""
         self._open()
-        data = current().data(data)
+        refuse_secret(current(), "an attachment", data)
         name = hashlib.sha256(data).hexdigest()
         self._blobs[name] = data
         return name
@@ -385,7 +384,7 @@ class MemoryStore(RunStore):
 
     def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:
         """Labels of a run, oldest first."""
-        wanted = None if name is None else current().text(escape_text(name))
+        wanted = None if name is None else escape_text(name)
         with self._lock:
             kept = list(self._run(run_id).labels)
         return (read_label(run_id, values) for values in kept if wanted is None or values["name"] == wanted)

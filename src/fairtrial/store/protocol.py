@@ -269,7 +269,7 @@ class RunStore(Protocol):
         ...
 
     def put_blob(self, data: bytes) -> str:
-        """Keep bytes under their SHA-256 (hex), once. Secrets are taken out first; the hash is that of what is kept."""
+        """Keep bytes under their SHA-256 (hex), once. Raises `SecretInDataError` if they hold a known secret."""
         ...
 
     def get_blob(self, sha256: str) -> bytes:

@@ -30,7 +30,6 @@ from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
 from fairtrial.store.protocol import Label, RunRecord, RunStatus, RunStore, ScoreRow, Totals
 from fairtrial.store.records import experiment_index, read_label, read_run
-from fairtrial.store.redact import current
 from fairtrial.store.rows import (
     NOT_RUN,
     OUTCOMES,
@@ -194,10 +193,9 @@ class SqlReads(RunStore):
         )
 
     def _places(self, number: int, sample_ids: Iterable[str]) -> list[int]:
-        redactor = current()
         places: list[int] = []
         for some in batched(sample_ids, 500):
-            wanted = [stored_id(sample_id, redactor) for sample_id in some]
+            wanted = [stored_id(sample_id) for sample_id in some]
             query = select(samples.c.ordinal).where(samples.c.dataset == dataset_of(number), samples.c.id.in_(wanted))
             with self._read() as connection:
                 places.extend(connection.execute(query).scalars())
@@ -322,7 +320,7 @@ class SqlReads(RunStore):
         number, _run = self._run(run_id)
         query = select(labels.c.id, labels).where(labels.c.run == number)
         if name is not None:
-            query = query.where(labels.c.name == current().text(escape_text(name)))
+            query = query.where(labels.c.name == escape_text(name))
         names = ("id", *labels.c.keys())
         return (
             read_label(run_id, dict(zip(names, row, strict=True)))

@@ -9,13 +9,25 @@ from fairtrial.codec import decode, dumps
 from fairtrial.codec.escape import escape_text
 from fairtrial.errors import StoreError
 from fairtrial.store.protocol import Label, RunRecord
-from fairtrial.store.redact import Redactor
+from fairtrial.store.redact import Redactor, refuse_secret
 from fairtrial.store.rows import MAX_TRIALS, damage_refused, text_of
 from fairtrial.trials.keys import TrialKey
 
 _TEXT = ("run_id", "suite", "dataset_name", "dataset_version", "dataset_fingerprint", "evaluator", "code_hash")
 _PLAIN = ("number", "status", "dataset_size", "repeats", "created_at", "finished_at")
-_JSON = ("params", "config", "tags", "notes")
+_UNCHANGED = ("params", "config", "tags")
+_JSON = (*_UNCHANGED, "notes")
+_FIELDS = {
+    "suite": "the suite's name",
+    "dataset_name": "the dataset's name",
+    "dataset_version": "the dataset's version",
+    "evaluator": "the evaluator's name",
+    "code_hash": "the suite's version",
+    "experiments": "the name of an experiment",
+    "params": "the parameters of an experiment",
+    "config": "the suite's config",
+    "tags": "the run's tags",
+}
 
 
 def check_plan(run: RunRecord) -> None:
@@ -38,11 +50,15 @@ def experiment_index(run: RunRecord, experiment: str) -> int:
 
 
 def run_values(run: RunRecord, redactor: Redactor) -> dict[str, Any]:
-    """The columns of a run."""
+    """The columns of a run. Raises `SecretInDataError` if what people named or set holds a known secret."""
     values: dict[str, Any] = {name: escape_text(getattr(run, name)) for name in _TEXT}
     values |= {name: getattr(run, name) for name in _PLAIN}
-    values |= {name: mapping_json(getattr(run, name), redactor) for name in _JSON}
+    values |= {name: dumps(getattr(run, name)) for name in _UNCHANGED}
+    values["notes"] = mapping_json(run.notes, redactor)
     values["experiments"] = dumps(run.experiments)
+    if redactor.has_secrets:
+        for name, field in _FIELDS.items():
+            refuse_secret(redactor, field, values[name])
     values["parent_run"] = None if run.parent_run is None else escape_text(run.parent_run)
     return values
 
@@ -66,16 +82,20 @@ def read_run(values: Mapping[str, Any]) -> RunRecord:
 
 
 def label_values(label: Label, at: float, redactor: Redactor) -> dict[str, Any]:
-    """The columns of a label, but for its run."""
-    return {
+    """The columns of a label, but for its run. Raises `SecretInDataError` if it holds a known secret."""
+    values: dict[str, Any] = {
         "experiment": escape_text(label.key.experiment),
-        "sample_id": redactor.text(escape_text(label.key.sample_id)),
+        "sample_id": escape_text(label.key.sample_id),
         "repeat": label.key.repeat,
-        "name": redactor.text(escape_text(label.name)),
-        "value": redactor.json(dumps(label.value)),
-        "annotator": redactor.text(escape_text(label.annotator)),
+        "name": escape_text(label.name),
+        "value": dumps(label.value),
+        "annotator": escape_text(label.annotator),
         "at": label.at or at,
     }
+    if redactor.has_secrets:
+        for name in ("sample_id", "name", "value", "annotator"):
+            refuse_secret(redactor, f"the {name} of a label", values[name])
+    return values
 
 
 def read_label(run_id: str, values: Mapping[str, Any]) -> Label:

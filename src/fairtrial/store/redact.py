@@ -1,98 +1,175 @@
-"""Secrets stay out of the store and out of the logs.
+"""Keeps secrets out of the store, the logs and the screen. The exact rules are in docs/reference/redaction.md.
 
-A secret is the value of an environment variable whose name speaks of a key, token, secret or password, the password
-in a URL, or a value that was registered. Whoever holds one in code, such as a model adapter, registers it.
+Two kinds of text are replaced by `[redacted]` in what tasks, models and evaluators produce (outputs, transcripts,
+errors, reasons): known secrets, that is registered values and the values of environment variables that hold
+credentials, and text in the shape of a credential. What people provide (ids, names, parameters, metadata, inputs,
+expected values) is never changed: a known secret in it raises `SecretInDataError`.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
-from urllib.parse import unquote
+from functools import lru_cache
+from typing import Any, Literal
+from urllib.parse import quote, quote_plus, unquote
 
 from fairtrial.codec.escape import escape_text
+from fairtrial.errors import SecretInDataError
+from fairtrial.store.credential_formats import (
+    find_credentials,
+    find_url_passwords,
+    hide_credential_bytes,
+    hide_credentials,
+)
 
 REDACTED = "[redacted]"
 
-# Shorter values are words like "test" or "none": blanking them everywhere would destroy what people read.
+# Shorter values are words like "test" or "none": replacing them everywhere would destroy what people read.
 MIN_LENGTH = 8
 
-_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-_URL_PASSWORD = re.compile(r"""(://[^\s/:@"'\\]*:)([^\s/@"'\\]+)(?=@)""")
-_URL_PASSWORD_BYTES = re.compile(rb"""://[^\s/:@"'\\]*:([^\s/@"'\\]+)@""")
+SECRET_VARIABLES = "FAIRTRIAL_SECRETS"  # noqa: S105 - a name
+"""Names further environment variables whose values are secrets, separated by commas."""
+
+NOT_SECRET_VARIABLES = "FAIRTRIAL_NOT_SECRET"  # noqa: S105 - a name
+"""Names environment variables whose values are not secrets, separated by commas."""
+
+type SecretKind = Literal["key", "password"]
+
+# The last word of a variable's name, without a number or a stage behind it, that makes its value a secret.
+_KEY_WORDS = frozenset(
+    ("KEY", "APIKEY", "TOKEN", "SECRET", "PAT", "CREDENTIAL", "CREDENTIALS", "COOKIE", "BEARER", "AUTH", "WEBHOOK")
+)
+_PASSWORD_WORDS = frozenset(("PASSWORD", "PASSWD", "PASS", "PWD", "PASSPHRASE"))
+_KEY_ENDINGS = ("TOKEN", "SECRET", "APIKEY")  # As in GITHUBTOKEN.
+_PASSWORD_ENDINGS = ("PASSWORD", "PASSWD", "PASSPHRASE")  # As in PGPASSWORD.
+_STAGES = frozenset(("PROD", "PRODUCTION", "STAGING", "TEST", "DEV", "LIVE"))
+# Words before KEY or TOKEN that make it something else: a database key, a tokenizer's special token.
+_HARMLESS = frozenset(
+    (
+        "PUBLIC", "PUBLISHABLE", "PRIMARY", "FOREIGN", "SORT", "PARTITION", "CACHE", "INDEX", "ROUTING",
+        "EOS", "BOS", "PAD", "UNK", "MASK", "SEP", "CLS", "STOP", "START", "END",
+    )
+)  # fmt: skip
+_NEVER = frozenset(("PWD", "OLDPWD", NOT_SECRET_VARIABLES))
+
+_WORDS = re.compile(r"[A-Za-z]+(?:[-_. ][A-Za-z]+)*\Z")
+_PATH = re.compile(r"(?:/|~|\.{1,2}[/\\]|[A-Za-z]:[/\\])")
+_BASE64_KEY = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Za-z0-9+/]{40,}={0,2}\Z")
+
+_RARE_FIRST = (
+    "~^|%+$#&*!;?@=<>QZXJKVYWUGHBFPNDLMROCSETAIzqjx9876543210/_-kvbywgfpmucdlhrsnioate"  # Others before these.
+)
+
 _text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-_registered: set[str] = set()
+_registered: dict[str, str] = {}  # Value -> what it is, for error messages.
 _lock = threading.Lock()
 
 
 def register_secret(value: str) -> None:
     """Keep this value out of every store and log of this process. Values under 8 characters are not taken."""
+    _register(value, "a registered secret")
+
+
+def register_guess(value: str, kind: SecretKind, what: str) -> None:
+    """Register a key or password from an option or a URL, unless it is a plain word such as "postgres"."""
+    if looks_like_secret(value, kind):
+        _register(value, what)
+
+
+def _register(value: str, what: str) -> None:
     if len(value) >= MIN_LENGTH:
         with _lock:
-            _registered.add(value)
+            _registered[value] = what
 
 
 class Redactor:
-    """Replaces the secrets it was made with, and passwords in URLs, wherever they stand in text."""
+    """Replaces the secrets it was made with, and text in the shape of a credential."""
 
-    __slots__ = ("_encoded", "_needles")
+    __slots__ = ("_by_byte", "_by_character", "_needles", "_sources")
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        forms = {form for secret in secrets if len(secret) >= MIN_LENGTH for form in _forms(secret)}
+    def __init__(self, secrets: Iterable[str] | Mapping[str, str] = ()) -> None:
+        """Takes the secrets; a mapping says what each is, for error messages."""
+        sources = secrets if isinstance(secrets, Mapping) else dict.fromkeys(secrets, "a secret")
+        self._sources = {
+            form: what for secret, what in sources.items() if len(secret) >= MIN_LENGTH for form in _forms(secret)
+        }
         # The longest first: a secret inside another one must not leave half of it standing.
-        self._needles = tuple(sorted(forms, key=lambda form: (-len(form), form)))
-        self._encoded = tuple(needle.encode("utf-8", "surrogatepass") for needle in self._needles)
+        self._needles = tuple(sorted(self._sources, key=lambda form: (-len(form), form)))
+        # By a rare character of each: looking for one character takes a tenth of the time of looking for a text.
+        self._by_character: dict[str, list[str]] = {}
+        self._by_byte: dict[bytes, list[bytes]] = {}
+        for needle in self._needles:
+            rare = min(needle, key=_commonness)
+            self._by_character.setdefault(rare, []).append(needle)
+            self._by_byte.setdefault(_bytes(rare), []).append(_bytes(needle))
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str] | None = None) -> Redactor:
         """The secrets of an environment (this process's unless given), and those that were registered."""
         with _lock:
-            registered = tuple(_registered)
-        return cls({*registered, *_environment_secrets(os.environ if environ is None else environ)})
+            registered = dict(_registered)
+        return cls(environment_secrets(os.environ if environ is None else environ) | registered)
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether it knows any secret, besides the shapes of credentials."""
+        return bool(self._needles)
+
+    def find(self, text: str | bytes) -> str | None:
+        """What the first known secret in `text` is, such as "the value of $API_KEY"; None if there is none."""
+        if isinstance(text, bytes):
+            for byte, encoded in self._by_byte.items():
+                for data in encoded if byte in text else ():
+                    if data in text:
+                        return self._sources[data.decode("utf-8", "surrogatepass")]
+            return None
+        for character, needles in self._by_character.items():
+            if character in text:
+                for needle in needles:
+                    if needle in text:
+                        return self._sources[needle]
+        return None
 
     def text(self, text: str) -> str:
-        """`text` without secrets."""
-        for needle in self._needles:
-            if needle in text:
+        """`text` without secrets; the same object where there are none."""
+        if self.find(text) is not None:
+            for needle in self._needles:
                 text = text.replace(needle, REDACTED)
-        if "@" in text and "://" in text:  # The rarer one first.
-            text = _URL_PASSWORD.sub(rf"\1{REDACTED}", text)
-        return text
+        return hide_credentials(text, REDACTED)
 
     def json(self, text: str) -> str:
-        """JSON text without secrets, and still JSON."""
-        redacted = self.text(text)
-        if redacted == text:  # Almost always.
+        """JSON text without secrets, and still JSON; the same object where there are none."""
+        if self.text(text) is text:  # Almost always.
             return text
         # A secret may be a number, or reach beyond one string: replacing text would break the JSON around it.
         try:
-            careful = _text(self._tree(json.loads(text)))
+            tree = json.loads(text)
         except ValueError:
-            return redacted  # It was no JSON to begin with.
-        return careful if self.text(careful) == careful else _text(REDACTED)
+            return self.text(text)  # It was no JSON to begin with.
+        redacted = self._tree(tree)
+        if redacted == tree and self.find(text) is None:
+            return text
+        careful = _text(redacted)
+        return careful if self.find(careful) is None else _text(REDACTED)
 
     def data(self, data: bytes) -> bytes:
-        """Bytes without secrets; JSON stays JSON."""
-        for needle in self._encoded:
-            if needle in data:
-                break
-        else:
-            if b"@" not in data or not _URL_PASSWORD_BYTES.search(data):
-                return data
+        """Bytes without secrets; JSON stays JSON. The same object where there are none."""
         try:
             text = data.decode("utf-8")
-            json.loads(text)
         except ValueError:
-            for needle in self._encoded:
-                data = data.replace(needle, REDACTED.encode())
-            return _URL_PASSWORD_BYTES.sub(_blank_password, data)
-        return self.json(text).encode("utf-8")
+            redacted = data
+            for needle in self._needles:
+                redacted = redacted.replace(_bytes(needle), REDACTED.encode())
+            return hide_credential_bytes(redacted, REDACTED.encode())
+        clean = self.json(text)
+        return data if clean is text else clean.encode("utf-8")
 
     def _tree(self, tree: Any) -> Any:
         if isinstance(tree, str):
@@ -101,9 +178,20 @@ class Redactor:
             return [self._tree(item) for item in tree]
         if isinstance(tree, dict):
             return {self.text(key): self._tree(item) for key, item in tree.items()}
-        if isinstance(tree, int | float) and not isinstance(tree, bool) and self.text(_text(tree)) != _text(tree):
+        if isinstance(tree, int | float) and not isinstance(tree, bool) and self.find(_text(tree)) is not None:
             return REDACTED
         return tree
+
+
+def refuse_secret(redactor: Redactor, field: str, text: str | bytes | None) -> None:
+    """Raise `SecretInDataError` if a field that must be stored as it is holds a known secret."""
+    found = redactor.find(text) if text else None
+    if found is not None:
+        raise SecretInDataError(
+            f"{field} must not contain a secret (it contains {found}).\n"
+            "Remove it from there. If the value is not a secret, name its environment variable in "
+            f"{NOT_SECRET_VARIABLES}"
+        )
 
 
 class RedactingFilter(logging.Filter):
@@ -125,36 +213,101 @@ class RedactingFilter(logging.Filter):
         return True
 
 
-_current: tuple[tuple[frozenset[str], frozenset[str]], Redactor] | None = None
+_current: tuple[dict[str, str], Redactor] | None = None
 
 
 def current() -> Redactor:
     """The redactor for the secrets this process has now; made again only when they have changed."""
     global _current
     with _lock:
-        registered = frozenset(_registered)
-    found = (registered, frozenset(_environment_secrets(os.environ)))
+        registered = dict(_registered)
+    secrets = environment_secrets(os.environ) | registered
     known = _current
-    if known is None or known[0] != found:
-        known = _current = (found, Redactor(registered | found[1]))
+    if known is None or known[0] != secrets:
+        known = _current = (secrets, Redactor(secrets))
     return known[1]
 
 
-def _environment_secrets(environ: Mapping[str, str]) -> Iterator[str]:
-    for name, value in environ.items():
-        if len(value) < MIN_LENGTH:
-            continue
-        if _NAME.search(name):
-            yield value
-        if "://" in value:
-            for found in _URL_PASSWORD.finditer(value):
-                yield found[2]
-                yield unquote(found[2])
+def environment_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """The secrets in an environment: value -> what it is."""
+    always = _names(environ.get(SECRET_VARIABLES, ""))
+    never = _names(environ.get(NOT_SECRET_VARIABLES, ""))
+    return {
+        secret: f"the value of ${name}"
+        for name, value in environ.items()
+        if len(value) >= MIN_LENGTH and name not in never
+        for secret in _variable_secrets(name, value, name in always)
+    }
+
+
+def _names(listed: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in listed.split(",") if name.strip())
+
+
+@lru_cache(maxsize=1024)
+def _variable_secrets(name: str, value: str, named: bool) -> tuple[str, ...]:
+    """The secrets in one environment variable; `named` if somebody said that it holds one."""
+    if named:
+        return (value,)
+    kind = _kind_of_variable(name)
+    if kind is not None and looks_like_secret(value, kind) and (name.upper().endswith("WEBHOOK") or not _is_url(value)):
+        return (value,)
+    passwords = {form for found in find_url_passwords(value) for form in (found, unquote(found))}
+    return (
+        *(password for password in passwords if looks_like_secret(password, "password")),
+        *(found for found in find_credentials(value) if found not in passwords and looks_like_secret(found, "key")),
+    )
+
+
+def _kind_of_variable(name: str) -> SecretKind | None:
+    """What kind of secret a variable's name promises, by its last word."""
+    if name in _NEVER:
+        return None
+    words = [word for word in re.split(r"[_.-]", name.upper()) if word]
+    while len(words) > 1 and (words[-1].isdigit() or words[-1] in _STAGES):
+        words.pop()
+    if not words or (len(words) > 1 and words[-2] in _HARMLESS):
+        return None
+    last = words[-1]
+    if last in _PASSWORD_WORDS or last.endswith(_PASSWORD_ENDINGS):
+        return "password"
+    return "key" if last in _KEY_WORDS or last.endswith(_KEY_ENDINGS) else None
+
+
+def looks_like_secret(value: str, kind: SecretKind) -> bool:
+    """Whether a value can be a credential: not a path, a plain word or a short number.
+
+    A key is more than words of letters joined by `-`, `_`, `.` or spaces; a password may be words, but a single one has
+    12 letters at least.
+    """
+    if len(value) < MIN_LENGTH or (_PATH.match(value) and not _BASE64_KEY.match(value)):
+        return False
+    if value.isdigit():
+        return len(value) >= 12
+    if kind == "password":
+        return len(value) >= 12 or not value.isalpha()
+    if _WORDS.match(value):
+        # Random letters have capitals within: `GzQwKpTnVbXsLmRj`.
+        return value.isalpha() and len(value) >= 20 and not (value.islower() or value.isupper())
+    return True
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _commonness(character: str) -> int:
+    """A low number for characters that are rare in text and in JSON."""
+    return _RARE_FIRST.find(character)
+
+
+def _is_url(value: str) -> bool:
+    return "://" in value
 
 
 def _forms(secret: str) -> set[str]:
-    """A secret as it may stand in text: itself, and inside JSON strings, also JSON within JSON."""
-    forms = {secret, escape_text(secret)}
+    """A secret as it may stand in text: itself, percent-encoded, in base64, and each inside JSON strings."""
+    forms = {secret, escape_text(secret), *_percent_forms(secret), *_base64_forms(secret)}
     fresh = forms
     for _depth in range(3):
         fresh = {
@@ -166,6 +319,18 @@ def _forms(secret: str) -> set[str]:
     return forms
 
 
-def _blank_password(found: re.Match[bytes]) -> bytes:
-    start = found.start(1) - found.start()
-    return found[0][:start] + REDACTED.encode() + b"@"
+def _percent_forms(secret: str) -> Iterator[str]:
+    data = secret.encode("utf-8", "surrogatepass")
+    for encoded in (quote(data), quote(data, safe=""), quote_plus(data)):
+        yield encoded
+        yield re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), encoded)
+
+
+def _base64_forms(secret: str) -> Iterator[str]:
+    """The base64 digits that depend on the secret alone, for each of the three places it can have in a longer text."""
+    data = secret.encode("utf-8", "surrogatepass")
+    for lead in range(3):
+        start, end = (lead * 8 + 5) // 6, (lead + len(data)) * 8 // 6
+        padded = bytes(lead) + data
+        yield base64.b64encode(padded).decode()[start:end]
+        yield base64.urlsafe_b64encode(padded).decode()[start:end]

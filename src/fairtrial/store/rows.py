@@ -6,6 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 from fairtrial.codec import decode, dumps
@@ -17,9 +18,9 @@ from fairtrial.scoring.score import Metric, Score
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.views import SessionView
 from fairtrial.store.protocol import RunRecord, RunStore, ScoreRow
-from fairtrial.store.redact import Redactor
+from fairtrial.store.redact import Redactor, refuse_secret
 from fairtrial.trials.keys import TrialKey
-from fairtrial.trials.result import EvalResult, Outcome, ResultSource, Stage
+from fairtrial.trials.result import EvalResult, Outcome, RedactedPart, ResultSource, Stage
 from fairtrial.types import JSON
 
 OUTCOMES: dict[Outcome, int] = {
@@ -47,8 +48,10 @@ RESULT_COLUMNS = (
     "run", "ordinal", "experiment", "sample", "repeat", "outcome", "timed", "passed", "value", "latency_ms",
     "started_at", "input_tokens", "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits",
     "unpriced_calls", "unpriced_judge_calls", "attempt", "stage", "execution",
-    "metrics",
+    "metrics", "redacted",
 )  # fmt: skip
+# Bit i of the column `redacted`: secrets were replaced in this part of the result.
+REDACTED_PARTS: tuple[RedactedPart, ...] = ("output", "transcript", "error", "reason", "score", "metadata")
 DETAIL_COLUMNS = ("run", "ordinal", "execution", "error", "reason", "score", "metadata", "output", "transcript")
 SAMPLE_COLUMNS = ("ordinal", "id", "input", "expected", "metadata")
 
@@ -97,6 +100,7 @@ class Encoder:
         self._planned = run.planned
         self._redactor = redactor
         self._compress = compress
+        self._redacted: set[RedactedPart] = set()  # Of the result at hand.
 
     def entry(self, result: EvalResult) -> Entry:
         """The rows of one result or, where it cannot be stored, of the error that stands for it.
@@ -132,6 +136,8 @@ class Encoder:
                 f"ordinal {ordinal} of run {run.run_id} is repeat {repeat} of experiment "
                 f"{run.experiments[experiment]!r}, not {key}"
             )
+        if self._redactor.find(key[2]) is not None:
+            raise Refused("the id of its sample holds a secret")
         outcome, score, usage = OUTCOMES[result.outcome], result.score, result.usage
         if (outcome == SCORED) is (score is None):
             raise Refused(f'a result has a score exactly if its outcome is "scored"; this one is {result.outcome!r}')
@@ -148,24 +154,32 @@ class Encoder:
             raise Refused("a judge's cost is not a finite number")
         metadata = result.metadata
         timed = 0 if outcome == NOT_RUN or (metadata and metadata.get("warmup") is True) else 1
+        redactor, redacted = self._redactor, self._redacted
+        redacted.clear()
+        redacted.update(result.redacted_parts)
         passed = value = metrics = reason = rest_json = None
         if score is not None:
             passed, value = 1 if score.passed else 0, score.value
             if score.reason:
-                reason = self._redactor.text(escape_text(score.reason))
+                reason = self._text("reason", score.reason)
             if score.metrics:
                 metrics = self._metrics(score)
             rest_json = self._score_rest(score)
+        error = None if result.error is None else self._text("error", result.error)
+        metadata_json = self._json("metadata", dumps(metadata)) if metadata else None
+        output = self._output(result)
+        transcript = None
+        if result.snapshot is not None:
+            snapshot = redactor.data(result.snapshot)
+            if snapshot is not result.snapshot:
+                redacted.add("transcript")
+            transcript = self._compress(snapshot)
         row = (
             self._number, ordinal, experiment, sample, repeat, outcome, timed, passed, value, latency,
             result.started_at, usage.input_tokens, usage.output_tokens, usage.cached_tokens, cost, judge_cost,
             result.cache_hits, result.unpriced_calls, result.unpriced_judge_calls, attempt,
-            STAGES[result.stage], execution, metrics,
+            STAGES[result.stage], execution, metrics, _mask(redacted) if redacted else 0,
         )  # fmt: skip
-        error = None if result.error is None else self._redactor.text(escape_text(result.error))
-        metadata_json = self._redactor.json(dumps(metadata)) if metadata else None
-        output = self._output(result)
-        transcript = None if result.snapshot is None else self._compress(self._redactor.data(result.snapshot))
         detail = (
             (self._number, ordinal, execution, error, reason, rest_json, metadata_json, output, transcript)
             if error or output or transcript or reason or rest_json or metadata_json
@@ -181,12 +195,27 @@ class Encoder:
             text = dumps(result.output)
         if "\0" in text:
             raise Refused("its output_json holds a NUL; the codec would have escaped it")
-        return self._redactor.json(text)
+        return self._json("output", text)
+
+    def _text(self, part: RedactedPart, text: str) -> str:
+        escaped = escape_text(text)
+        redacted = self._redactor.text(escaped)
+        if redacted is not escaped:
+            self._redacted.add(part)
+        return redacted
+
+    def _json(self, part: RedactedPart, text: str) -> str:
+        redacted = self._redactor.json(text)
+        if redacted is not text:
+            self._redacted.add(part)
+        return redacted
 
     def _metrics(self, score: Score) -> str:
         values: dict[str, float] = {}
         for metric in score.metrics:
             name = self._redactor.text(metric.name)
+            if name is not metric.name:
+                self._redacted.add("score")
             while name in values:  # Two names that differed only in their secret.
                 name += "#2"
             values[name] = metric.value
@@ -194,15 +223,15 @@ class Encoder:
 
     def _score_rest(self, score: Score) -> str | None:
         """What of a score has no column. Numbers are left as they are: only text can hold a secret here."""
-        redact = self._redactor.json
         parts: list[str] = []
         if score.name:
-            parts.append(f'"name":{redact(dumps(score.name))}')
+            parts.append(f'"name":{self._json("score", dumps(score.name))}')
         if score.metrics:
             if any(metric.weight for metric in score.metrics):
                 parts.append(f'"weights":{dumps([metric.weight for metric in score.metrics])}')
             if any(metric.metadata for metric in score.metrics):
-                parts.append(f'"metadata":{redact(dumps([metric.metadata for metric in score.metrics]))}')
+                facts = dumps([metric.metadata for metric in score.metrics])
+                parts.append(f'"metadata":{self._json("score", facts)}')
         return "{" + ",".join(parts) + "}" if parts else None
 
 
@@ -247,21 +276,42 @@ def _cost(value: Any) -> float | None:
     return value if type(value) is float and 0.0 <= value < math.inf else None
 
 
-def stored_id(sample_id: str, redactor: Redactor) -> str:
+def _mask(parts: set[RedactedPart]) -> int:
+    return sum(1 << bit for bit, part in enumerate(REDACTED_PARTS) if part in parts)
+
+
+def stored_id(sample_id: str) -> str:
     """A sample's id as it is stored."""
-    return redactor.text(escape_text(sample_id))
+    return escape_text(sample_id)
 
 
 def sample_row(ordinal: int, sample: Sample[Any, Any], redactor: Redactor) -> tuple[Any, ...]:
-    """A sample as a row, but for its dataset. Raises `CodecError`."""
-    redact = redactor.json
-    return (
+    """A sample as a row, but for its dataset. It is stored as it is.
+
+    Raises:
+        CodecError: it cannot be stored.
+        SecretInDataError: it holds a known secret.
+    """
+    row = (
         ordinal,
-        stored_id(sample.id, redactor),
-        redact(_json(sample.input)),
-        None if sample.expected is None else redact(_json(sample.expected)),
-        redact(_json(sample.metadata)) if sample.metadata else None,
+        stored_id(sample.id),
+        _json(sample.input),
+        None if sample.expected is None else _json(sample.expected),
+        _json(sample.metadata) if sample.metadata else None,
     )
+    if redactor.has_secrets:
+        # An id that holds the secret must not be in the message.
+        shown = repr(sample.id) if redactor.find(row[1]) is None else f"number {ordinal + 1}"
+        for field, text in zip(("id", "input", "expected value", "metadata"), row[1:], strict=True):
+            refuse_secret(redactor, f"the {field} of sample {shown}", text)
+    return row
+
+
+def refuse_secrets(redactor: Redactor, sample: Sample[Any, Any], ordinal: int) -> None:
+    """Raise `SecretInDataError` if a sample holds a known secret. What cannot be stored is left to its trial."""
+    if redactor.has_secrets:
+        with suppress(CodecError, UnicodeError):
+            sample_row(ordinal, sample, redactor)
 
 
 def _json(value: Any) -> str:
@@ -332,7 +382,7 @@ class StoreSource(ResultSource):
 READ_RESULT = (
     "ordinal", "experiment", "repeat", "outcome", "passed", "value", "latency_ms", "started_at", "input_tokens",
     "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls",
-    "unpriced_judge_calls", "attempt", "stage", "execution", "metrics",
+    "unpriced_judge_calls", "attempt", "stage", "execution", "metrics", "redacted",
 )  # fmt: skip
 READ_DETAIL = ("error", "reason", "score", "metadata")
 
@@ -351,7 +401,7 @@ def read_result(
     (
         ordinal, experiment, repeat, outcome, passed, value, latency, started_at, input_tokens,
         output_tokens, cached_tokens, cost, judge_cost, cache_hits, unpriced, unpriced_judges,
-        attempt, stage, execution, metrics,
+        attempt, stage, execution, metrics, redacted,
     ) = row  # fmt: skip
     error, reason, score, metadata = detail
     if sample_id is None:
@@ -374,10 +424,15 @@ def read_result(
         cache_hits=cache_hits,
         unpriced_calls=unpriced,
         unpriced_judge_calls=unpriced_judges,
+        redacted_parts=_parts(redacted) if redacted else (),
         output_json=output,
         snapshot=snapshot,
         source=source,
     )
+
+
+def _parts(mask: int) -> tuple[RedactedPart, ...]:
+    return tuple(part for bit, part in enumerate(REDACTED_PARTS) if mask >> bit & 1)
 
 
 # What `read_scores` takes, in this order.

@@ -120,7 +120,7 @@ results = Table(
     Column("cache_hits", Integer, nullable=False, server_default="0"),  # Model calls answered by the response cache.
     Column("unpriced_calls", Integer, nullable=False, server_default="0"),  # Of the task, with a cost nobody knows.
     Column("unpriced_judge_calls", Integer, nullable=False, server_default="0"),
-    Column("redacted", SmallInteger, nullable=False, server_default="0"),  # 1: the stored output or transcript differs.
+    Column("redacted", SmallInteger, nullable=False, server_default="0"),  # Bits of `rows.REDACTED_PARTS`.
     Column("code", SmallInteger, nullable=False, server_default="0"),  # Index into the run's list of code versions.
     sqlite_with_rowid=False,
 )

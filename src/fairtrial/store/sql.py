@@ -23,7 +23,7 @@ from fairtrial.store.engine import WRITE, postgres_engine, prepare, sqlite_engin
 from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunRecord, RunStatus
 from fairtrial.store.reads import SqlReads
 from fairtrial.store.records import check_plan, experiment_index, label_values, mapping_json, run_values
-from fairtrial.store.redact import current
+from fairtrial.store.redact import current, refuse_secret
 from fairtrial.store.schema import VERSION, blobs, datasets, details, labels, results, runs, samples
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
@@ -220,8 +220,8 @@ class SqlStore(SqlReads):
             connection.execute(update(runs).where(runs.c.id == number).values(dataset=own))
 
     def put_blob(self, data: bytes) -> str:
-        """Keep bytes under their SHA-256 (hex), once. Secrets are taken out first; the hash is that of what is kept."""
-        data = current().data(data)
+        """Keep bytes under their SHA-256 (hex), once. Raises `SecretInDataError` if they hold a known secret."""
+        refuse_secret(current(), "an attachment", data)
         name = hashlib.sha256(data).hexdigest()
         with self._read() as connection:
             if connection.execute(select(blobs.c.sha256).where(blobs.c.sha256 == name)).first():

@@ -17,6 +17,8 @@ from fairtrial.trials.keys import TrialKey
 from fairtrial.types import JSON
 
 type Outcome = Literal["scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"]
+type RedactedPart = Literal["output", "transcript", "error", "reason", "score", "metadata"]
+"""A part of a stored result; `score` stands for the name of the score and for what belongs to its metrics."""
 type Stage = Literal["setup", "task", "output", "score", "delivery", "store"]
 """Where a trial failed: before the task, in it, in encoding its output, in scoring it, on its way, or in storing it."""
 
@@ -45,7 +47,8 @@ class EvalResult:
 
     `ordinal` is the trial's place in the plan and `execution` a random number for this one execution of it. While a
     result is on its way into a store, `output_json` and `snapshot` carry the encoded output and session; results read
-    from a store load `sample`, `session` and `trajectory` when they are asked for.
+    from a store load `sample`, `session` and `trajectory` when they are asked for. `redacted_parts` names the parts in
+    which the store has replaced secrets.
     """
 
     key: TrialKey
@@ -65,6 +68,7 @@ class EvalResult:
     cache_hits: int = 0
     unpriced_calls: int = 0
     unpriced_judge_calls: int = 0
+    redacted_parts: tuple[RedactedPart, ...] = ()
     output_json: str | None = field(default=None, repr=False, compare=False)
     snapshot: bytes | None = field(default=None, repr=False, compare=False)
     source: ResultSource | None = field(default=None, repr=False, compare=False)
@@ -98,6 +102,11 @@ class EvalResult:
     def total_cost_usd(self) -> float:
         """What the task's and the judges' calls are known to have cost."""
         return (self.usage.cost_usd or 0.0) + (self.judge_cost_usd or 0.0)
+
+    @property
+    def redacted(self) -> bool:
+        """True if a secret was replaced in the stored output, transcript, error, reason, score or metadata."""
+        return bool(self.redacted_parts)
 
     @property
     def sample(self) -> Sample[Any, Any]:

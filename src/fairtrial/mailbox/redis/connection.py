@@ -20,6 +20,7 @@ from fairtrial.errors import ConfigurationError, MailboxClosedError, MailboxErro
 from fairtrial.mailbox.redis.coalesce import Call, Coalescer
 from fairtrial.mailbox.redis.errors import translated
 from fairtrial.mailbox.redis.scripts import ALL, Script
+from fairtrial.store.redact import register_guess
 
 MIN_VERSION = (7, 0)
 BLOCK_SECONDS = 5.0
@@ -61,6 +62,8 @@ class RedisConnection:
                 "not a Redis address: write redis://[user:password@]host[:port][/db], rediss://... for TLS or "
                 "unix://path, with / ? # @ : % in a password percent-encoded"
             ) from None
+        if password := self._commands.connection_pool.connection_kwargs.get("password"):
+            register_guess(str(password), "password", "the password of the queue's URL")
         self._coalescer = Coalescer(self.run)
         self._readers: list[Reader] = []
         self._loop: asyncio.AbstractEventLoop | None = None
