@@ -39,7 +39,7 @@ from fairtrial.runs import presence
 from fairtrial.runs.events import RunEvent
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.memory import MemoryStore
-from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.store.protocol import Committed, RunRecord, RunStore
 from fairtrial.suites.fingerprint import fingerprint_of
 from fairtrial.types import JSON
 from tests.fleet.fake_worker import FakeWorker, answer
@@ -699,3 +699,39 @@ async def test_the_database_may_be_away_while_the_client_reads_what_workers_stor
         report = await suite_of(10).run(store=store, mailbox=office, bus=watcher)
     assert (report.status, report.total, store.failures) == ("finished", 10, 0)
     assert len(watcher.named("SampleEvaluated")) == 10
+
+
+async def test_results_that_a_failover_lost_are_sent_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Forgetful(MemoryStore):
+        commits = lost = 0
+
+        def commit(self, run_id: str, *given: Any) -> Committed:
+            self.commits += 1
+            if self.commits == 5:
+                self.lost += len(self._runs[run_id].entries)
+                self._runs[run_id].entries.clear()
+            return super().commit(run_id, *given)
+
+    store, office = Forgetful(), MemoryPostOffice()
+    async with FakeWorker(office, "numbers", concurrency=10).at_work() as worker:
+        with anyio.fail_after(30):
+            report = await suite_of(200).run(store=store, mailbox=office)
+    assert (report.status, report.successful) == ("finished", 200)
+    assert store.lost > 0
+    assert len(worker.seen) == 200 + store.lost
+    assert "were committed and are not in the store: sending these trials again" in caplog.text
+
+
+async def test_a_run_is_incomplete_when_the_store_takes_nothing_for_a_trial() -> None:
+    class Picky(MemoryStore):
+        def commit(self, run_id: str, results: Any, *samples: Any) -> Committed:
+            bad = [result for result in results if result.sample_id == "s1"]
+            kept = super().commit(run_id, [result for result in results if result not in bad], *samples)
+            return Committed(kept.new, kept.duplicate, tuple((result.key, "no") for result in bad))
+
+    office = MemoryPostOffice()
+    async with FakeWorker(office, "numbers").at_work() as worker:
+        with anyio.fail_after(30):
+            report = await suite_of(20).run(store=Picky(), mailbox=office)
+    assert (report.status, report.successful, report.not_run) == ("incomplete", 19, 1)
+    assert len(worker.seen) == 20

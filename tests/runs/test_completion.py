@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,22 @@ import pytest
 from fairtrial import (
     ChatMessage,
     Dataset,
+    EvalConfig,
+    EvalResult,
     EvalSuite,
     Metric,
     PromptExecuted,
     Sample,
     Score,
+    StoreError,
     TokenUsage,
     TrialContext,
     exact_match,
 )
+from fairtrial.cli.faults import ExitCode
+from fairtrial.cli.running import verdict
+from fairtrial.store.memory import MemoryStore
+from fairtrial.store.protocol import NO_SAMPLES, Committed
 
 pytestmark = pytest.mark.anyio
 
@@ -86,3 +94,118 @@ async def test_a_replaced_result_leaves_no_details_behind(tmp_path: Path) -> Non
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT count(*) FROM details").fetchone() == (1,)
     connection.close()
+
+
+class Forgetful(MemoryStore):
+    """A database that fails over to an older copy: at some commit, the results stored before it are gone."""
+
+    def __init__(self, *forgets: int) -> None:
+        super().__init__()
+        self.forgets = set(forgets)
+        self.commits = 0
+        self.lost = 0
+
+    def commit(
+        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES
+    ) -> Committed:
+        self.commits += 1
+        if self.commits in self.forgets:
+            self.lost += len(self._runs[run_id].entries)
+            self._runs[run_id].entries.clear()
+        return super().commit(run_id, results, samples)
+
+
+class Picky(MemoryStore):
+    """A store that takes nothing for one trial."""
+
+    picky = True
+
+    def commit(
+        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES
+    ) -> Committed:
+        bad = [result for result in results if self.picky and result.sample_id == "s1"]
+        kept = super().commit(run_id, [result for result in results if result not in bad], samples)
+        return Committed(kept.new, kept.duplicate, tuple((result.key, "no") for result in bad))
+
+
+class TestTheStoreDecides:
+    async def test_results_that_a_failover_lost_are_executed_again(self, caplog: pytest.LogCaptureFixture) -> None:
+        executed: list[int] = []
+
+        async def task(given: int) -> int:
+            executed.append(given)
+            return given
+
+        store = Forgetful(3)
+        suite = EvalSuite("s", numbers(2000), task, exact_match, config=EvalConfig(max_concurrent=100))
+        report = await suite.run(store=store)
+        assert (report.status, report.successful) == ("finished", 2000)
+        assert store.lost > 0
+        assert len(executed) == 2000 + store.lost
+        assert "were committed and are not in the store: executing these trials again" in caplog.text
+
+    async def test_a_store_that_keeps_losing_results_makes_the_run_incomplete(self) -> None:
+        class Leaky(MemoryStore):
+            def done(self, run_id: str) -> bytearray:
+                self._runs[run_id].entries.pop(0, None)
+                return super().done(run_id)
+
+        store = Leaky()
+        executed: list[int] = []
+
+        async def task(given: int) -> int:
+            executed.append(given)
+            return given
+
+        report = await EvalSuite("s", numbers(5), task, exact_match).run(store=store)
+        assert (report.status, report.total, report.not_run) == ("incomplete", 4, 1)
+        assert report.run.notes["stopped"] == "1 of 5 trials have no stored result"
+        assert report.run.finished_at is None
+        assert executed.count(0) == 3
+
+    async def test_a_run_is_incomplete_when_a_result_is_refused_and_the_same_command_continues_it(self) -> None:
+        store = Picky()
+        executed: list[int] = []
+
+        async def task(given: int) -> int:
+            executed.append(given)
+            return given
+
+        suite = EvalSuite("s", numbers(3), task, exact_match)
+        report = await suite.run(store=store)
+        assert (report.status, report.total, report.not_run, executed) == ("incomplete", 2, 1, [0, 1, 2])
+        assert verdict(report, fail_under=None, max_error_share=1.0) == (
+            ExitCode.ERRORED,
+            "1 of 3 trials have no stored result; the same command executes them",
+        )
+        store.picky = False
+        again = await suite.run(store=store)
+        assert (again.run_id, again.status, again.total) == (report.run_id, "finished", 3)
+        assert executed == [0, 1, 2, 1]
+
+    async def test_tokens_that_add_up_to_more_than_a_column_holds_are_stored_as_an_error(self, store: str) -> None:
+        async def task(given: int, ctx: TrialContext) -> int:
+            for _ in range(3):
+                ctx.session.record(PromptExecuted(usage=TokenUsage(2**30 if given == 1 else 1, 2)))
+            return given
+
+        report = await EvalSuite("s", numbers(3), task, exact_match).run(store=store)
+        assert (report.status, report.total, dict(report.errors)) == ("finished", 3, {"task_error": 1})
+        (failed,) = [result for result in report.results if not result.success]
+        assert (failed.stage, failed.sample_id) == ("store", "s1")
+        assert str(failed.error).startswith("the result could not be stored: ")
+
+    @pytest.mark.parametrize("replaced", [False, True])
+    async def test_a_database_file_that_vanishes_is_noticed(self, tmp_path: Path, replaced: bool) -> None:
+        path = tmp_path / "runs.db"
+
+        async def task(given: int) -> int:
+            if given == 5:
+                path.rename(tmp_path / "away.db")
+                if replaced:
+                    path.write_bytes(b"")
+            return given
+
+        suite = EvalSuite("s", numbers(20), task, exact_match, config=EvalConfig(max_concurrent=1))
+        with pytest.raises(StoreError, match="was deleted or replaced while it was in use"):
+            await suite.run(store=str(path))

@@ -122,7 +122,7 @@ async def test_a_result_the_store_refuses_is_said_and_the_others_are_kept(caplog
     with caplog.at_level(logging.ERROR):
         report = await EvalSuite("s", doubles(3), double, exact_match).run(store=store)
     assert "could not be stored: too odd" in caplog.text
-    assert (report.total, report.not_run) == (2, 1)
+    assert (report.status, report.total, report.not_run) == ("incomplete", 2, 1)
 
 
 async def test_results_are_a_sequence_that_streams() -> None:

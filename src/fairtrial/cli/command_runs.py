@@ -17,7 +17,8 @@ def register(app: typer.Typer) -> None:
 def runs(
     suite: Annotated[str | None, typer.Argument(metavar="[SUITE]", help="Only runs of this suite.")] = None,
     status: Annotated[
-        str | None, typer.Option(metavar="STATUS", help="running, finished, interrupted, unscored or stopped.")
+        str | None,
+        typer.Option(metavar="STATUS", help="running, finished, interrupted, incomplete, unscored or stopped."),
     ] = None,
     tag: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only runs with this tag.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many, newest first.")] = 20,

@@ -34,7 +34,7 @@ class ExitCode(IntEnum):
     FAILED = 1  # A gate or a floor was not met.
     USAGE = 2  # The command, a file or a setting is wrong.
     INCONCLUSIVE = 3  # The data cannot tell.
-    ERRORED = 4  # More trials ended in an error than may.
+    ERRORED = 4  # More trials ended in an error than may, or results are missing.
     OUR_FAULT = 70
     INTERRUPTED = 130
 

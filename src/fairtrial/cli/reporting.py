@@ -62,11 +62,12 @@ def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: b
 def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
     """Commands that make sense after this report."""
     from fairtrial.cli.rerun import rerun_command
+    from fairtrial.store.protocol import RESUMABLE
 
     run: RunRecord = report.run
     name = shlex.quote(run.suite)
     rows: list[tuple[str, str]] = []
-    if run.status in ("interrupted", "unscored"):
+    if run.status in RESUMABLE:
         rows.append((rerun_command(run), "go on where it stopped"))
     failed = len(report.failed_samples()) + sum(report.errors.values())
     if failed:

@@ -131,7 +131,7 @@ def _check_code(suite: EvalSuite, orders: Orders) -> None:
     from fairtrial.runs.identity import code_hash
 
     latest = next(iter(orders.store.runs(suite=suite.name, limit=1)), None)
-    if latest is None or latest.parent_run is not None or latest.status not in ("running", "interrupted", "unscored"):
+    if latest is None or latest.parent_run is not None or latest.status in ("finished", "stopped"):
         return
     if latest.code_hash == code_hash(suite.version):
         return
@@ -175,6 +175,8 @@ def verdict(report: EvalReport, *, fail_under: float | None, max_error_share: fl
             f"{errors:,} of {count(report[worst[1]].total, 'trial')}{_of(report, worst[1])} ended in an error, "
             f"more than the allowed {max_error_share:.0%} (--max-error-share)"
         )
+    if report.status == "incomplete":
+        return ExitCode.ERRORED, f"{report.run.notes.get('stopped')}; the same command executes them"
     if report.status == "interrupted":
         return ExitCode.INCONCLUSIVE, "the run ended early and can be resumed"
     if fail_under is not None:

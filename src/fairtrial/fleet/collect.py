@@ -22,7 +22,7 @@ from fairtrial.portal import call_sync
 from fairtrial.report.report import EvalReport
 from fairtrial.runs.plan import missing_ordinals
 from fairtrial.store import open_store
-from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.store.protocol import RunRecord, RunStatus, RunStore
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
@@ -232,10 +232,14 @@ class _Collector:
                 f"{', '.join(names)}{more}",
                 stacklevel=2,
             )
-        status, ended = ("finished", time.time()) if self.complete else ("interrupted", None)
 
         def end() -> RunRecord:
-            self._store.update_run(run.run_id, status=status, finished_at=ended, notes=notes)  # type: ignore[arg-type]  # one of two
+            status: RunStatus = "interrupted"
+            if self.complete:
+                stored = sum(byte.bit_count() for byte in self._store.done(run.run_id))
+                status = "finished" if stored >= self._expected else "incomplete"
+            ended = time.time() if status == "finished" else None
+            self._store.update_run(run.run_id, status=status, finished_at=ended, notes=notes)
             return self._store.get_run(run.run_id)
 
         return EvalReport(self._store, await in_thread(end))

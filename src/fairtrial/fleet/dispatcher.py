@@ -104,6 +104,8 @@ class Dispatch:
         self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
         self._hinted = False
         self._handed_back = False  # Whether requests were seen to be handed back since the last result.
+        self._refused: set[int] = set()  # Trials of which the store takes nothing.
+        self._vanished = 0  # How often committed results were not in the store.
         self._ledger: Ledger
         self._source: Iterator[PlannedTrial]
         self._limits: Limits
@@ -184,7 +186,9 @@ class Dispatch:
 
     async def _submit(self) -> None:
         ledger, config = self._ledger, self._config
-        while self._stop.reason is None and ledger.missing > 0:
+        while self._stop.reason is None:
+            if ledger.missing == 0 and not await self._resend_vanished():
+                return
             room = self._window.size - max(0, ledger.outstanding - self._elsewhere)
             if room >= max(1, min(self._window.size // 8, config.batch)):
                 trials = self._next(min(room, config.batch))
@@ -334,6 +338,27 @@ class Dispatch:
                 await self._tell(news)
         return len(news)
 
+    async def _resend_vanished(self) -> bool:
+        """Send again the trials whose committed results are not in the store; whether there were any.
+
+        A database that failed over to an older copy, or was restored from a backup, loses commits.
+        """
+        known = self._ledger.known()
+        stored = await self._stored(lambda: self._store.done(self._run.run_id))
+        vanished = self._ledger.reopen(known, stored, self._refused)
+        if vanished is None:
+            return False
+        self._vanished += 1
+        if self._vanished > self._config.max_rounds:
+            return False  # The run is `incomplete`.
+        log.warning(
+            "%d results of run %s were committed and are not in the store: sending these trials again",
+            self._ledger.missing,
+            self._run.run_id,
+        )
+        self._source = chain(vanished, self._source)
+        return True
+
     async def _tell(self, ordinals: Sequence[int]) -> None:
         def stored(ordinal: int) -> EvalResult:
             return next(iter(self._store.results(self._run.run_id, after=ordinal - 1, limit=1)))
@@ -406,7 +431,10 @@ class Dispatch:
         if self._observers:
             for result in fresh:
                 self._observers.publish(SampleEvaluated(self._run.run_id, result))
-        await commit(self._store, self._run.run_id, [reply.result for reply in replies], samples)
+        committed = await commit(self._store, self._run.run_id, [reply.result for reply in replies], samples)
+        if committed.refused:
+            refused = {key for key, _problem in committed.refused}
+            self._refused.update(result.ordinal for result in fresh if result.key in refused)
         for result in fresh:
             if not ledger.is_done(result.ordinal):  # Another lane may have brought the same one meanwhile.
                 self._fresh += 1

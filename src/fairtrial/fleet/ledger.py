@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from itertools import chain
 from typing import Any
 
@@ -127,6 +127,27 @@ class Ledger:
                     8 * place + bit for bit in range(8) if new >> bit & 1 and 8 * place + bit not in self._attempts
                 ]
         return found
+
+    def known(self) -> bytes:
+        """The bitmap of the trials that are known to be stored, for `reopen`."""
+        return bytes(self._done)
+
+    def reopen(self, known: bytes, stored: bytearray, refused: Set[int]) -> Iterator[PlannedTrial] | None:
+        """The trials that were known to be stored before the store was read, and are not in it; None if there are none.
+
+        They are missing from now on. Trials of which the store takes nothing (`refused`) are left out.
+        """
+        again = bytearray(b"\xff" * len(self._done))
+        for place, (ours, theirs) in enumerate(zip(known, stored, strict=False)):
+            for bit in range(8) if ours & ~theirs else ():
+                ordinal = 8 * place + bit
+                if ours & ~theirs & 1 << bit and ordinal not in refused and self.is_done(ordinal):
+                    again[place] &= ~(1 << bit)
+                    self._done[place] &= ~(1 << bit)
+                    self.missing += 1
+        if again == b"\xff" * len(again):
+            return None
+        return self._numbered(missing_trials(self._run, self._dataset, again))
 
     def back(self, ordinal: int) -> None:
         """A trial has its result."""

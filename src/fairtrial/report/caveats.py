@@ -10,6 +10,7 @@ from fairtrial.report.pairs import Pairs
 from fairtrial.report.report import ExperimentReport
 from fairtrial.report.slicing import SMALL_SLICE
 from fairtrial.report.words import counted
+from fairtrial.store.protocol import RESUMABLE
 
 FEW_PAIRS = 30
 """Below this many pairs a comparison says that it is small."""
@@ -66,7 +67,7 @@ def about_runs(reports: Sequence[ExperimentReport]) -> Iterator[str]:
     if not reports:
         return
     for run in {part.run.run_id: part.run for part in reports}.values():
-        if run.status in ("running", "interrupted", "unscored"):
+        if run.status == "running" or run.status in RESUMABLE:
             yield f"Run {run.run_id} is not finished ({run.status}): these are not its final numbers."
         elif adaptive_note(run) is not None:
             yield (

@@ -38,6 +38,7 @@ from fairtrial.trials.task import resolve_task
 type Lifespan = Callable[[], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]]
 
 _CHECKED_FIRST = 1000  # Samples searched for secrets before the run is opened; the others as they are read.
+_MAX_ROUNDS = 3  # How often trials are executed whose stored results vanished, the first time included.
 _RETRIED: tuple[Outcome, ...] = ("task_error", "timeout", "dead_letter")
 
 
@@ -236,31 +237,49 @@ async def _execute(work: OpenRun) -> None:
             done = await work.done()
             again = Again(request, run, rules)
             await work.follow(again.ordinals)
-            trials = chain(again.trials(), missing_trials(run, request.dataset, done))
+            trials: Iterator[PlannedTrial] = chain(again.trials(), missing_trials(run, request.dataset, done))
             remaining = run.planned - sum(byte.bit_count() for byte in done) + again.count
             if remaining and request.config.warmup and work.stop.reason is None:
                 await _warm_up(request, run, rules)
             limits = await work.start()
-            work.writer = Writer(request.store, run.run_id, note=presence.present)
+            to_score = again.to_score
 
             async def execute(trial: PlannedTrial) -> EvalResult:
-                if trial.ordinal in again.to_score:
+                if trial.ordinal in to_score:
                     return await again.score(trial)
                 return await run_trial(
                     rules, trial.key, trial.ordinal, trial.sample, trial.experiment, attempt=trial.attempt
                 )
 
-            await run_trials(
-                trials,
-                execute,
-                work.writer,
-                workers=min(request.config.max_concurrent, max(remaining, 1)),
-                stop=work.stop,
-                limits=limits,
-                observers=request.observers,
-                grace_seconds=request.config.grace_seconds,
-                on_result=work.on_result,
-            )
+            for _round in range(_MAX_ROUNDS):
+                work.writer = Writer(request.store, run.run_id, note=presence.present)
+                await run_trials(
+                    trials,
+                    execute,
+                    work.writer,
+                    workers=min(request.config.max_concurrent, max(remaining, 1)),
+                    stop=work.stop,
+                    limits=limits,
+                    observers=request.observers,
+                    grace_seconds=request.config.grace_seconds,
+                    on_result=work.on_result,
+                )
+                if work.stop.reason is not None:
+                    break
+                # Only the store knows what is stored: a database that failed over, or was restored, loses commits.
+                await work.writer.close()
+                done = await blocking(lambda: request.store.done(run.run_id))
+                for ordinal in work.writer.refused_ordinals:
+                    done[ordinal >> 3] |= 1 << (ordinal & 7)  # Executing it again would be paid for and refused again.
+                remaining = run.planned - sum(byte.bit_count() for byte in done)
+                if not remaining:
+                    break
+                log.warning(
+                    "%d results of run %s were committed and are not in the store: executing these trials again",
+                    remaining,
+                    run.run_id,
+                )
+                trials, to_score = missing_trials(run, request.dataset, done), frozenset()
     finally:
         threads.close()
 
@@ -299,17 +318,27 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None) -> RunR
     notes: dict[str, Any] = {"stopped": why, **presence.gone()}
     if work.writer is not None:
         await work.writer.close()
-    if status == "finished" and next(request.store.ordinals(run.run_id, ("scorer_error",)), None) is not None:
-        status = "unscored"  # The answers are paid for: the same command again only scores them.
+    if status == "finished":
+        status, notes["stopped"] = await blocking(lambda: _completion(request.store, run))
     if adaptive is not None or run.notes.get("adaptive"):
         stored = sum(byte.bit_count() for byte in request.store.done(run.run_id))
         notes["adaptive"] = None if adaptive is None else adaptive.note(stored)
-    finished_at = None if status == "interrupted" else time.time()
+    finished_at = None if status in ("interrupted", "incomplete") else time.time()
     request.store.update_run(run.run_id, status=status, finished_at=finished_at, notes=notes)
     ended = request.store.get_run(run.run_id)
     if request.observers:
         request.observers.publish(_completed(request.store, ended))
     return ended
+
+
+def _completion(store: RunStore, run: RunRecord) -> tuple[RunStatus, str | None]:
+    """The status of a run whose trials were all executed, and why if it is not finished: what the store says."""
+    stored = sum(byte.bit_count() for byte in store.done(run.run_id))
+    if stored < run.planned:
+        return "incomplete", f"{run.planned - stored:,} of {run.planned:,} trials have no stored result"
+    if next(store.ordinals(run.run_id, ("scorer_error",)), None) is not None:
+        return "unscored", None  # The answers are paid for: the same command again only scores them.
+    return "finished", None
 
 
 async def _break_off(work: OpenRun, error: BaseException) -> None:

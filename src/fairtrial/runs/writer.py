@@ -59,7 +59,7 @@ class Writer:
         self._error: BaseException | None = None
         self.new = 0
         self.duplicate = 0
-        self.refused: list[tuple[Any, str]] = []
+        self.refused_ordinals: set[int] = set()  # Trials of which the store takes nothing.
         self._thread = threading.Thread(target=self._run, name="fairtrial writer", daemon=True)
         self._thread.start()
 
@@ -129,7 +129,9 @@ class Writer:
         committed = patiently(lambda: self._store.commit(self._run_id, results, samples))
         self.new += committed.new
         self.duplicate += committed.duplicate
-        self.refused.extend(committed.refused)
+        if committed.refused:
+            refused = {key for key, _problem in committed.refused}
+            self.refused_ordinals.update(result.ordinal for result in results if result.key in refused)
         log_problems(committed)
 
     def _make_room(self, count: int) -> None:

@@ -72,6 +72,15 @@ def read_only_uri(path: Path) -> str:
     return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
 
 
+def file_identity(path: Path | str) -> tuple[int, int] | None:
+    """What tells one file from another of the same name: its device and inode; None if there is no file."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _create_private(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -18,9 +18,13 @@ from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.types import JSON
 
-type RunStatus = Literal["running", "finished", "interrupted", "unscored", "stopped"]
-"""`interrupted` and `unscored` can be resumed: trials are missing, or all were executed and the scoring of some failed.
-`stopped` ended early because it had seen enough."""
+type RunStatus = Literal["running", "finished", "interrupted", "incomplete", "unscored", "stopped"]
+"""A run is `finished` when the store holds a result for every trial of its plan. `interrupted`, `incomplete` and
+`unscored` can be resumed: the run was ended early, results could not be stored or got lost, or all trials were executed
+and the scoring of some failed. `stopped` ended early because it had seen enough."""
+
+RESUMABLE: tuple[RunStatus, ...] = ("interrupted", "incomplete", "unscored")
+"""The statuses of a run that has ended and that the same command continues."""
 
 NO_SAMPLES: Mapping[int, Sample[Any, Any]] = MappingProxyType({})
 

@@ -19,7 +19,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
 from fairtrial.store.commit import Batch, OrderConflict, Writer
 from fairtrial.store.compress import compress
-from fairtrial.store.engine import WRITE, postgres_engine, prepare, sqlite_engine, translated
+from fairtrial.store.engine import WRITE, file_identity, postgres_engine, prepare, sqlite_engine, translated
 from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunRecord, RunStatus
 from fairtrial.store.reads import SqlReads
 from fairtrial.store.records import check_plan, experiment_index, label_values, mapping_json, run_values
@@ -38,6 +38,7 @@ class SqlStore(SqlReads):
         self._writing = engine.execution_options(**{WRITE: True})
         self._writer = Writer(engine.dialect.name)
         self._clock = clock
+        self._file: tuple[Path, tuple[int, int] | None] | None = None
         self._plans: dict[str, tuple[int, RunRecord]] = {}
         # A report keeps the store it was opened for; when both are gone, so are the files and connections.
         weakref.finalize(self, engine.dispose)
@@ -47,7 +48,9 @@ class SqlStore(SqlReads):
     def sqlite(cls, path: Path | str, *, read_only: bool = False) -> SqlStore:
         """The store in an SQLite file, created unless it is only to be read."""
         engine = sqlite_engine(Path(path), read_only=read_only)
-        return cls._opened(engine, str(path), read_only)
+        store = cls._opened(engine, str(path), read_only)
+        store._file = Path(path).absolute(), file_identity(path)
+        return store
 
     @classmethod
     def postgres(cls, url: str) -> SqlStore:
@@ -78,8 +81,17 @@ class SqlStore(SqlReads):
                 f"{self._place} has schema {self._version} and can only be read; this Fairtrial writes schema "
                 f"{VERSION}. Bring it up to date, once, with: fairtrial store migrate --store {self._place}"
             )
+        self._check_file()
         with translated(), self._writing.begin() as connection:
             yield connection
+
+    def _check_file(self) -> None:
+        """Raise if the database's file was deleted or replaced: SQLite would go on writing to the one that is gone."""
+        if self._file is not None and file_identity(self._file[0]) != self._file[1]:
+            raise StoreError(
+                f"the database file {self._file[0]} was deleted or replaced while it was in use: what was stored in it "
+                "is lost unless you put it back. The same command then executes what is missing"
+            )
 
     def create_run(self, run: RunRecord) -> RunRecord:
         """Keep a new run; gives it its number. A run_id that exists already is an error."""
