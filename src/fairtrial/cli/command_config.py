@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import typer
 
 from fairtrial.cli import options
@@ -25,6 +27,7 @@ def config(json: options.Json = False) -> int:
     """
     from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
     from fairtrial.cli.settings import load_settings
+    from fairtrial.codec import to_json
     from fairtrial.store.redact import current
 
     settings = load_settings()
@@ -33,7 +36,7 @@ def config(json: options.Json = False) -> int:
         facts = [
             {
                 "name": setting.name,
-                "value": redact(setting.value) if isinstance(setting.value, str) else setting.value,
+                "value": redact(setting.value) if isinstance(setting.value, str) else to_json(setting.value),
                 "origin": setting.origin,
                 "about": setting.about,
             }
@@ -47,7 +50,8 @@ def config(json: options.Json = False) -> int:
     table = make_table(*columns, cut=("value", "what it is"))
     for setting in settings.found.values():
         value = setting.value
-        shown = "-" if value in (None, ()) else ", ".join(value) if isinstance(value, tuple) else str(value)
+        listed = isinstance(value, tuple | Mapping)  # Of prices, the models.
+        shown = "-" if value is None or (listed and not value) else ", ".join(value) if listed else str(value)
         cells = (setting.name, redact(shown), setting.origin, setting.about)
         add_row(table, *cells[: len(columns)])
     print_table(console, table)

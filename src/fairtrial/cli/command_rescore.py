@@ -17,6 +17,8 @@ def register(app: typer.Typer) -> None:
 def rescore(
     run: options.Run,
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="The suite whose evaluator scores: file.py[:name].")],
+    max_cost: options.MaxCost = None,
+    strict_cost: options.StrictCost = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
@@ -36,12 +38,15 @@ def rescore(
     from fairtrial.cli.reporting import show_report
     from fairtrial.cli.rerun import NOTE
     from fairtrial.cli.screen import note
+    from fairtrial.cli.selection import Selection, selected
     from fairtrial.portal import call_sync
 
     opened = options.open_existing(store)
     named = find_run(opened, run)
-    loaded = load(suite)
-    report = call_sync(partial(loaded.rescore, named.run.run_id, store=opened))
+    settings, _ = options.settings_with(store)
+    with settings.prices():
+        loaded = selected(load(suite), Selection(max_cost=max_cost, strict_cost=strict_cost))
+        report = call_sync(partial(loaded.rescore, named.run.run_id, store=opened))
     opened.update_run(report.run_id, notes={NOTE: [suite]})
     made = opened.get_run(report.run_id)
     note(f"scored {name_of(named.run)} anew as {name_of(made)}; no task was called")

@@ -56,6 +56,8 @@ def run(
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", min=0, help="What trials' seeds come from.")
     ] = None,
+    max_cost: options.MaxCost = None,
+    strict_cost: options.StrictCost = False,
     store: options.Store = None,
     mailbox: Annotated[
         str | None, typer.Option("--mailbox", metavar="URL", help="Let a fleet's workers do it: redis://...")
@@ -134,6 +136,8 @@ def run(
         experiments=experiment or (),
         params=set or (),
         seed=seed,
+        max_cost=max_cost,
+        strict_cost=strict_cost,
     )
     if fleet:  # Never by a setting alone: nobody should send a run to a fleet without knowing.
         mailbox = options.mailbox_url(mailbox)
@@ -141,7 +145,7 @@ def run(
         selection.check_for_fleet()
     tags = tuple(parse_pairs("--tag", tag or (), as_text=True))
     asked = adhoc.Asked(prompt, dataset, tuple(model or ()), tuple(evaluator or ()))
-    with stdout_for_facts(json), _cached(cache or settings["cache"], settings):
+    with stdout_for_facts(json), _cached(cache or settings["cache"], settings), settings.prices():
         planned = [(selected(suite, selection), words) for suite, words in _planned(suites or (), asked, settings)]
         opened = options.open_named(url)
         orders = Orders(

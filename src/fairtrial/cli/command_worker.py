@@ -68,13 +68,14 @@ def worker(
     from fairtrial.cli.loading import load
     from fairtrial.cli.running import stdout_for_facts
     from fairtrial.cli.screen import note, print_json
+    from fairtrial.cli.settings import load_settings
     from fairtrial.fleet.config import EvalLoopConfig
     from fairtrial.mailbox.claim_check import ClaimCheck
     from fairtrial.suites.worker import run_worker
 
     url = options.mailbox_url(mailbox)
     _log(quiet)
-    with stdout_for_facts(json):
+    with stdout_for_facts(json), load_settings().prices():
         loaded = load(suite)
         config = EvalLoopConfig(
             concurrency=concurrency or loaded.config.max_concurrent,

@@ -66,6 +66,9 @@ def totals_facts(totals: Totals, params: Any = None) -> dict[str, Any]:
             "cached": totals.cached_tokens,
         },
         "cost_usd": totals.cost_usd,
+        "judge_cost_usd": totals.judge_cost_usd,
+        "cache_hits": totals.cache_hits,
+        "unpriced_calls": totals.unpriced_calls + totals.unpriced_judge_calls,
     }
 
 
@@ -95,6 +98,9 @@ def trial_facts(result: EvalResult, *, whole: bool = False) -> dict[str, Any]:
             "cached": result.usage.cached_tokens,
         },
         "cost_usd": result.usage.cost_usd,
+        "judge_cost_usd": result.judge_cost_usd,
+        "cache_hits": result.cache_hits,
+        "unpriced_calls": result.unpriced_calls + result.unpriced_judge_calls,
         "metadata": to_json(dict(result.metadata)),
     }
     if whole:

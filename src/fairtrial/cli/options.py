@@ -34,6 +34,11 @@ MailboxUrl = Annotated[
     str | None,
     typer.Option("--mailbox", metavar="URL", help="The fleet's queue: redis://host:port; or FAIRTRIAL_MAILBOX."),
 ]
+MaxCost = Annotated[
+    float | None,
+    typer.Option("--max-cost", metavar="USD", min=0, help="Stop, resumably, at this cost; judges count too."),
+]
+StrictCost = Annotated[bool, typer.Option("--strict-cost", help="Refuse models whose price is not known.")]
 Run = Annotated[
     str,
     typer.Argument(

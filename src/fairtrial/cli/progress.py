@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairtrial.cli.screen import count
+from fairtrial.report.render.words import money
 from fairtrial.report.untrusted import plain
 from fairtrial.runs.events import EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
 from fairtrial.store.protocol import RunStore
@@ -84,8 +85,8 @@ class Tally:
             self.errors[result.outcome] += 1
         usage = result.usage
         self.tokens += usage.input_tokens + usage.output_tokens
-        if usage.cost_usd is not None:
-            self.cost = (self.cost or 0.0) + usage.cost_usd
+        if usage.cost_usd is not None or result.judge_cost_usd is not None:
+            self.cost = (self.cost or 0.0) + result.total_cost_usd
 
     def _start(self, event: EvalRunStarted) -> None:
         self.suite, self.planned = event.run.suite, event.planned
@@ -97,8 +98,8 @@ class Tally:
                 self.scored += part.outcomes.get("scored", 0)
                 self.passed += part.passed
                 self.tokens += part.input_tokens + part.output_tokens
-                if part.cost_usd is not None:
-                    self.cost = (self.cost or 0.0) + part.cost_usd
+                if part.cost_usd is not None or part.judge_cost_usd is not None:
+                    self.cost = (self.cost or 0.0) + part.total_cost_usd
                 for name in _ERRORS & part.outcomes.keys():
                     if name in self._again:
                         self.done -= part.outcomes[name]
@@ -152,7 +153,7 @@ class Display:
         if tally.tokens:
             parts.append((f"{tally.tokens:,} tokens", ""))
         if tally.cost is not None:
-            parts.append((f"${tally.cost:,.4f}", ""))
+            parts.append((money(tally.cost), ""))
         return parts
 
     def rate(self) -> float:

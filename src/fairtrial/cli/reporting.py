@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.report.render import duration, money, number, rate
+from fairtrial.report.render import cost, duration, money, number, rate
 
 if TYPE_CHECKING:
     from fairtrial.cli.names import RunName
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fairtrial.report.rendered import Rendered
     from fairtrial.store.protocol import RunRecord, RunStore
 
-__all__ = ["duration", "money", "number", "rate", "report_facts", "show_report"]
+__all__ = ["cost", "duration", "money", "number", "rate", "report_facts", "show_report"]
 
 
 def report_facts(store: RunStore, named: RunName) -> dict[str, Any]:
@@ -68,7 +68,11 @@ def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
     name = shlex.quote(run.suite)
     rows: list[tuple[str, str]] = []
     if run.status in RESUMABLE:
-        rows.append((rerun_command(run), "go on where it stopped"))
+        cap = run.notes.get("cost_cap_usd")
+        if isinstance(cap, int | float):
+            rows.append((f"{rerun_command(run)} --max-cost {2 * cap:g}", "go on with a higher cost cap"))
+        else:
+            rows.append((rerun_command(run), "go on where it stopped"))
     failed = len(report.failed_samples()) + sum(report.errors.values())
     if failed:
         rows.append((f"fairtrial failures {name}", "what failed, and why"))

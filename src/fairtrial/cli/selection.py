@@ -31,6 +31,8 @@ class Selection:
     experiments: Sequence[str] = ()
     params: Sequence[str] = ()
     seed: int | None = None
+    max_cost: float | None = None
+    strict_cost: bool = False
 
     @property
     def is_part(self) -> bool:
@@ -66,6 +68,8 @@ def selected(suite: EvalSuite, selection: Selection) -> EvalSuite:
         "repeats": selection.repeats,
         "max_concurrent": selection.concurrency,
         "seed": selection.seed,
+        "max_cost_usd": selection.max_cost,
+        "strict_cost": selection.strict_cost or None,
     }
     chosen.config = replace(suite.config, **{name: value for name, value in changes.items() if value is not None})
     if selection.is_part:

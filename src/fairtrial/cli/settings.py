@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fairtrial.cli.faults import Mistake, shown_path
+from fairtrial.frozen import EMPTY
 
 DEFAULT_STORE = Path(".fairtrial") / "runs.db"
 _URL = ("://", "memory:")
@@ -68,6 +70,21 @@ def _share(value: Any) -> float:
     return number
 
 
+def _prices(value: Any) -> Mapping[str, Any]:
+    """Prices by model: a table, or the path of a TOML file with one."""
+    from fairtrial.errors import ConfigurationError
+    from fairtrial.models.pricing import read_prices
+
+    try:
+        return read_prices(tomllib.loads(Path(value).read_text(encoding="utf-8")) if isinstance(value, str) else value)
+    except OSError as error:
+        raise ValueError(f"names a file that cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"names a file that is not valid TOML ({error})") from None
+    except ConfigurationError as error:
+        raise ValueError(f"is a table of US dollars per million tokens: {error}") from None
+
+
 KNOWN: Mapping[str, _Known] = {
     "store": _Known("where runs are kept", _text, path=True),
     "suites": _Known("what `fairtrial run` runs when no suite is named", _texts, (), path=True),
@@ -75,6 +92,7 @@ KNOWN: Mapping[str, _Known] = {
     "concurrency": _Known("trials in flight at once, in place of what a suite says", _whole),
     "cache": _Known("off, read, read-write or refresh: keeping models' answers", _text, "off"),
     "max-error-share": _Known("exit 4 if a larger share of trials ends in an error", _share, 0.1),
+    "prices": _Known("US dollars per million tokens, by model: a table, or a TOML file with one", _prices, EMPTY),
 }
 
 
@@ -93,6 +111,17 @@ class Settings:
     def store(self) -> str:
         """The address of the store."""
         return str(self["store"])
+
+    @contextmanager
+    def prices(self) -> Iterator[None]:
+        """Let adapters that were given no prices use those of the settings."""
+        from fairtrial.models.pricing import configure_prices
+
+        before = configure_prices(self["prices"])
+        try:
+            yield
+        finally:
+            configure_prices(before)
 
 
 def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:

@@ -101,9 +101,12 @@ def _event(event: Any) -> tuple[str, str, str]:
             ended = f"failed: {data.get('error') or ended}"
         return "invoked", f"{data['name']}({_arguments(data.get('params') or {})}) -> {ended}", "cyan"
     if kind == "PromptExecuted":
+        from fairtrial.cli.reporting import money
+
         usage = data.get("usage") or {}
-        cost = f", ${usage['cost_usd']:.4f}" if usage.get("cost_usd") is not None else ""
-        tokens = f"{usage.get('input_tokens', 0):,} + {usage.get('output_tokens', 0):,} tokens{cost}"
+        paid = "" if usage.get("cost_usd") is None else f", {money(usage['cost_usd'])}"
+        source = ", from the response cache" if data.get("cached") else paid
+        tokens = f"{usage.get('input_tokens', 0):,} + {usage.get('output_tokens', 0):,} tokens{source}"
         return "model", f"{data.get('model') or data.get('adapter')}: {tokens}", "dim"
     if kind == "AgentEnded" and data.keys() >= {"reason", "turns"}:
         detail = f": {data['detail']}" if data.get("detail") else ""
@@ -116,15 +119,19 @@ def _arguments(arguments: dict[str, Any]) -> str:
 
 
 def _timing(result: EvalResult) -> str:
-    from fairtrial.cli.reporting import duration, money
+    from fairtrial.cli.reporting import cost, duration
 
     parts = [duration(result.latency_ms)]
     if result.attempt > 1:
         parts.append(f"attempt {result.attempt}")
     if result.usage.total_tokens:
         parts.append(f"{result.usage.input_tokens:,} + {result.usage.output_tokens:,} tokens")
-    if result.usage.cost_usd is not None:
-        parts.append(money(result.usage.cost_usd))
+    if result.usage.cost_usd is not None or result.unpriced_calls:
+        parts.append(f"task cost {cost(result.usage.cost_usd, result.unpriced_calls)}")
+    if result.judge_cost_usd is not None or result.unpriced_judge_calls:
+        parts.append(f"judge cost {cost(result.judge_cost_usd, result.unpriced_judge_calls)}")
+    if result.cache_hits:
+        parts.append(f"{count(result.cache_hits, 'call')} from the response cache")
     if result.started_at:
         parts.append(f"started {moment(result.started_at)}")
     return ", ".join(parts)

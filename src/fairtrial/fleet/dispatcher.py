@@ -109,6 +109,7 @@ class Dispatch:
         self._ledger: Ledger
         self._source: Iterator[PlannedTrial]
         self._limits: Limits
+        self._again: Again
 
     async def run(self) -> bool:
         """Carry the run out; whether every trial has its result."""
@@ -116,7 +117,8 @@ class Dispatch:
         done = await self._work.done()
         again = await in_thread(lambda: Again(self._work.request, self._run, self._work.request.rules))
         await self._work.follow(again.ordinals, window=self._config.ahead)
-        self._limits = await self._work.start()
+        self._limits = await self._work.start(again)
+        self._again = again
         if again.to_score:
             await self._score_here(again)
         attempts = await in_thread(again.attempts)
@@ -426,12 +428,13 @@ class Dispatch:
         for reply in replies:
             if ledger.is_fresh(reply) and reply.result.ordinal not in seen:
                 seen.add(reply.result.ordinal)
-                fresh.append(reply.result)
+                fresh.append(self._again.with_earlier_cost(reply.result))
                 samples[reply.sample_ordinal] = ledger.sample(reply)
         if self._observers:
             for result in fresh:
                 self._observers.publish(SampleEvaluated(self._run.run_id, result))
-        committed = await commit(self._store, self._run.run_id, [reply.result for reply in replies], samples)
+        kept = [self._again.with_earlier_cost(reply.result) for reply in replies]
+        committed = await commit(self._store, self._run.run_id, kept, samples)
         if committed.refused:
             refused = {key for key, _problem in committed.refused}
             self._refused.update(result.ordinal for result in fresh if result.key in refused)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fairtrial.models.limiter import AdaptiveLimiter, FixedLimiter, Limiter, Unlimited
     from fairtrial.models.main_loop import TaskLoop, prompt_task
     from fairtrial.models.openai import OpenAIAdapter
+    from fairtrial.models.pricing import Prices
     from fairtrial.models.prompt import MarkdownSection, Prompt, PromptTemplate
     from fairtrial.models.reply import ModelCall, ModelReply
     from fairtrial.models.retry import RetryPolicy
@@ -40,6 +41,7 @@ _HOMES = {
     "OpenAIAdapter": "openai",
     "OutputRepaired": "structured",
     "PrepareMessages": "agent",
+    "Prices": "pricing",
     "Prompt": "prompt",
     "PromptResponse": "adapter",
     "PromptTemplate": "prompt",
@@ -85,6 +87,7 @@ __all__ = [
     "OpenAIAdapter",
     "OutputRepaired",
     "PrepareMessages",
+    "Prices",
     "Prompt",
     "PromptResponse",
     "PromptTemplate",

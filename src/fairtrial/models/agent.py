@@ -104,6 +104,7 @@ def agent_task(
             loop.say(message)
         return await loop.run(max_turns, max_tokens, max_seconds)
 
+    agent.adapter = adapter  # type: ignore[attr-defined]  # Read by `runs.costs` to look up the price.
     agent.__annotations__["return"] = output_type  # So that stored outputs are read back as what they were.
     return task(name=name)(agent)
 

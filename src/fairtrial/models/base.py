@@ -17,6 +17,7 @@ from fairtrial.models.adapter import Completion, OutputT, PromptResponse, ToolSp
 from fairtrial.models.budget import Budget, Spending, SpendingLog, spent_in
 from fairtrial.models.cache import ResponseCache, shared_cache
 from fairtrial.models.limiter import Limiter, TokenLimiter, Unlimited
+from fairtrial.models.pricing import Prices, configured_prices
 from fairtrial.models.prompt import Prompt
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import NO_RETRY, RetryPolicy
@@ -54,6 +55,7 @@ class BaseAdapter:
         run_budget: What one run may use through this adapter.
         spending: What counts against `run_budget`: this adapter's calls unless given. One for several adapters, or
             for a fleet, makes them share the budget.
+        prices: What the model costs, where no price list knows it or another price was agreed.
     """
 
     wraps_outputs: ClassVar[bool] = False  # Whether outputs that are not objects travel under "value".
@@ -72,6 +74,7 @@ class BaseAdapter:
         trial_budget: Budget | None = None,
         run_budget: Budget | None = None,
         spending: SpendingLog | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self._name = name
         self._model = model
@@ -84,6 +87,15 @@ class BaseAdapter:
         self._trial_budget = trial_budget
         self._run_budget = run_budget
         self._spending = Spending() if spending is None else spending
+        self._prices = prices
+
+    @property
+    def has_price(self) -> bool | None:
+        """Whether the cost of its calls is known before they are made; None if only the calls can tell."""
+        return None if self._given_prices() is None else True
+
+    def _given_prices(self) -> Prices | None:
+        return configured_prices(self._model) if self._prices is None else self._prices
 
     @property
     def name(self) -> str:
@@ -208,6 +220,9 @@ class BaseAdapter:
                     failures += 1
                 else:
                     self._limiter.report(permit, "answered")
+                    prices = self._given_prices()
+                    if prices is not None and reply.usage is not None:
+                        reply = replace(reply, usage=replace(reply.usage, cost_usd=prices.cost(reply.usage)))
                     if self._token_limiter is not None and reply.usage is not None:
                         self._token_limiter.used(permit, reply.usage.total_tokens)
                     if self._run_budget is not None:

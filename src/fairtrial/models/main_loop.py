@@ -161,6 +161,7 @@ def prompt_task[O](
         return (await evaluate_prompt(adapter, bound, ctx.session)).output
 
     prompted.__annotations__["return"] = prompt.output_type
+    prompted.adapter = adapter  # type: ignore[attr-defined]  # Read by `runs.costs` to look up the price.
     return task(name=prompt.name)(prompted)
 
 

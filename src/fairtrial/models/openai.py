@@ -46,6 +46,7 @@ class OpenAIAdapter(SdkAdapter):
         trial_budget: What one trial may use.
         run_budget: What one run may use.
         spending: What counts against `run_budget`: this adapter's calls unless given; a fleet may share one.
+        prices: What the model costs (`Prices`), where no price list knows it or another price was agreed.
     """
 
     provider = "openai"

@@ -1,11 +1,80 @@
-"""What a model call costs, by the price list that comes with the `pricing` extra. Nothing is looked up online."""
+"""What a model call costs: by prices that were given, or by the price list that comes with the `pricing` extra.
+
+Nothing is looked up online.
+"""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+from fairtrial.errors import ConfigurationError
+from fairtrial.frozen import EMPTY
 from fairtrial.session.events import TokenUsage
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The prices of a model in US dollars per million tokens.
+
+    Attributes:
+        input: Of input tokens.
+        output: Of output tokens.
+        cached: Of input tokens that the provider's cache served; `input` unless given.
+    """
+
+    input: float
+    output: float
+    cached: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cached"):
+            value = getattr(self, name)
+            if value is None and name == "cached":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ConfigurationError(
+                    f"Prices.{name} must be US dollars per million tokens, at least 0 (got {value!r})"
+                )
+
+    def cost(self, usage: TokenUsage) -> float:
+        """What a call cost, in US dollars."""
+        cached = min(usage.cached_tokens, usage.input_tokens)
+        rate = self.input if self.cached is None else self.cached
+        millions = (usage.input_tokens - cached) * self.input + cached * rate + usage.output_tokens * self.output
+        return millions / 1_000_000
+
+
+_configured: Mapping[str, Prices] = EMPTY
+
+
+def configure_prices(prices: Mapping[str, Prices]) -> Mapping[str, Prices]:
+    """Set the prices of models by name for adapters that were given none; returns those that held before."""
+    global _configured
+    before, _configured = _configured, dict(prices)
+    return before
+
+
+def configured_prices(model: str) -> Prices | None:
+    """The prices that `configure_prices` set for a model."""
+    return _configured.get(model)
+
+
+def read_prices(table: Any) -> dict[str, Prices]:
+    """Prices from a table of plain values: `{"my-model": {"input": 0.5, "output": 1.5}}`."""
+    if not isinstance(table, Mapping):
+        raise ConfigurationError(f"prices must be a table of models (got {table!r})")
+    prices: dict[str, Prices] = {}
+    for model, entry in table.items():
+        if not isinstance(entry, Mapping) or not {"input", "output"} <= entry.keys() <= {"input", "output", "cached"}:
+            raise ConfigurationError(
+                f"the prices of {model!r} must be input, output and, if it differs, cached (got {entry!r})"
+            )
+        prices[model] = Prices(**entry)
+    return prices
 
 
 def priced(

@@ -15,6 +15,7 @@ from fairtrial.models.base import BaseAdapter
 from fairtrial.models.budget import Budget, SpendingLog
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.limiter import Limiter
+from fairtrial.models.pricing import Prices
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import NO_RETRY, RetryPolicy
 from fairtrial.session.events import TokenUsage
@@ -36,7 +37,8 @@ class ScriptedAdapter(BaseAdapter):
         model: What it calls itself.
         usage: What each call claims to use; by default four characters count as a token.
         repeat: Start a list again when it is used up, instead of raising.
-        retry, limiter, cache, trial_budget, run_budget, spending: As with every adapter; there are none unless given.
+        retry, limiter, cache, trial_budget, run_budget, spending, prices: As with every adapter; there are none unless
+            given.
 
     `calls` holds what it was asked, oldest first.
     """
@@ -56,6 +58,7 @@ class ScriptedAdapter(BaseAdapter):
         trial_budget: Budget | None = None,
         run_budget: Budget | None = None,
         spending: SpendingLog | None = None,
+        prices: Prices | None = None,
     ) -> None:
         super().__init__(
             name=name,
@@ -67,6 +70,7 @@ class ScriptedAdapter(BaseAdapter):
             trial_budget=trial_budget,
             run_budget=run_budget,
             spending=spending,
+            prices=prices,
         )
         if isinstance(replies, str) or not (callable(replies) or isinstance(replies, Sequence | Mapping)):
             raise ConfigurationError("a script is a list of replies, a mapping or a function")
@@ -75,6 +79,11 @@ class ScriptedAdapter(BaseAdapter):
         self._repeat = repeat
         self._lock = Lock()
         self._calls: list[ScriptedCall] = []
+
+    @property
+    def has_price(self) -> bool:
+        """Whether `prices` or `usage` say what a call costs."""
+        return bool(super().has_price) or (self._usage is not None and self._usage.cost_usd is not None)
 
     @property
     def calls(self) -> tuple[ScriptedCall, ...]:

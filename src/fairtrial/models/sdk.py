@@ -44,7 +44,7 @@ from fairtrial.models.base import BaseAdapter
 from fairtrial.models.budget import Budget, SpendingLog
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.limiter import Limiter, shared_limiter
-from fairtrial.models.pricing import is_known
+from fairtrial.models.pricing import Prices, is_known
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import RetryPolicy
 from fairtrial.models.schema import OutputSchema
@@ -138,6 +138,7 @@ class SdkOptions(TypedDict, total=False):
     trial_budget: Budget | None
     run_budget: Budget | None
     spending: SpendingLog | None
+    prices: Prices | None
 
 
 class SdkAdapter(BaseAdapter):
@@ -176,6 +177,7 @@ class SdkAdapter(BaseAdapter):
         trial_budget: Budget | None = None,
         run_budget: Budget | None = None,
         spending: SpendingLog | None = None,
+        prices: Prices | None = None,
     ) -> None:
         name = type(self).__name__
         if not model:
@@ -197,6 +199,7 @@ class SdkAdapter(BaseAdapter):
             trial_budget=trial_budget,
             run_budget=run_budget,
             spending=spending,
+            prices=prices,
         )
         self._key = api_key if api_key else next(filter(None, map(os.environ.get, self.key_variables)), None)
         if self._key is None:
@@ -219,6 +222,11 @@ class SdkAdapter(BaseAdapter):
         self._clients: dict[asyncio.AbstractEventLoop, _OpenClient] = {}
         # Without a reference to the adapter: it must be able to go.
         weakref.finalize(self, _close_all, self._clients).atexit = False
+
+    @property
+    def has_price(self) -> bool:
+        """Whether prices were given, or a price list has the model."""
+        return bool(super().has_price) or is_known(self._model, self._prices_of, self._base_url)
 
     # What a provider's adapter says.
 

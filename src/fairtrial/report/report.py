@@ -110,6 +110,21 @@ class ExperimentReport(Rendered):
         """What the task's model calls cost; None where no price is known."""
         return self.totals.cost_usd
 
+    @property
+    def judge_cost_usd(self) -> float | None:
+        """What the judges' model calls cost; None where no price is known."""
+        return self.totals.judge_cost_usd
+
+    @property
+    def cache_hits(self) -> int:
+        """Model calls that the response cache answered."""
+        return self.totals.cache_hits
+
+    @property
+    def unpriced_calls(self) -> int:
+        """Model calls of tasks and judges whose cost is not known: where there are any, costs are lower bounds."""
+        return self.totals.unpriced_calls + self.totals.unpriced_judge_calls
+
     @cached_property
     def figures(self) -> Figures:
         """Every rate and mean with its interval, read once."""
@@ -310,6 +325,22 @@ class EvalReport(Rendered):
         """What the task's model calls cost; None where no price is known."""
         known = [part.cost_usd for part in self._parts.values() if part.cost_usd is not None]
         return sum(known) if known else None
+
+    @property
+    def judge_cost_usd(self) -> float | None:
+        """What the judges' model calls cost; None where no price is known."""
+        known = [part.judge_cost_usd for part in self._parts.values() if part.judge_cost_usd is not None]
+        return sum(known) if known else None
+
+    @property
+    def cache_hits(self) -> int:
+        """Model calls that the response cache answered."""
+        return sum(part.cache_hits for part in self._parts.values())
+
+    @property
+    def unpriced_calls(self) -> int:
+        """Model calls of tasks and judges whose cost is not known: where there are any, costs are lower bounds."""
+        return sum(part.unpriced_calls for part in self._parts.values())
 
     @property
     def pass_rate(self) -> float | None:

@@ -12,6 +12,7 @@ from fairtrial.codec import from_json, to_json
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError
 from fairtrial.runs.adaptive import scored_again
+from fairtrial.runs.costs import check_prices
 from fairtrial.runs.events import Observers
 from fairtrial.runs.plan import PlannedTrial
 from fairtrial.runs.runner import score_stored
@@ -67,6 +68,7 @@ async def rescore_run(
         scorer=scorer,
         timeout_seconds=settings.timeout_seconds,
     )
+    check_prices(settings, rules)
     kinds = tuple(output_types) or (object,) * len(run.experiments)
     reader = _Reader(store, parent, run, types)
     writer = Writer(store, run.run_id)
@@ -78,27 +80,31 @@ async def rescore_run(
         return await score_stored(store, rules, trial, stored, kinds[trial.experiment])
 
     status: Any = "interrupted"
+    stop = Stop()
     try:
         await run_trials(
             reader.trials(),
             execute,
             writer,
             workers=settings.max_concurrent,
-            stop=Stop(),
-            limits=Limits(),
+            stop=stop,
+            limits=Limits(max_cost_usd=settings.max_cost_usd, strict_cost=settings.strict_cost, only_judges=True),
             observers=Observers(()),
             grace_seconds=settings.grace_seconds,
         )
-        status = "finished"
+        status = "finished" if stop.reason is None else "stopped"
     finally:
         await writer.close()
         rules.threads.close()
         adaptive = scored_again(parent, run, store)
+        notes: dict[str, Any] = {} if adaptive is None else {"adaptive": adaptive}
+        if stop.reason is not None:
+            notes |= {"stopped": stop.reason}
         store.update_run(
             run.run_id,
             status=status,
-            finished_at=time.time() if status == "finished" else None,
-            notes=None if adaptive is None else {"adaptive": adaptive},
+            finished_at=None if status == "interrupted" else time.time(),
+            notes=notes or None,
         )
     return store.get_run(run.run_id)
 

@@ -18,6 +18,7 @@ from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.offload import DaemonThreads, loop_caller
 from fairtrial.runs import presence
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
+from fairtrial.runs.costs import check_prices
 from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, Observers, log
 from fairtrial.runs.identity import code_hash, describe_run, open_run
 from fairtrial.runs.plan import PlannedTrial, missing_trials
@@ -179,15 +180,17 @@ class OpenRun:
         config, run, store = self.request.config, self.run, self.request.store
         self.stop.follow(await blocking(lambda: follow(config, run, store, redo, window)))
 
-    async def start(self) -> Limits:
-        """Mark the run as running and work out what may still be spent."""
+    async def start(self, again: Again) -> Limits:
+        """Mark the run as running and work out what may still be spent; `again` says which results are replaced."""
         store, config = self.request.store, self.request.config
 
         def mark() -> float:
             store.update_run(self.run.run_id, status="running")
-            return sum(totals.cost_usd or 0.0 for totals in store.totals(self.run.run_id))
+            return sum(totals.total_cost_usd for totals in store.totals(self.run.run_id))
 
-        limits = Limits(config.stop_on_error, config.max_cost_usd, await blocking(mark))
+        limits = Limits(
+            config.stop_on_error, config.max_cost_usd, config.strict_cost, await blocking(mark), again.costs()
+        )
         limits.check_cost(self.stop)
         return limits
 
@@ -200,6 +203,7 @@ async def carry_out(
     on_result: OnResult | None = None,
 ) -> RunRecord:
     """Open a run, have it carried out, and return it as it then stands in the store, however it ended."""
+    check_prices(request.config, request.rules)
     opened = await blocking(lambda: _open(request))
     if opened.warning is not None:
         warnings.warn(opened.warning, stacklevel=2)
@@ -241,15 +245,16 @@ async def _execute(work: OpenRun) -> None:
             remaining = run.planned - sum(byte.bit_count() for byte in done) + again.count
             if remaining and request.config.warmup and work.stop.reason is None:
                 await _warm_up(request, run, rules)
-            limits = await work.start()
+            limits = await work.start(again)
             to_score = again.to_score
 
             async def execute(trial: PlannedTrial) -> EvalResult:
                 if trial.ordinal in to_score:
                     return await again.score(trial)
-                return await run_trial(
+                result = await run_trial(
                     rules, trial.key, trial.ordinal, trial.sample, trial.experiment, attempt=trial.attempt
                 )
+                return again.with_earlier_cost(result)
 
             for _round in range(_MAX_ROUNDS):
                 work.writer = Writer(request.store, run.run_id, note=presence.present)
@@ -315,7 +320,7 @@ def _open(request: RunRequest) -> Any:
 async def _end(work: OpenRun, status: RunStatus, why: str | None = None) -> RunRecord:
     """Commit what is on its way, then say how the run ended."""
     request, run, adaptive = work.request, work.run, work.stop.adaptive
-    notes: dict[str, Any] = {"stopped": why, **presence.gone()}
+    notes: dict[str, Any] = {"stopped": why, "cost_cap_usd": None, **work.stop.notes, **presence.gone()}
     if work.writer is not None:
         await work.writer.close()
     if status == "finished":
@@ -402,6 +407,13 @@ class Again:
         store = request.store
         self.to_score = frozenset(store.ordinals(run.run_id, ("scorer_error",)))
         self.to_run = tuple(store.ordinals(run.run_id, _RETRIED)) if request.retry_errors else ()
+        outcomes: tuple[Outcome, ...] = ("scorer_error", *(_RETRIED if request.retry_errors else ()))
+        replaced = store.results(run.run_id, outcomes=outcomes, outputs=False) if self.count else ()
+        self._earlier = {
+            stored.ordinal: replace(stored, source=None)
+            for stored in replaced
+            if stored.usage.total_tokens or stored.total_cost_usd or stored.unpriced_calls
+        }
 
     @property
     def ordinals(self) -> frozenset[int]:
@@ -412,6 +424,25 @@ class Again:
     def count(self) -> int:
         """How many trials there are."""
         return len(self.to_score) + len(self.to_run)
+
+    def costs(self) -> dict[int, float]:
+        """What the stored results of these trials cost."""
+        return {ordinal: stored.total_cost_usd for ordinal, stored in self._earlier.items()}
+
+    def with_earlier_cost(self, result: EvalResult) -> EvalResult:
+        """Add what the result that this one replaces had used: it was paid for too."""
+        stored = self._earlier.get(result.ordinal)
+        if stored is None or result.ordinal in self.to_score:
+            return result  # A trial that is only scored again has its session, and with it all its calls.
+        judges = [cost for cost in (stored.judge_cost_usd, result.judge_cost_usd) if cost is not None]
+        return replace(
+            result,
+            usage=stored.usage + result.usage,
+            judge_cost_usd=sum(judges) if judges else None,
+            cache_hits=stored.cache_hits + result.cache_hits,
+            unpriced_calls=stored.unpriced_calls + result.unpriced_calls,
+            unpriced_judge_calls=stored.unpriced_judge_calls + result.unpriced_judge_calls,
+        )
 
     def attempts(self) -> dict[int, int]:
         """Which attempt comes next, for every trial that is to be executed again."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import anyio
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.runs.adaptive import Adaptive
-from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted
+from fairtrial.runs.costs import GIVE_PRICES
+from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted, log
 from fairtrial.runs.plan import PlannedTrial
 from fairtrial.runs.writer import Writer
 from fairtrial.trials.result import EvalResult
+from fairtrial.types import JSON
 
 type Execute = Callable[[PlannedTrial], Awaitable[EvalResult]]
 
@@ -24,6 +26,7 @@ class Stop:
 
     reason: str | None = None
     resumable: bool = True
+    notes: dict[str, JSON] = field(default_factory=dict)  # Kept with the run when it ends.
     requested: anyio.Event = field(default_factory=anyio.Event)
     adaptive: Adaptive | None = None
     _moved: anyio.Event = field(default_factory=anyio.Event)
@@ -67,26 +70,52 @@ class Limits:
 
     stop_on_error: bool = False
     max_cost_usd: float | None = None
+    strict_cost: bool = False
     spent_usd: float = 0.0
+    # What stored results that are done again cost, by ordinal; `spent_usd` has it already.
+    replaced: Mapping[int, float] = field(default_factory=dict)
+    only_judges: bool = False  # The task's calls were paid for in another run.
+    _warned: bool = False
 
     @property
     def matter(self) -> bool:
         """Whether there is any limit."""
-        return self.stop_on_error or self.max_cost_usd is not None
+        return self.stop_on_error or self.max_cost_usd is not None or self.strict_cost
 
     def check(self, result: EvalResult, stop: Stop) -> None:
         """Look at one result and stop the run if it crosses a limit."""
         if self.stop_on_error and not result.success:
             stop.request(f"stop_on_error: trial {result.key} ended as {result.outcome}", resumable=True)
-        if result.usage.cost_usd:
-            self.spent_usd += result.usage.cost_usd
-        self.check_cost(stop)
+        if self.max_cost_usd is not None or self.strict_cost:
+            cost = (result.judge_cost_usd or 0.0) if self.only_judges else result.total_cost_usd
+            self.spent_usd += cost - self.replaced.get(result.ordinal, 0.0)
+            if result.unpriced_judge_calls or (result.unpriced_calls and not self.only_judges):
+                self._meet_unpriced(result, stop)
+            self.check_cost(stop)
         stop.see(result)
+
+    def _meet_unpriced(self, result: EvalResult, stop: Stop) -> None:
+        if self.strict_cost:
+            reason = f"strict_cost: a model call of trial {result.key} has no known price. {GIVE_PRICES}"
+            stop.request(reason, resumable=True)
+        elif not self._warned:
+            self._warned = True
+            log.warning(
+                "a model call of trial %s has no known price and does not count against max_cost_usd. %s",
+                result.key,
+                GIVE_PRICES,
+            )
 
     def check_cost(self, stop: Stop) -> None:
         """Stop the run if it has cost what it may; what it cost before it was resumed counts."""
         if self.max_cost_usd is not None and self.spent_usd >= self.max_cost_usd:
-            stop.request(f"the cost reached {self.spent_usd:.2f} of {self.max_cost_usd:.2f} USD", resumable=True)
+            from fairtrial.report.render.words import money
+
+            stop.notes["cost_cap_usd"] = self.max_cost_usd
+            spent, cap = money(self.spent_usd), money(self.max_cost_usd)
+            stop.request(
+                f"the cost reached {spent} of {cap}. Raise max_cost_usd (--max-cost) to resume", resumable=True
+            )
 
 
 async def run_trials(

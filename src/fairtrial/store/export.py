@@ -20,7 +20,19 @@ type ExportFormat = Literal["csv", "jsonl", "parquet"]
 
 _FORMATS: tuple[str, ...] = get_args(ExportFormat.__value__)
 _LEFT = ("run", "suite", "experiment", "sample_id", "repeat", "outcome", "passed", "value")
-_MIDDLE = ("latency_ms", "tokens", "cost", "error", "stage", "output", "expected", "input")
+_MIDDLE = (
+    "latency_ms",
+    "tokens",
+    "cost",
+    "judge_cost",
+    "cache_hits",
+    "unpriced_calls",
+    "error",
+    "stage",
+    "output",
+    "expected",
+    "input",
+)
 _ROW_GROUP = 5_000
 # What a spreadsheet takes for the beginning of a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -32,7 +44,8 @@ def export_results(
     """Write the results of a run, one row per trial; returns how many.
 
     Columns: run, suite, experiment, sample_id, repeat, outcome, passed, value, `metrics.<name>`..., latency_ms,
-    tokens, cost, error, stage, output, expected, input, and the sample's `metadata.<key>`...
+    tokens, cost, judge_cost, cache_hits, unpriced_calls, error, stage, output, expected, input, and the sample's
+    `metadata.<key>`...
 
     Args:
         store: Where the run is.
@@ -105,7 +118,8 @@ class _Columns:
         found = {} if score is None else {metric.name: metric.value for metric in score.metrics}
         row.update((f"metrics.{name}", found.get(name)) for name in self.metrics)
         values = (
-            result.latency_ms, result.usage.total_tokens, result.usage.cost_usd, result.error, result.stage,
+            result.latency_ms, result.usage.total_tokens, result.usage.cost_usd, result.judge_cost_usd,
+            result.cache_hits, result.unpriced_calls + result.unpriced_judge_calls, result.error, result.stage,
             result.output, None if sample is None else sample.expected, None if sample is None else sample.input,
         )  # fmt: skip
         row.update(zip(_MIDDLE, values, strict=True))
@@ -155,7 +169,8 @@ def _write_parquet(file: IO[bytes], columns: _Columns, rows: Iterator[dict[str, 
         raise MissingExtraError("exporting to Parquet", "parquet") from None
     kinds: dict[str, Any] = {
         "repeat": pa.int64(), "passed": pa.bool_(), "value": pa.float64(), "latency_ms": pa.int64(),
-        "tokens": pa.int64(), "cost": pa.float64(),
+        "tokens": pa.int64(), "cost": pa.float64(), "judge_cost": pa.float64(), "cache_hits": pa.int64(),
+        "unpriced_calls": pa.int64(),
     }  # fmt: skip
     kinds |= {f"metrics.{name}": pa.float64() for name in columns.metrics}
     schema = pa.schema([(_text(name) or "", kinds.get(name, pa.string())) for name in columns.names])

@@ -24,7 +24,10 @@ class EvalConfig:
         seed: Every trial's own seed is derived from it.
         warmup: Trials executed and thrown away first, so that cold starts are not measured.
         experiment_name: The name of the single experiment of a run that names none.
-        max_cost_usd: End the run, resumably, when its model calls have cost this much.
+        max_cost_usd: End the run, resumably, when its model calls have cost this much, those of judges included. Calls
+            whose price is not known count as 0, and a warning says so.
+        strict_cost: Refuse a run whose cost cannot be known: before the first trial if a model has no price, else at
+            the first call without one.
         stop_when: End the run once it has seen enough (`StopWhen`).
         max_output_bytes: An output larger than this is an error of its trial.
         close_seconds: How long closing a trial's resources may take.
@@ -43,6 +46,7 @@ class EvalConfig:
     warmup: int = 0
     experiment_name: str = ""
     max_cost_usd: float | None = None
+    strict_cost: bool = False
     stop_when: StopWhen | None = None
     max_output_bytes: int = 16 * 1024 * 1024
     close_seconds: float = 10.0

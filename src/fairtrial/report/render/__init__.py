@@ -4,6 +4,6 @@
 `record` is the same for programs, `junit` for CI systems, `plots` the drawings, `words` numbers as people read them.
 """
 
-from fairtrial.report.render.words import duration, money, number, rate
+from fairtrial.report.render.words import cost, duration, money, number, rate
 
-__all__ = ["duration", "money", "number", "rate"]
+__all__ = ["cost", "duration", "money", "number", "rate"]

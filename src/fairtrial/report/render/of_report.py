@@ -190,14 +190,22 @@ def _counts(parts: Sequence[ExperimentReport]) -> Table:
 
 
 def _costs(parts: Sequence[ExperimentReport]) -> Table:
-    titles = ("mean\nlatency", "slowest\ntrial", "tokens", "cost")
+    judged = any(part.totals.judge_cost_usd is not None or part.totals.unpriced_judge_calls for part in parts)
+    cached = any(part.cache_hits for part in parts)
+    titles = [
+        *("mean\nlatency", "slowest\ntrial", "tokens"),
+        *(("task\ncost", "judge\ncost") if judged else ("cost",)),
+        *(("from\ncache",) if cached else ()),
+    ]
     rows = [
         (
             part.name,
             words.duration(part.mean_latency_ms),
             words.duration(part.totals.latency_max if part.totals.timed else None),
             f"{part.total_tokens:,}" if part.total_tokens else words.UNDEFINED,
-            words.money(part.cost_usd),
+            words.cost(part.cost_usd, part.totals.unpriced_calls),
+            *((words.cost(part.judge_cost_usd, part.totals.unpriced_judge_calls),) if judged else ()),
+            *((words.count(part.cache_hits, "call"),) if cached else ()),
             part.totals.slowest or "",
         )
         for part in parts

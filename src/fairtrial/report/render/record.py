@@ -109,4 +109,7 @@ def _part(part: ExperimentReport) -> dict[str, Any]:
             "cached": totals.cached_tokens,
         },
         "cost_usd": part.cost_usd,
+        "judge_cost_usd": part.judge_cost_usd,
+        "cache_hits": part.cache_hits,
+        "unpriced_calls": part.unpriced_calls,
     }

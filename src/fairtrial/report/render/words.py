@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 UNDEFINED = "-"
 
 
@@ -60,8 +62,21 @@ def duration(milliseconds: float | None) -> str:
 
 
 def money(value: float | None) -> str:
-    """A cost in US dollars; "-" where no price is known."""
-    return UNDEFINED if value is None else f"${value:.4f}" if value < 1 else f"${value:,.2f}"
+    """An amount in US dollars, with two digits that are not 0 however small it is; "-" where there is none."""
+    if value is None:
+        return UNDEFINED
+    if not value:
+        return "$0"
+    # Rounded up to four digits: a small cost must not read as none.
+    digits = 2 if value >= 1 else max(4, 1 - math.floor(math.log10(value)))
+    return f"${value:,.{digits}f}"
+
+
+def cost(value: float | None, unpriced: int) -> str:
+    """The cost of model calls, `unpriced` of which have no known price; "-" where there were no calls."""
+    if not unpriced:
+        return money(value)
+    return f"at least {money(value)}" if value else "unknown"
 
 
 def level(value: float) -> str:
