@@ -60,7 +60,8 @@ class TestRuns:
         (part,) = run["experiments"]
         assert set(part) == {
             *("experiment", "params", "trials", "scored", "passed", "errors", "pass_rate", "pass_rate_all"),
-            *("mean_score", "mean_latency_ms", "tokens", "cost_usd"),
+            *("mean_score", "mean_latency_ms", "tokens"),
+            *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls"),
         }
         assert (run["name"], part["pass_rate"], part["cost_usd"]) == ("doubles@1", 0.75, None)
 
@@ -105,7 +106,7 @@ class TestShow:
             "model  some-model: 10 + 5 tokens, $0.2500",
         ]
         assert lines[-2].startswith("timing    ")
-        assert "10 + 5 tokens, $0.2500, started 2" in lines[-2]
+        assert "10 + 5 tokens, task cost $0.2500, started 2" in lines[-2]
         assert lines[-1] == "again     fairtrial run talk.py --sample 's 1'"
 
     def test_the_command_it_ends_with_runs_just_that_trial(self, cli: Cli, two: Path) -> None:
@@ -122,7 +123,8 @@ class TestShow:
         (trial,) = facts["trials"]
         assert set(trial) == {
             *("run_id", "experiment", "sample_id", "repeat", "outcome", "passed", "value", "reason", "metrics"),
-            *("error", "stage", "output", "attempt", "started_at", "latency_ms", "tokens", "cost_usd", "metadata"),
+            *("error", "stage", "output", "attempt", "started_at", "latency_ms", "tokens", "metadata"),
+            *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls"),
             *("sample", "events", "redacted"),
         }
         assert trial["sample"]["expected"] == {"because": [1, 2, 3]}

@@ -22,8 +22,8 @@ from tests.store.build import result, rich_result, run_record, sample, samples
 
 COLUMNS = [
     "run", "suite", "experiment", "sample_id", "repeat", "outcome", "passed", "value", "metrics.f1", "metrics.=cmd",
-    "latency_ms", "tokens", "cost", "judge_cost", "cache_hits", "unpriced_calls", "error", "stage", "output", "expected",
-    "input", "metadata.topic", "metadata.n",
+    "latency_ms", "tokens", "cost", "judge_cost", "cache_hits", "unpriced_calls", "error", "stage", "output",
+    "expected", "input", "metadata.topic", "metadata.n",
 ]  # fmt: skip
 
 
