@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -271,7 +272,7 @@ class TestTrap9NoMessageIsEvicted:
         with RedisServer(tmp_path, "--maxmemory", "12mb", "--maxmemory-policy", "noeviction") as server:
             async with opened(server.url, body_type=str) as mailbox:
                 outcomes = await asyncio.gather(
-                    *(mailbox.send("x" * 100_000) for _ in range(200)), return_exceptions=True
+                    *(mailbox.send(secrets.token_hex(50_000)) for _ in range(200)), return_exceptions=True
                 )
                 sent = sum(isinstance(outcome, str) for outcome in outcomes)
                 assert 10 < sent < 200

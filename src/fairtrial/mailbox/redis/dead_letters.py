@@ -12,6 +12,7 @@ from fairtrial.mailbox.dead_letters import DeadLetter
 from fairtrial.mailbox.redis.errors import translated
 from fairtrial.mailbox.redis.receive import message_id, milliseconds, number
 from fairtrial.mailbox.redis.scripts import REVIVE
+from fairtrial.mailbox.sealing import readable
 
 if TYPE_CHECKING:
     from fairtrial.mailbox.redis.mailbox import RedisMailbox
@@ -55,7 +56,7 @@ class RedisDeadLetters:
         def text(name: bytes) -> str:
             return fields.get(name, b"").decode("utf-8", "replace")
 
-        body = text(b"b")
+        body = readable(fields.get(b"b", b"")).decode("utf-8", "replace")
         if b"s" in fields:
             body = await self._kept(text(b"s"))
         return DeadLetter(
@@ -73,7 +74,7 @@ class RedisDeadLetters:
         """The body from the claim check, or its name when it cannot be had."""
         if self._mailbox.claim_check is not None:
             try:
-                return (await self._mailbox.claim_check.fetch(sha256)).decode("utf-8", "replace")
+                return readable(await self._mailbox.claim_check.fetch(sha256)).decode("utf-8", "replace")
             except (BodyError, OSError):
                 pass
         return f"sha256:{sha256}"

@@ -34,6 +34,7 @@ from fairtrial.mailbox.redis.receive import Receiver
 from fairtrial.mailbox.redis.scripts import ACK, ASKED, DEPTH, GROUP, PURGE, READERS, RESIGN, SEND
 from fairtrial.mailbox.redis.sweeper import Sweeper
 from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
+from fairtrial.mailbox.sealing import queue_key, seal
 
 MAX_BODY_BYTES = 1024 * 1024
 SWEEP_SECONDS = 1.0
@@ -110,6 +111,7 @@ class RedisMailbox[T]:
         self.keys = Keys.of(name)
         self.claim_check = claim_check
         self.max_body_bytes = max_body_bytes
+        self.key = queue_key()
         self._small = max_body_bytes if claim_check is None else min(max_body_bytes, claim_check.threshold)
         self._owns_connection = isinstance(connection, str)
         self.connection = RedisConnection(connection) if isinstance(connection, str) else connection
@@ -178,7 +180,7 @@ class RedisMailbox[T]:
         calls: list[Call] = []
         size = count = MAX_BYTES  # Full: the first message opens the first call.
         for body in bodies:
-            field, value = "b", self._encoded(body)
+            field, value = "b", self._encoded(body, address)
             if len(value) > self._small:
                 field, value = await self._wire(value)
             size += len(value)
@@ -354,7 +356,7 @@ class RedisMailbox[T]:
 
     async def _send(self, body: Any, address: str) -> str:
         self.check_open()
-        field, value = "b", self._encoded(body)
+        field, value = "b", self._encoded(body, address)
         if len(value) > self._small:
             field, value = await self._wire(value)
         try:
@@ -365,9 +367,9 @@ class RedisMailbox[T]:
             raise ReplyNotAvailableError(f"mailbox {self.name} does not exist, or not any more")
         return str(id.decode())
 
-    def _encoded(self, body: Any) -> bytes:
+    def _encoded(self, body: Any, address: str) -> bytes:
         try:
-            return encode_body(body)
+            return seal(encode_body(body), self.key, self.name, address)
         except CodecError as error:
             raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
 

@@ -17,6 +17,7 @@ from fairtrial.mailbox.redis.connection import BLOCK_SECONDS, Reader
 from fairtrial.mailbox.redis.errors import is_gone, translated
 from fairtrial.mailbox.redis.receipt import RedisReceipt
 from fairtrial.mailbox.redis.scripts import GROUP
+from fairtrial.mailbox.sealing import unseal
 
 if TYPE_CHECKING:
     from fairtrial.mailbox.redis.mailbox import RedisMailbox
@@ -129,6 +130,7 @@ class Receiver[T]:
             data = fields.get(b"b")
             if data is None or len(data) > self._mailbox.max_body_bytes:
                 data = await self._bytes(fields)
+            data = unseal(data, self._mailbox.key, self._mailbox.name, _text(fields.get(b"r")))
             body = decode_body(self._mailbox.body_type, data)
         except NewerFormatError as error:
             # Not damaged: a worker of that version can read it, and this one will have been replaced soon.

@@ -1,0 +1,83 @@
+"""Bodies as they travel through a broker: large ones compressed, and all of them signed where a key is set.
+
+Whoever can write to the broker can otherwise make up results. With `FAIRTRIAL_QUEUE_KEY` set in the environment of
+clients and workers, a body carries an HMAC over itself, the mailbox it was sent to and the reply address; one without,
+or with another, goes to the dead letters and never reaches a worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+
+from fairtrial.errors import BodyError, ConfigurationError, StoreError
+from fairtrial.store.compress import compress, decompress
+
+KEY_VARIABLE = "FAIRTRIAL_QUEUE_KEY"
+_SIGNED = b"hmac-sha256:"
+_DIGITS = 64
+_MIN_KEY = 16
+# Below this a body is one packet either way.
+_WORTH_COMPRESSING = 4_096
+
+
+def queue_key() -> bytes | None:
+    """The key of this process; None if messages are not signed."""
+    key = os.environ.get(KEY_VARIABLE, "").encode("utf-8", "surrogateescape")
+    if key and len(key) < _MIN_KEY:
+        raise ConfigurationError(f"{KEY_VARIABLE} must have at least {_MIN_KEY} characters (got {len(key)})")
+    return key or None
+
+
+def seal(body: bytes, key: bytes | None, mailbox: str, reply_to: str) -> bytes:
+    """A body as it travels."""
+    if len(body) > _WORTH_COMPRESSING:
+        body = compress(body)
+    if key is None:
+        return body
+    return b"%s%s:%s" % (_SIGNED, _signature(body, key, mailbox, reply_to), body)
+
+
+def unseal(data: bytes, key: bytes | None, mailbox: str, reply_to: str) -> bytes:
+    """The body of what travelled. Raises `BodyError` if it is damaged, or not signed with our key."""
+    signature, body = _split(data)
+    if key is not None:
+        if signature is None:
+            raise BodyError(f"it is not signed: set {KEY_VARIABLE} for every client and worker of this queue")
+        if not hmac.compare_digest(signature, _signature(body, key, mailbox, reply_to)):
+            raise BodyError(
+                f"its signature is wrong: it was changed, redirected, or signed with another {KEY_VARIABLE}"
+            )
+    elif signature is not None:
+        raise BodyError(f"it is signed, and this process has no {KEY_VARIABLE}")
+    return _decompressed(body)
+
+
+def readable(data: bytes) -> bytes:
+    """The body of what travelled, for people: unchecked, and as it is if it cannot be read."""
+    body = _split(data)[1]
+    try:
+        return _decompressed(body)
+    except BodyError:
+        return body
+
+
+def _split(data: bytes) -> tuple[bytes | None, bytes]:
+    end = len(_SIGNED) + _DIGITS
+    if not data.startswith(_SIGNED) or data[end : end + 1] != b":":
+        return None, data
+    return data[len(_SIGNED) : end], data[end + 1 :]
+
+
+def _signature(body: bytes, key: bytes, mailbox: str, reply_to: str) -> bytes:
+    # Lengths keep the parts apart: no name can end where a body begins.
+    head = f"{len(mailbox)}:{mailbox}:{len(reply_to)}:{reply_to}:".encode()
+    return hmac.new(key, head + body, hashlib.sha256).hexdigest().encode()
+
+
+def _decompressed(body: bytes) -> bytes:
+    try:
+        return decompress(body)
+    except StoreError:
+        raise BodyError("its compressed content is damaged or too large") from None
