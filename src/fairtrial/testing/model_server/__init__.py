@@ -2,6 +2,7 @@
 
 It speaks OpenAI's chat completions and Anthropic's messages, says what it is told to (`Reply`, `Script`, `Rule`, a
 function) or echoes, and fails when it is told to (`FaultRule` with any of the faults), the same way for the same seed.
+It can also hold a project of OpenAI's hosted Evals (`HostedEvals`), for tests of what reads them.
 In this process: `ModelServer`. In another: `spawn_model_server`. From the shell: `python -m` this package.
 """
 
@@ -23,6 +24,7 @@ from fairtrial.testing.model_server.faults import (
     StreamFailed,
     WrongShape,
 )
+from fairtrial.testing.model_server.hosted_evals import HostedEvals
 from fairtrial.testing.model_server.latency import FixedLatency, Latency, LogNormalLatency, UniformLatency
 from fairtrial.testing.model_server.plan import FaultPlan, FaultRule
 from fairtrial.testing.model_server.process import ModelServerProcess, spawn_model_server
@@ -40,6 +42,7 @@ __all__ = [
     "ServerConfig",
     "ServerOptions",
     "ServerStats",
+    "HostedEvals",
     "Reply",
     "ToolCall",
     "Usage",

@@ -10,6 +10,7 @@ from typing import TypedDict
 from pydantic import ConfigDict, TypeAdapter, with_config
 
 from fairtrial.testing.model_server.faults import Fault, RateLimited
+from fairtrial.testing.model_server.hosted_evals import HostedEvals
 from fairtrial.testing.model_server.latency import FixedLatency, Latency
 from fairtrial.testing.model_server.plan import FaultRule
 from fairtrial.testing.model_server.record import Record
@@ -31,6 +32,7 @@ class ServerOptions(TypedDict, total=False):
     stream_interval: float
     log_limit: int
     log_bytes: int
+    evals: HostedEvals | None
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -48,6 +50,7 @@ class ServerConfig(Record):
     - `max_concurrent`: above this many requests in flight, more are refused. `requests_per_second` and `burst`: a
       token bucket; what it does not grant is refused. `refusal` is the answer to both.
     - `log_limit`, `log_bytes`: how many requests are kept for `requests()`, and how much of them.
+    - `evals`: what `GET /v1/evals...` and `GET /v1/files/ID/content` return; without it, 404.
     """
 
     replies: tuple[Rule, ...] = ()
@@ -62,6 +65,7 @@ class ServerConfig(Record):
     stream_interval: float = 0.0
     log_limit: int = 10_000
     log_bytes: int = 256 * 1024 * 1024
+    evals: HostedEvals | None = None
 
     def __post_init__(self) -> None:
         if self.max_concurrent is not None and self.max_concurrent < 1:

@@ -35,6 +35,7 @@ from fairtrial.testing.model_server.faults import (
     StreamFailed,
     WrongShape,
 )
+from fairtrial.testing.model_server.hosted_evals import ResourceWire
 from fairtrial.testing.model_server.openai_wire import OpenAIWire
 from fairtrial.testing.model_server.plan import FaultPlan
 from fairtrial.testing.model_server.quota import TokenBucket
@@ -97,6 +98,10 @@ class Service:
             return await self._complete(http, wire)
         if (page := self._pages.get(key)) is not None:
             return _json_response(page(http))
+        if http.method == "GET" and self._config.evals is not None:
+            resource = self._config.evals.answer(http.path, http.query)
+            if resource is not None:
+                return await self._complete(http, resource)
         return _json_response(OpenAIWire().error(404, f"nothing is served at {http.method} {http.path}"), status=404)
 
     def _models(self) -> dict[str, Any]:
@@ -112,7 +117,7 @@ class Service:
         return {"requests": [request_to_json(one) for one in self.ledger.log() if one.number > first]}
 
     async def _complete(self, http: web.BaseRequest, wire: Wire) -> web.StreamResponse:
-        raw = await http.read()
+        raw = to_bytes({"resource": http.path_qs}) if http.method == "GET" else await http.read()
         number = self.ledger.next_number()
         try:
             request = self._parse(wire, raw, number, http)
@@ -165,6 +170,9 @@ class Service:
         if fault is not None:
             self.ledger.faulted(fault.kind)
         if fault is None or isinstance(fault, Slow):
+            if isinstance(wire, ResourceWire):
+                self.ledger.answered(wire.status)
+                return _response(to_bytes(wire.body), number=request.number, status=wire.status)
             try:
                 reply = await self._speaker.reply(request)
             except InvalidRequestError as problem:
@@ -289,8 +297,8 @@ def _headers(number: int, content_type: str) -> dict[str, str]:
     return {"content-type": content_type, "x-request-id": f"req_{number}", "request-id": f"req_{number}"}
 
 
-def _response(body: bytes, *, number: int) -> web.Response:
-    return web.Response(body=body, headers=_headers(number, "application/json"))
+def _response(body: bytes, *, number: int, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, headers=_headers(number, "application/json"))
 
 
 def _json_response(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

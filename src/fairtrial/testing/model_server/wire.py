@@ -45,5 +45,7 @@ class Wire(Protocol):
 
 
 def to_bytes(value: object) -> bytes:
-    """JSON, ASCII only: whatever a test puts in a reply, even a lone surrogate, can be sent."""
+    """JSON, ASCII only: whatever a test puts in a reply, even a lone surrogate, can be sent. Bytes stay as they are."""
+    if isinstance(value, bytes):
+        return value
     return json.dumps(value, separators=(",", ":")).encode("ascii")
