@@ -16,6 +16,7 @@ from fairtrial.judging import (
     RATING_VALUES,
     check_judge,
     checklist,
+    label_judge,
     llm_judge,
     numeric_judge,
     pairwise_judge,
@@ -122,6 +123,27 @@ async def test_an_answer_outside_the_closed_set_is_an_error_never_a_zero() -> No
         await numeric_judge(ScriptedAdapter([{"reason": "x", "score": 7.0}] * 4), "Right.").score(Case(SAMPLE, "4"))
     with pytest.raises(RateLimitedError):
         await llm_judge(ScriptedAdapter([RateLimitedError("slow down")] * 9), "Right.").score(Case(SAMPLE, "4"))
+
+
+async def test_a_label_judge_chooses_one_of_the_given_labels_and_passes_on_some() -> None:
+    adapter = ScriptedAdapter([{"reason": "x", "label": "mostly"}, {"reason": "y", "label": "no"}])
+    judge = label_judge(adapter, "Right.", labels=["yes", "mostly", "no"], passing=["yes", "mostly"])
+    first, second = [await judge.score(Case(SAMPLE, "4")) for _ in range(2)]
+    assert (first.value, first.passed, first.reason) == (1.0, True, "x")
+    assert first.metrics[0].metadata["label"] == "mostly"
+    assert (second.value, second.passed) == (0.0, False)
+    with pytest.raises(OutputParseError):
+        await label_judge(
+            ScriptedAdapter([{"reason": "x", "label": "perhaps"}] * 4), "Right.", labels=["yes", "no"], passing=["yes"]
+        ).score(Case(SAMPLE, "4"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "passing"), [(["a"], ["a"]), (["a", "a"], ["a"]), (["a", "b"], []), (["a", "b"], ["c"])]
+)
+def test_a_label_judge_without_labels_to_choose_from_is_refused(labels: list[str], passing: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="labels must be two or more different texts"):
+        label_judge(ScriptedAdapter([]), "Right.", labels=labels, passing=passing)
 
 
 @pytest.mark.proves("R38")

@@ -2,7 +2,7 @@
 
 from fairtrial.judging.checklist import checklist
 from fairtrial.judging.checks import CanaryResult, JudgeCheck, check_judge
-from fairtrial.judging.judge import RATING_VALUES, JudgeOutput, LLMJudge, Rating, llm_judge, numeric_judge
+from fairtrial.judging.judge import RATING_VALUES, JudgeOutput, LLMJudge, Rating, label_judge, llm_judge, numeric_judge
 from fairtrial.judging.pairwise import pairwise_judge
 from fairtrial.judging.panel import panel
 
@@ -15,6 +15,7 @@ __all__ = [
     "Rating",
     "check_judge",
     "checklist",
+    "label_judge",
     "llm_judge",
     "numeric_judge",
     "pairwise_judge",

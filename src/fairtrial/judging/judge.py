@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, make_dataclass
 from typing import Any, Literal
 
 from fairtrial.data.sample import Sample
@@ -176,6 +176,44 @@ class NumericJudge(Judging):
         )
 
 
+class LabelJudge(Judging):
+    """Chooses one label of a set of yours."""
+
+    __slots__ = ("_answer", "_labels", "_passing")
+
+    def __init__(
+        self, adapter: ProviderAdapter, criterion: str, *, labels: Sequence[str], passing: Sequence[str], **rest: Any
+    ) -> None:
+        super().__init__(adapter, criterion, **rest)
+        unknown = [label for label in passing if label not in labels]
+        if len(set(labels)) != len(labels) or len(labels) < 2 or not passing or unknown:
+            raise ConfigurationError(
+                "label_judge: labels must be two or more different texts, and passing one or more of them "
+                f"(got labels={list(labels)!r}, passing={list(passing)!r})"
+            )
+        self._labels = tuple(labels)
+        self._passing = frozenset(passing)
+        self._answer: type[Any] = make_dataclass(
+            "LabelOutput", [("reason", str), ("label", Literal[self._labels])], frozen=True, slots=True
+        )
+
+    async def score(self, case: Case) -> Score:
+        """Ask for a label."""
+        guarded = self.guarded(case)
+        if guarded is not None:
+            return guarded
+        question = (
+            f"Criterion: {self.criterion}\n\nWhich of these labels fits the output to assess?\n"
+            + "\n".join(f"- {label}" for label in self._labels)
+            + '\n\nAnswer with a JSON object: first "reason", one or two sentences, then "label", one of the labels.'
+        )
+        verdict: Any
+        completion, verdict, asked = await self.ask(case, self.material(case), question, self._answer)
+        passed = verdict.label in self._passing
+        details = {"label": verdict.label, **self.provenance(case, completion, asked)}
+        return Score(float(passed), passed, verdict.reason, [Metric("rating", float(passed), metadata=details)])
+
+
 def llm_judge(
     adapter: ProviderAdapter, criterion: str, *, include_input: bool = True, name: str | None = None
 ) -> LLMJudge:
@@ -200,6 +238,21 @@ def numeric_judge(
 ) -> NumericJudge:
     """A judge that rates outputs with a number from 0 to 1. Labels (`llm_judge`) are steadier."""
     return NumericJudge(adapter, criterion, include_input=include_input, pass_at=pass_at, name=name or "numeric_judge")
+
+
+def label_judge(
+    adapter: ProviderAdapter,
+    criterion: str,
+    *,
+    labels: Sequence[str],
+    passing: Sequence[str],
+    include_input: bool = True,
+    name: str | None = None,
+) -> LabelJudge:
+    """A judge that chooses one of your labels; those in `passing` pass with a value of 1, all others fail with 0."""
+    return LabelJudge(
+        adapter, criterion, labels=labels, passing=passing, include_input=include_input, name=name or "label_judge"
+    )
 
 
 def is_empty(output: Any) -> bool:
