@@ -1,28 +1,37 @@
-"""User code that blocks, run where it cannot stop everything else: in daemon threads, or in a child process.
+"""User code that blocks or does not end, run where it cannot stop everything else.
 
-Daemon threads of our own, not a pool of the event loop's: a thread that hangs must keep neither the run nor the
-interpreter from ending.
+Blocking code runs in daemon threads or in a child process. Daemon threads of our own, not a pool of the event loop's:
+a thread that hangs must keep neither the run nor the interpreter from ending. Async code that catches its own
+cancellation is orphaned: it goes on by itself, and nothing waits for it any more.
 """
 
 from __future__ import annotations
 
 import contextvars
+import logging
+import math
 import os
 import queue
 import signal
 import sys
 import threading
 import traceback
+import types
 import warnings
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
 from fairtrial.codec import decode, dumps
 from fairtrial.errors import CodecError, FairtrialError
 
+if TYPE_CHECKING:
+    import asyncio
+
+_log = logging.getLogger("fairtrial.runs")
 _MAX_HUNG = 256
 
 
@@ -49,6 +58,198 @@ def on_trio() -> bool:
     """True if this runs on trio; nobody can be on it who has not imported it."""
     trio = sys.modules.get("trio")
     return trio is not None and bool(trio.lowlevel.in_trio_run())
+
+
+class TimeLimit:
+    """The time limits of one piece of user code, one step after the other; `supervise` enforces them.
+
+        with limit.begin(seconds):
+            await user_code()
+        if limit.expired: ...
+
+    On asyncio a step costs nothing but two assignments until the code first waits. On trio it is a cancel scope.
+    """
+
+    __slots__ = ("_active", "_cancels", "_deadline", "_on_begin", "_scope", "_shielded", "abandoned", "expired")
+
+    def __init__(self) -> None:
+        self._active = False
+        self._shielded = False
+        self._cancels = 0
+        self._deadline = math.inf
+        self._scope: anyio.CancelScope | None = None
+        self._on_begin: Callable[[], None] | None = None
+        self.expired = False
+        self.abandoned = False  # Cancelled from outside, or orphaned: nothing further is to be started.
+
+    def begin(self, seconds: float, *, shield: bool = False) -> Self:
+        """Set the limit of the next step. A shielded step is ended by its own limit alone."""
+        self.expired = False
+        self._shielded = shield
+        self._deadline = monotonic() + seconds
+        if on_trio():
+            self._scope = anyio.CancelScope(deadline=anyio.current_time() + seconds, shield=shield)
+        return self
+
+    def extend(self, seconds: float) -> None:
+        """Give the step that is under way more time."""
+        self._deadline += seconds
+        if self._scope is not None:
+            self._scope.deadline += seconds
+        if self._on_begin is not None:
+            self._on_begin()
+
+    def __enter__(self) -> None:
+        if self._scope is not None:
+            self._scope.__enter__()
+            return
+        self._active = True
+        if self._on_begin is not None:
+            self._on_begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> bool:
+        if self._scope is not None:
+            caught = bool(self._scope.__exit__(kind, error, trace))
+            self.expired, self._scope = self._scope.cancelled_caught, None
+            return caught
+        self._active = False
+        if not self._cancels:
+            return False
+        import asyncio
+
+        self.expired = not self.abandoned
+        task = asyncio.current_task()
+        while self._cancels and task is not None:
+            self._cancels -= 1
+            task.uncancel()
+        # A further cancellation is not ours, and goes on its way.
+        return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
+
+    def check(self) -> None:
+        """Raise if nothing further is to be started."""
+        if self.abandoned:
+            raise anyio.get_cancelled_exc_class()
+
+
+async def supervise(limit: TimeLimit, work: Coroutine[Any, Any, None], *, grace_seconds: float) -> bool:
+    """Wait for `work`, which runs user code in steps of `limit`; False if it had to be orphaned.
+
+    User code is cancelled when its time is up and again after half of `grace_seconds`. If it still goes on after the
+    other half, it catches its cancellation and is left behind. On trio that is not possible: there, a task that
+    catches every Cancelled stops the whole event loop.
+    """
+    if on_trio():
+        await work
+        return True
+    import asyncio
+
+    # Eager: a task that never waits costs no turn of the event loop.
+    task = asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
+    if task.done():
+        task.result()
+        return True
+    return await _Supervisor(limit, task, grace_seconds).wait()
+
+
+class _Supervisor:
+    """Enforces the limits of a task that waits for something."""
+
+    def __init__(self, limit: TimeLimit, task: asyncio.Task[None], grace_seconds: float) -> None:
+        self._limit = limit
+        self._task = task
+        self._half = grace_seconds / 2
+        self._loop = task.get_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def wait(self) -> bool:
+        task, limit = self._task, self._limit
+        task.add_done_callback(self._wake)
+        limit._on_begin = self._look
+        self._look()
+        try:
+            await self._ended
+            if task.done():
+                task.result()
+            return task.done()
+        except BaseException:  # We are cancelled: from here on, so is the work.
+            if not task.done():
+                with anyio.CancelScope(shield=True):
+                    await self._abandon()
+            raise
+        finally:
+            limit._on_begin = None
+            if self._timer is not None:
+                self._timer.cancel()
+            if not task.done():
+                limit.abandoned = True
+                _log.error(
+                    "user code goes on %g s after it was cancelled: it is orphaned, and what it still does is ignored. "
+                    "Code that catches every exception must let CancelledError through, or be run with isolate=True",
+                    2 * self._half,
+                )
+                orphan(task)
+            elif not task.cancelled():
+                task.exception()  # Seen: it is not to be logged as one that nobody retrieved.
+
+    def _wake(self, _: object = None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _look(self) -> None:
+        """Enforce the limit if it is reached, and look again when there will be something to do."""
+        if self._timer is not None:
+            self._timer.cancel()
+        limit = self._limit
+        left = limit._deadline - monotonic()
+        if left > 0:
+            self._timer = self._loop.call_later(min(left, 86400.0), self._look)
+        elif limit._cancels < 2:
+            self._cancel()
+            self._timer = self._loop.call_later(self._half, self._look)
+        else:
+            self._wake()
+
+    def _cancel(self) -> None:
+        if self._limit._active:
+            self._limit._cancels += 1
+            self._task.cancel()
+
+    async def _abandon(self) -> None:
+        """End the work because whoever waited for it is cancelled; what it opened is closed first."""
+        import asyncio
+
+        self._limit.abandoned = True
+        for _ in range(2):
+            if not self._limit._shielded:
+                self._cancel()
+            await asyncio.wait([self._task], timeout=2 * self._half)
+            if self._task.done():
+                return
+
+
+def orphan(task: asyncio.Task[Any]) -> None:
+    """Let the event loop go on and end without a task that does not end: `asyncio.run` would wait for it for ever."""
+    import asyncio
+    import ctypes
+
+    if task.done():
+        return
+    asyncio._unregister_task(task)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # known to every Task
+    # Never collected, not even as the interpreter ends: closing a coroutine runs it once more, perhaps for ever.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
+    task.add_done_callback(_end_orphan)
+
+
+def _end_orphan(task: asyncio.Task[Any]) -> None:
+    import ctypes
+
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(task))
+    if not task.cancelled():
+        task.exception()
 
 
 class _Job:

@@ -204,12 +204,12 @@ class TestConfiguration:
     def test_a_message_may_be_held_for_as_long_as_its_trial_can_take(self) -> None:
         requests, _ = boxes()
         trial = rules(timeout_seconds=100.0, close_seconds=10.0)
-        for visibility, fine in ((239.0, False), (240.0, True), (None, True)):
+        for visibility, fine in ((249.0, False), (250.0, True), (None, True)):
             config = EvalLoopConfig(visibility_seconds=visibility, buffer_seconds=30.0)
             if fine:
                 EvalLoop(requests=requests, rules=trial, config=config)
                 continue
-            with pytest.raises(ConfigurationError, match=r"at least 240"):
+            with pytest.raises(ConfigurationError, match=r"at least 250"):
                 EvalLoop(requests=requests, rules=trial, config=config)
 
     @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import anyio
 import pytest
+from pydantic import BaseModel, field_serializer
 
 from fairtrial import (
     ChatMessage,
@@ -34,6 +36,7 @@ from fairtrial import (
 )
 from fairtrial.errors import FairtrialError
 from fairtrial.scoring import Evaluator, resolve
+from fairtrial.session.views import Envelope, kind_of
 from fairtrial.testing import FakeClock
 from fairtrial.trials.context import TrialContext, current_trial
 from fairtrial.trials.experiment import Experiment
@@ -196,6 +199,92 @@ def untextable(given: str) -> str:
     raise Untextable
 
 
+async def interrupt(given: str) -> str:
+    raise KeyboardInterrupt
+
+
+def interrupt_in_thread(given: str) -> str:
+    raise KeyboardInterrupt("stop")
+
+
+async def leave_from_async(given: str) -> str:
+    sys.exit(4)
+
+
+async def end_the_generator(given: str) -> str:
+    await anyio.lowlevel.checkpoint()
+    raise GeneratorExit
+
+
+class Unprintable(BaseException):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    __repr__ = __str__
+
+    @property
+    def retry_after(self) -> float:
+        raise ZeroDivisionError
+
+
+async def unprintable(given: str) -> str:
+    raise Unprintable
+
+
+class DetachedRow(dict[str, int]):
+    """Like a row of an ORM whose session is closed: looking at it raises."""
+
+    def items(self) -> Any:
+        raise RuntimeError("the session is closed")
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("the session is closed")
+
+
+async def detached_row(given: str) -> Any:
+    return DetachedRow(a=1)
+
+
+class Refusing(BaseModel):
+    a: int = 1
+
+    @field_serializer("a")
+    def refuse(self, value: int) -> int:
+        raise KeyError("boom")
+
+
+async def raising_serializer(given: str) -> Any:
+    return Refusing()
+
+
+async def cyclic(given: str) -> Any:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+async def deep(given: str) -> Any:
+    found: list[Any] = []
+    for _ in range(100_000):
+        found = [found]
+    return found
+
+
+async def infinite_cost(given: str, ctx: TrialContext) -> str:
+    ctx.session.record(PromptExecuted(usage=TokenUsage(1, 1, cost_usd=float("inf"))))
+    return "a"
+
+
+async def forged_event(given: str, ctx: TrialContext) -> str:
+    ctx.session.extend([Envelope(0, 0.0, "task", 1, None, None, kind_of(PromptExecuted), {"usage": {"cost_usd": "x"}})])
+    return "a"
+
+
+async def block_the_loop(given: str) -> str:
+    time.sleep(0.5)  # noqa: ASYNC251 - that is what is tested
+    return "a"
+
+
 HOSTILE_TASKS: list[tuple[Callable[..., Any], str, str, str]] = [
     (five, "task_error", "task", "ValueError: five!"),
     (leave, "task_error", "task", "SystemExit: 3"),
@@ -212,6 +301,18 @@ HOSTILE_TASKS: list[tuple[Callable[..., Any], str, str, str]] = [
     (giant_list, "task_error", "output", "larger than 16,777,216 bytes"),
     (no_json, "task_error", "output", "at $.handle: a builtins.object cannot travel"),
     (untextable, "task_error", "task", "Untextable"),
+    (interrupt, "task_error", "task", "KeyboardInterrupt"),
+    (interrupt_in_thread, "task_error", "task", "KeyboardInterrupt: stop"),
+    (leave_from_async, "task_error", "task", "SystemExit: 4"),
+    (end_the_generator, "task_error", "task", "GeneratorExit"),
+    (unprintable, "task_error", "task", "Unprintable"),
+    (detached_row, "task_error", "output", "the session is closed"),
+    (raising_serializer, "task_error", "output", "boom"),
+    (cyclic, "task_error", "output", "the output cannot be stored"),
+    (deep, "task_error", "output", "the output cannot be stored"),
+    (infinite_cost, "task_error", "task", "cost"),
+    (forged_event, "task_error", "output", "what the trial recorded cannot be stored"),
+    (block_the_loop, "timeout", "task", "did not finish within 0.2 s"),
 ]
 
 
@@ -285,6 +386,81 @@ async def test_a_hostile_evaluator_leaves_a_scorer_error_and_keeps_the_paid_answ
     assert result.output == "a"
     assert result.output_json == '"a"'
     assert message in (result.error or "")
+
+
+@dataclass
+class Uncopyable:
+    error: type[BaseException]
+
+    def __deepcopy__(self, memo: object) -> Any:
+        raise self.error("no copies")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, asyncio.CancelledError])
+async def test_an_input_that_cannot_be_copied_costs_only_its_own_trial(error: type[BaseException]) -> None:
+    result = await trial(answer, given=Uncopyable(error))
+    assert (result.outcome, result.stage) == ("task_error", "setup")
+    assert "the input cannot be copied" in (result.error or "")
+
+
+class Incomparable:
+    def __eq__(self, other: object) -> bool:
+        raise KeyboardInterrupt
+
+    __hash__ = None  # type: ignore[assignment]  # it is compared, never hashed
+
+
+async def test_an_input_that_cannot_be_compared_is_taken_for_unchanged() -> None:
+    result = await trial(answer, given=Incomparable())
+    assert result.passed
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
+async def test_a_close_that_raises_anything_costs_nothing_but_a_note(error: type[BaseException]) -> None:
+    def fail() -> None:
+        raise error
+
+    async def work(given: str, ctx: TrialContext) -> str:
+        ctx.resources.callback(fail)
+        return "a"
+
+    result = await trial(work)
+    assert result.passed
+    assert error.__name__ in str(result.metadata["close_error"])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+async def test_an_evaluator_that_raises_what_ends_programs_leaves_a_scorer_error(error: type[BaseException]) -> None:
+    def judge(output: str, expected: str) -> bool:
+        raise error
+
+    for judging in (judge, evaluator(inline=True)(judge)):
+        result = await trial(answer, judging)
+        assert (result.outcome, result.output) == ("scorer_error", "a")
+        assert error.__name__ in (result.error or "")
+
+
+@pytest.mark.parametrize("handler", ["asyncio", "default", "own"])
+def test_a_real_interrupt_in_a_task_is_not_the_trials_error(handler: str) -> None:
+    def leave(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    @task(inline=True)
+    def work(given: str) -> str:
+        if handler == "asyncio":  # It cancels at the first signal, and raises at the second.
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            signal.signal(signal.SIGINT, leave if handler == "own" else signal.default_int_handler)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+        return "a"
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(trial(work))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 async def test_an_isolated_evaluator_brings_its_score_home() -> None:

@@ -200,7 +200,10 @@ class EvalLoop:
             return failed(request, "task_error", "setup", str(error))
         if request.tags:
             rules = replace(rules, tags=tuple(request.tags.items()))
-        return await run_trial(rules, request.key, request.ordinal, sample, experiment, attempt=request.attempt)
+        result = await run_trial(rules, request.key, request.ordinal, sample, experiment, attempt=request.attempt)
+        if result.metadata.get("orphaned"):
+            self.counters.hung += 1
+        return result
 
     async def execute_alone(self, request: EvalRequest, answer: MainLoopResult | None = None) -> EvalReply:
         """Execute one request in a process that exists for nothing else: what runs in a child process.
@@ -237,14 +240,14 @@ class EvalLoop:
             await self._condemn(job, request, f"the trial ends its process: {error}", error)
             return
         except BaseException as error:  # User code may raise anything, KeyboardInterrupt too.
-            if job.disowned:
+            if job.orphaned:
                 return
             if settings.dlq.verdict(error, message.delivery_count) == "dead_letter":
                 reason = f"given up after {message.delivery_count} deliveries: {error!r}"
                 await self._condemn(job, request, reason, error)
                 return
             raise
-        if job.disowned:
+        if job.orphaned:
             return  # Too late: its result is a timeout, and on its way.
         job.executed()
         self._hand_over(job, reply)
@@ -482,7 +485,7 @@ def _trial_seconds(rules: TrialRules) -> float:
     """The longest a trial can take: every attempt times out, the last one is scored, and closing takes its time."""
     attempts = rules.max_retries + 1
     executing = attempts * (rules.timeout_seconds + rules.close_seconds) + rules.max_retries * _RETRY_PAUSE
-    return executing + rules.timeout_seconds
+    return executing + rules.timeout_seconds + rules.grace_seconds
 
 
 def _reply_mailbox(requests: Mailbox[Any], worker: str) -> Mailbox[MainLoopResult]:

@@ -21,6 +21,7 @@ from fairtrial.fleet.counters import LoopCounters
 from fairtrial.mailbox.dead_letters import DLQPolicy
 from fairtrial.mailbox.lease import Lease, LeaseExtender
 from fairtrial.mailbox.protocol import Mailbox, Message
+from fairtrial.offload import orphan
 from fairtrial.portal import portal
 
 _log = logging.getLogger("fairtrial.fleet")
@@ -35,7 +36,7 @@ class Job[T]:
     """One message being worked on."""
 
     __slots__ = (
-        "_worker", "abandoned", "detached", "disowned", "executing", "late", "lease", "message", "started", "task"
+        "_worker", "abandoned", "detached", "executing", "late", "lease", "message", "orphaned", "started", "task"
     )  # fmt: skip
 
     def __init__(self, worker: Worker[T], message: Message[T]) -> None:
@@ -46,7 +47,7 @@ class Job[T]:
         self.abandoned = False
         self.detached = False
         self.late = False
-        self.disowned = False  # Its code does not end although it was cancelled: what becomes of it is of no account.
+        self.orphaned = False  # Its code does not end although it was cancelled: what becomes of it is of no account.
         self.lease: Lease
         self.task: asyncio.Task[None]
 
@@ -184,7 +185,7 @@ class Worker[T]:
             self._loop = None
             self._stopping = False
             for task in (*self._hung, *(job.task for job in self._jobs)):
-                _forget(task)
+                orphan(task)
             await self._leases.__aexit__()
 
     async def _receive_all(self, max_iterations: int | None, until_empty: bool) -> None:
@@ -284,7 +285,7 @@ class Worker[T]:
                 raise asyncio.CancelledError
             await handle(job)
         except asyncio.CancelledError:
-            if job.disowned:
+            if job.orphaned:
                 pass
             elif job.lease.lost:
                 self._lost(message)
@@ -294,10 +295,10 @@ class Worker[T]:
         except LeaseLostError:
             self._lost(message)
         except BaseException as error:  # User code may raise anything, SystemExit too.
-            if not job.disowned:
+            if not job.orphaned:
                 await self.fail(message, error)
         finally:
-            if not job.detached and not job.disowned:
+            if not job.detached and not job.orphaned:
                 self._end(job)
 
     def _end(self, job: Job[T]) -> None:
@@ -314,12 +315,12 @@ class Worker[T]:
         late = [job for job in self._jobs if job.executing and job.started and job.lease.deadline <= now]
         for job in late:
             if job.late:
-                self._disown(job)
+                self._orphan(job)
             job.late = (
                 True  # Once more round: an event loop that was stuck has yet to tell the others their time is up.
             )
 
-    def _disown(self, job: Job[T]) -> None:
+    def _orphan(self, job: Job[T]) -> None:
         """Go on without a job's task: its slot is free, and its message is settled by another one."""
         message = job.message
         _log.error(
@@ -328,7 +329,7 @@ class Worker[T]:
             message.id,
             self.mailbox.name,
         )
-        job.disowned = True
+        job.orphaned = True
         self._hung.add(job.task)
         job.task.add_done_callback(self._hung.discard)
         self.counters.hung += 1
@@ -419,13 +420,6 @@ class Worker[T]:
 
     def _wake(self) -> None:
         self._changed.set()
-
-
-def _forget(task: asyncio.Task[None]) -> None:
-    """Let the event loop end without this task: `asyncio.run` would wait for it, for ever."""
-    if not task.done():
-        asyncio._unregister_task(task)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # known to every Task, said to the log above
 
 
 def backoff(failures: int) -> float:

@@ -1,20 +1,23 @@
 """One trial from its input to its result: the function the local scheduler and the fleet's workers share.
 
 It knows nothing of scheduling and storage. Whatever user code does, it returns a result; it raises only when it is
-cancelled from outside, and then everything the trial opened has been closed.
+cancelled from outside, and then everything the trial opened has been closed. On asyncio a trial runs in a task of its
+own, which is left behind if user code catches its cancellation.
 """
 
 from __future__ import annotations
 
 import copy
+import dis
 import random
-import time
+import signal
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from time import monotonic
+from typing import Any, Literal
 
 import anyio
 
@@ -23,7 +26,7 @@ from fairtrial.codec import canonical, dumps, from_json, to_json
 from fairtrial.codec.escape import MARK
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError
-from fairtrial.offload import DaemonThreads, on_trio, run_isolated
+from fairtrial.offload import DaemonThreads, TimeLimit, on_trio, run_isolated, supervise
 from fairtrial.scoring.evaluator import Case, Scorer
 from fairtrial.session.session import NO_CALLS, Session
 from fairtrial.session.views import Envelope, RecordedView
@@ -36,6 +39,7 @@ from fairtrial.trials.task import ResolvedTask
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _NOT_FINITE = tuple(f'"{MARK}{name}"' for name in ("nan", "inf", "-inf"))
 _MAX_ERROR = 10_000
+_MIN_GRACE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,11 @@ class TrialRules:
     shared: Any = None
     clock: Clock = SYSTEM_CLOCK
 
+    @property
+    def grace_seconds(self) -> float:
+        """How long user code may go on after its time limit, to clean up, before it is orphaned."""
+        return max(self.close_seconds, _MIN_GRACE)
+
     async def offload(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, *, isolate: bool, kind: Any
     ) -> Any:
@@ -86,9 +95,45 @@ class _Attempt:
     latency: float = 0.0
     retry_after: float | None = None
     close_error: str | None = None
+    step: Stage | Literal["close"] = "setup"  # What is being done; decides what an orphaned trial becomes.
 
     def fail(self, outcome: Outcome, stage: Stage, error: BaseException | str) -> None:
         self.outcome, self.stage, self.error = outcome, stage, error
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A trial under way: all that is needed for its result, also when its code does not end."""
+
+    key: TrialKey
+    ordinal: int
+    started_at: float
+    session: Session
+    attempt: int
+    state: _Attempt = field(default_factory=_Attempt)
+    limit: TimeLimit = field(default_factory=TimeLimit)
+    orphaned: bool = False
+
+    async def finish(self, rules: TrialRules, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work, or leave it behind."""
+        if not await supervise(self.limit, work, grace_seconds=rules.grace_seconds):
+            self.orphaned = True
+            self.state = _orphaned(self.state, rules.timeout_seconds)
+
+
+def _orphaned(state: _Attempt, seconds: float) -> _Attempt:
+    """What came of an attempt whose code goes on; the orphan keeps the original, and may still change that."""
+    state = replace(state)
+    text = f"did not end within {seconds:g} s and goes on although it was cancelled"
+    if state.step == "close":
+        state.close_error = f"closing {text}"
+    elif state.step == "score":
+        state.fail("scorer_error", "score", f"scoring {text}")
+    else:
+        state.output = state.output_json = None
+        state.latency = seconds
+        state.fail("timeout", "task", f"the task {text}")
+    return state
 
 
 async def run_trial(
@@ -98,27 +143,37 @@ async def run_trial(
     tags = {"run_id": key.run_id, "sample_id": key.sample_id, "experiment": key.experiment}
     if rules.tags:
         tags.update(rules.tags)
-    session = Session(tags=tags, clock=rules.clock)
-    started_at = rules.clock.time()
-    first = attempt
+    trial = _Trial(key, ordinal, rules.clock.time(), Session(tags=tags, clock=rules.clock), attempt)
+    await trial.finish(rules, _attempts(rules, trial, sample, experiment))
+    return _result(trial)
+
+
+async def _attempts(rules: TrialRules, trial: _Trial, sample: Sample[Any, Any], experiment: int) -> None:
+    first = trial.attempt
     while True:
+        state = trial.state
         context = TrialContext(
-            key,
+            trial.key,
             sample,
             rules.experiments[experiment],
-            session,
+            trial.session,
             run_seed=rules.seed,
-            attempt=attempt,
+            attempt=trial.attempt,
             shared=rules.shared,
         )
-        state = await _attempt(rules, context, rules.tasks[experiment])
-        if state.outcome not in ("task_error", "timeout") or attempt - first >= rules.max_retries:
-            break
-        session.record(AttemptFailed(attempt, state.outcome, _describe(state.error)), actor="framework")
-        session = session.next_attempt()  # Before the pause: what the ended attempt records meanwhile is late.
-        await anyio.sleep(_backoff(attempt - first, state.retry_after))
-        attempt += 1
-    return _result(key, ordinal, attempt, started_at, session, state)
+        await _attempt(rules, trial, context, rules.tasks[experiment])
+        trial.limit.check()
+        if state.outcome not in ("task_error", "timeout") or trial.attempt - first >= rules.max_retries:
+            return
+        failed = AttemptFailed(trial.attempt, state.outcome, _describe(state.error))
+        trial.session.record(failed, actor="framework")
+        trial.session = trial.session.next_attempt()  # Before the pause: what the ended attempt records is late.
+        pause = _backoff(trial.attempt - first, state.retry_after)
+        with trial.limit.begin(pause + 1):
+            await anyio.sleep(pause)
+        trial.limit.check()
+        trial.attempt += 1
+        trial.state = _Attempt()
 
 
 async def score_again(
@@ -141,6 +196,7 @@ async def score_again(
     # In a run of their own, scores are charged with their own judges; the earlier ones were paid for in the other run.
     judges_since = len(session) if key.run_id != stored.key.run_id else 0
     state = _Attempt(output_json=dumps(stored.output), latency=stored.latency_ms / 1000)
+    trial = _Trial(key, ordinal, stored.started_at, session, attempt, state)
     try:
         state.output = stored.output if output_type is object else from_json(output_type, to_json(stored.output))
     except CodecError as error:
@@ -148,55 +204,67 @@ async def score_again(
     else:
         experiment = next(found for found in rules.experiments if found.name == key.experiment)
         context = TrialContext(key, sample, experiment, session, run_seed=rules.seed, attempt=attempt)
-        token = _current.set(context)
-        try:
-            await _score(rules, context, state)
-        finally:
-            _current.reset(token)
-    result = _result(key, ordinal, attempt, stored.started_at, session, state, judges_since=judges_since)
+        await trial.finish(rules, _attempt(rules, trial, context, None))
+    result = _result(trial, judges_since=judges_since)
     return replace(result, usage=stored.usage, unpriced_calls=stored.unpriced_calls)
 
 
-async def _attempt(rules: TrialRules, context: TrialContext, task: ResolvedTask) -> _Attempt:
-    state = _Attempt()
+async def _attempt(rules: TrialRules, trial: _Trial, context: TrialContext, task: ResolvedTask | None) -> None:
+    """Call the task, if there is one, score its output, and close what was opened."""
     token = _current.set(context)
     try:
-        await _call_task(rules, context, task, state)
-        if state.error is None:
-            await _score(rules, context, state)
+        if task is not None:
+            await _call_task(rules, trial, context, task)
+            trial.limit.check()
+        if trial.state.error is None:
+            await _score(rules, trial, context)
     finally:
         _current.reset(token)
         if context.has_resources:
-            await _close(rules, context, state)
-    return state
+            await _close(rules, trial, context)
 
 
-async def _call_task(rules: TrialRules, context: TrialContext, task: ResolvedTask, state: _Attempt) -> None:
+async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, task: ResolvedTask) -> None:
+    state = trial.state
     original = context.sample.input
     shared = type(original) in _IMMUTABLE
-    # A trial gets its own copy: what one task does to its input must not reach another trial of the same sample.
-    given = original if shared else copy.deepcopy(original)
-    context.deadline = time.monotonic() + rules.timeout_seconds
-    started = rules.clock.monotonic()
-    scope = anyio.CancelScope(deadline=anyio.current_time() + rules.timeout_seconds)
     try:
-        with scope:
+        # A trial gets its own copy: what one task does to its input must not reach another trial of the same sample.
+        given = original if shared else copy.deepcopy(original)
+    except BaseException as error:
+        await _raise_if_external(error)
+        state.fail("task_error", "setup", f"the input cannot be copied for the task: {_describe(error)}")
+        return
+    state.step = "task"
+    started = rules.clock.monotonic()
+    limit = trial.limit
+    deadline = context.deadline = monotonic() + rules.timeout_seconds
+    try:
+        with limit.begin(rules.timeout_seconds):
             try:
                 state.output = await _invoke(rules, task, (given, context) if task.takes_context else (given,))
             finally:
                 state.latency = rules.clock.monotonic() - started
     except BaseException as error:
-        await _raise_if_cancelled(error)
+        await _raise_if_external(error)
         state.retry_after = _retry_after(error)
         state.fail("task_error", "task", error)
         return
-    if scope.cancelled_caught:
+    # The second: it blocked the event loop, so that nothing could cancel it, and returned.
+    if limit.expired or monotonic() > deadline:
+        state.output = None
         state.fail("timeout", "task", f"the task did not finish within {rules.timeout_seconds:g} s")
         return
-    if not shared and _changed(given, original):
+    try:
+        changed = not shared and _changed(given, original)
+    except BaseException as error:
+        await _raise_if_external(error)
+        changed = False
+    if changed:
         state.fail("task_error", "task", "the task changed its input; change a copy of it instead")
         return
-    _check_output(rules, state)
+    state.step = "output"
+    await _check_output(rules, state)
 
 
 async def _invoke(rules: TrialRules, task: ResolvedTask, args: tuple[Any, ...]) -> Any:
@@ -231,15 +299,17 @@ def _changed(given: Any, original: Any) -> bool:
         return False
 
 
-def _check_output(rules: TrialRules, state: _Attempt) -> None:
+async def _check_output(rules: TrialRules, state: _Attempt) -> None:
     """Encode the output now: what cannot be stored is this trial's error, not the store's."""
     output = state.output
     limit = rules.max_output_bytes
-    size = len(output) if isinstance(output, str | bytes) else 0
     try:
+        size = len(output) if isinstance(output, str | bytes) else 0
         text = dumps(output) if size <= limit else ""
-    except CodecError as error:
-        state.fail("task_error", "output", f"the output cannot be stored: {error}")
+    except BaseException as error:  # Encoding calls user code: properties, iterators, serializers.
+        await _raise_if_external(error)
+        why = str(error) if isinstance(error, CodecError) else _describe(error)
+        state.fail("task_error", "output", f"the output cannot be stored: {why}")
     else:
         if max(size, len(text)) > limit:
             state.fail("task_error", "output", f"the output is larger than {limit:,} bytes; return a reference to it")
@@ -251,7 +321,9 @@ def _check_output(rules: TrialRules, state: _Attempt) -> None:
         state.output = None
 
 
-async def _score(rules: TrialRules, context: TrialContext, state: _Attempt) -> None:
+async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> None:
+    state, limit = trial.state, trial.limit
+    state.step = "score"
     scorer, key, sample, session = rules.scorer, context.key, context.sample, context.session
     try:
         if scorer.quick and not scorer.needs_session:
@@ -269,33 +341,35 @@ async def _score(rules: TrialRules, context: TrialContext, state: _Attempt) -> N
             offload=rules.offload,
             recorder=session,
         )
-        context.deadline = time.monotonic() + rules.timeout_seconds  # Judges have a time of their own.
-        with anyio.CancelScope(deadline=anyio.current_time() + rules.timeout_seconds) as scope:
+        context.deadline = monotonic() + rules.timeout_seconds  # Judges have a time of their own.
+        with limit.begin(rules.timeout_seconds):
             state.score = await scorer.score(case)
     except BaseException as error:
-        await _raise_if_cancelled(error)
+        await _raise_if_external(error)
         state.fail("scorer_error", "score", error)
         return
-    if scope.cancelled_caught:
+    if limit.expired:
+        state.score = None
         state.fail("scorer_error", "score", f"scoring did not finish within {rules.timeout_seconds:g} s")
 
 
-async def _close(rules: TrialRules, context: TrialContext, state: _Attempt) -> None:
+async def _close(rules: TrialRules, trial: _Trial, context: TrialContext) -> None:
     """Close what the trial opened: shielded, bounded, and never at the cost of the result."""
-    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + rules.close_seconds) as scope:
-        try:
+    state = trial.state
+    state.step = "close"
+    try:
+        with trial.limit.begin(rules.close_seconds, shield=True):
             await context.resources.aclose()
-        except BaseException as error:
-            if isinstance(error, anyio.get_cancelled_exc_class()):
-                raise
-            state.close_error = _describe(error)
-    if scope.cancelled_caught:
+    except BaseException as error:
+        await _raise_if_external(error)
+        state.close_error = _describe(error)
+    if trial.limit.expired:
         state.close_error = f"closing did not finish within {rules.close_seconds:g} s"
 
 
-async def _raise_if_cancelled(error: BaseException) -> None:
-    """Let through what came from outside: a cancellation, Ctrl-C. The rest is user code's own."""
-    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+async def _raise_if_external(error: BaseException) -> None:
+    """Let through what came from outside: a cancellation, Ctrl-C, the end of the coroutine. The rest is the trial's."""
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit) and not _is_raised_by_code(error):
         raise error
     if isinstance(error, anyio.get_cancelled_exc_class()):
         if not on_trio():
@@ -307,9 +381,39 @@ async def _raise_if_cancelled(error: BaseException) -> None:
         await anyio.lowlevel.checkpoint_if_cancelled()
 
 
+def _is_raised_by_code(error: BaseException) -> bool:
+    """Tell `raise KeyboardInterrupt` in user code from the same error raised by a signal.
+
+    A signal without a handler of Python's own interrupts any instruction but `raise`; one with a handler shows the
+    handler in the traceback. `GeneratorExit` arrives in the same way, at an `await`.
+    """
+    handlers = {_code_of(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)} - {None}
+    innermost = error.__traceback__
+    if innermost is None:
+        return False
+    while True:
+        if innermost.tb_frame.f_code in handlers:
+            return False
+        if innermost.tb_next is None:
+            break
+        innermost = innermost.tb_next
+    instruction = innermost.tb_frame.f_code.co_code[innermost.tb_lasti]
+    return isinstance(error, SystemExit) or dis.opname[instruction] == "RAISE_VARARGS"
+
+
+def _code_of(handler: Any) -> types.CodeType | None:
+    while isinstance(handler, partial):
+        handler = handler.func
+    found = getattr(getattr(handler, "__func__", handler), "__code__", None)
+    return found if isinstance(found, types.CodeType) else None
+
+
 def _retry_after(error: BaseException) -> float | None:
-    wanted = getattr(error, "retry_after", None)
-    return float(wanted) if isinstance(wanted, int | float) and wanted >= 0 else None
+    try:
+        wanted = getattr(error, "retry_after", None)
+        return float(wanted) if isinstance(wanted, int | float) and wanted >= 0 else None
+    except Exception:
+        return None  # A property that raises; the error itself is reported.
 
 
 def _backoff(failures: int, retry_after: float | None) -> float:
@@ -329,28 +433,29 @@ def _describe(error: BaseException | str | None) -> str:
     return text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + " ..."
 
 
-def _result(
-    key: TrialKey,
-    ordinal: int,
-    attempt: int,
-    started_at: float,
-    session: Session,
-    state: _Attempt,
-    *,
-    judges_since: int = 0,
-) -> EvalResult:
-    calls = session.call_totals(judges_since=judges_since) if len(session) else NO_CALLS
+def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
+    session, state = trial.session, trial.state
     metadata: dict[str, Any] = {}
     if session.late_events:
         metadata["late_events"] = session.late_events
+    if trial.orphaned:
+        metadata["orphaned"] = True
     if state.close_error is not None:
         metadata["close_error"] = state.close_error
+    calls, snapshot = NO_CALLS, None
+    if len(session):
+        try:
+            calls = session.call_totals(judges_since=judges_since)
+            snapshot = session.snapshot()
+        except Exception as error:  # Events hold what user code recorded, such as a cost that is no number.
+            state.output = state.output_json = state.score = None
+            state.fail("task_error", "output", f"what the trial recorded cannot be stored: {_describe(error)}")
     if isinstance(state.error, BaseException) and state.error.__traceback__ is not None:
         frames = traceback.format_list(traceback.extract_tb(state.error.__traceback__)[-8:])
         metadata["traceback"] = "".join(frames)[-4000:]
     return EvalResult(
-        key=key,
-        ordinal=ordinal,
+        key=trial.key,
+        ordinal=trial.ordinal,
         outcome=state.outcome,
         score=state.score,
         output=state.output,
@@ -358,14 +463,14 @@ def _result(
         usage=calls.usage,
         error=_describe(state.error) if state.error is not None else None,
         stage=state.stage,
-        attempt=attempt,
+        attempt=trial.attempt,
         execution=random.getrandbits(62),
-        started_at=started_at,
+        started_at=trial.started_at,
         metadata=metadata,
         judge_cost_usd=calls.judge_cost_usd,
         cache_hits=calls.cache_hits,
         unpriced_calls=calls.unpriced_calls,
         unpriced_judge_calls=calls.unpriced_judge_calls,
         output_json=state.output_json,
-        snapshot=session.snapshot() if len(session) else None,
+        snapshot=snapshot,
     )
