@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -16,12 +17,17 @@ Environment EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext 
 EvalRequest EvalResult EvalRunCompleted EvalRunStarted EvalSuite Evaluator Experiment ExperimentReport FairtrialError
 GateResult GateRules MainLoop MainLoopRequest MainLoopResult Metric MissingExtraError Observer Outcome PromptExecuted
 RunMismatchError RunStore Sample SampleEvaluated Score Session SessionError SessionView SliceView StopWhen StoreError
-Task TokenUsage ToolCall ToolInvoked Trajectory TrialContext TrialKey __version__ adapt all_of all_tools_succeeded
-any_of calibrate collect_results collect_results_sync compare composite contains current_trial evaluate evaluate_sync
-evaluator exact_match fuzzy_match gate group_by json_schema json_subset load_jsonl matches negate one_of open_store
-restore_session slice_contains submit_dataset submit_dataset_sync summarize task threshold token_usage_under
-tool_call_count tool_called tool_calls_match tool_not_called weighted within_tolerance
+Task TokenUsage ToolCall ToolInvoked Trajectory TrialContext TrialKey TrialStarted __version__ adapt all_of
+all_tools_succeeded any_of calibrate collect_results collect_results_sync compare composite contains current_trial
+evaluate evaluate_sync evaluator exact_match fuzzy_match gate group_by json_schema json_subset load_jsonl matches
+negate one_of open_store restore_session slice_contains submit_dataset submit_dataset_sync summarize task threshold
+token_usage_under tool_call_count tool_called tool_calls_match tool_not_called weighted within_tolerance
 """
+
+
+def _parent(kind: type[BaseException]) -> str | None:
+    return None if kind is errors.FairtrialError else kind.__bases__[0].__name__
+
 
 HEAVY = ["numpy", "scipy", "sqlalchemy", "rich", "typer", "redis", "openai", "anthropic", "aiohttp", "pyarrow"]
 
@@ -70,11 +76,17 @@ def test_everything_works_with_no_model_of_pydantics_in_sight(child: Any) -> Non
 
 class TestErrors:
     def test_every_error_is_in_the_tree_and_the_tree_in_the_docstring(self) -> None:
-        for name, value in vars(errors).items():
-            if isinstance(value, type) and issubclass(value, Exception):
-                assert issubclass(value, errors.FairtrialError)
-                assert errors.__doc__ is not None
-                assert name in errors.__doc__
+        drawn: list[tuple[str, str | None]] = []  # Each error with the one it hangs under, as the docstring has it.
+        above: list[str] = []
+        for line in str(errors.__doc__).splitlines():
+            if found := re.match(r"    ((?:[│ ] {3})*)(?:[├└]── )?(\w+Error)\b", line):
+                depth = len(found[1]) // 4 + (found[2] != "FairtrialError")
+                del above[depth:]
+                drawn.append((found[2], above[-1] if above else None))
+                above.append(found[2])
+        classes = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+        made = [(kind.__name__, _parent(kind)) for kind in classes]
+        assert sorted(drawn, key=str) == sorted(made, key=str)
 
     @pytest.mark.proves("R6")
     def test_a_dataset_error_knows_its_place(self) -> None:

@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from fairtrial.report.compare import Comparison, compare
     from fairtrial.report.gate import GateResult, gate
     from fairtrial.report.rules import GateRules
-    from fairtrial.runs import EvalRunCompleted, EvalRunStarted, Observer, SampleEvaluated
+    from fairtrial.runs import EvalRunCompleted, EvalRunStarted, Observer, SampleEvaluated, TrialStarted
     from fairtrial.store import RunStore, open_store
     from fairtrial.suites import EvalSuite, evaluate, evaluate_sync
 
@@ -116,7 +116,7 @@ _LATER = {
     "fairtrial.report.compare": ("Comparison", "compare"),
     "fairtrial.report.gate": ("GateResult", "gate"),
     "fairtrial.report.rules": ("GateRules",),
-    "fairtrial.runs": ("EvalRunCompleted", "EvalRunStarted", "Observer", "SampleEvaluated"),
+    "fairtrial.runs": ("EvalRunCompleted", "EvalRunStarted", "Observer", "SampleEvaluated", "TrialStarted"),
     "fairtrial.store": ("RunStore", "open_store"),
     "fairtrial.suites": ("EvalSuite", "evaluate", "evaluate_sync"),
 }
@@ -192,6 +192,7 @@ __all__ = [
     "Trajectory",
     "TrialContext",
     "TrialKey",
+    "TrialStarted",
     "__version__",
     "adapt",
     "all_of",

@@ -3,7 +3,8 @@
     FairtrialError
     ├── ConfigurationError        a suite, evaluator or option that can't work; raised before the first call
     │   ├── MissingExtraError     an optional dependency is not installed (also an ImportError)
-    │   └── SecretInDataError     a secret in data that is stored unchanged: a sample, a name, parameters
+    │   ├── SecretInDataError     a secret in data that is stored unchanged: a sample, a name, parameters
+    │   └── RunMismatchError      a run cannot be resumed because what it was made of has changed
     ├── DataError                 data that is not what it was said to be
     │   ├── DatasetError          a dataset file or sample, with its file, line and field
     │   ├── CodecError            a value that cannot travel as JSON, or JSON that is not the type asked for
@@ -33,9 +34,7 @@
     │   ├── ReplyNotAvailableError  there is nobody to reply to
     │   └── BodyError             a body that cannot be sent or read (also a DataError)
     │       └── MessageTooLargeError  a body over the mailbox's limit
-    ├── LoopCrashedError          a loop of a group crashed again and again, and the group was told to give up
-    ├── RunBusyError              another process is at work on the run
-    └── RunMismatchError          a run cannot be resumed because what it was made of has changed
+    └── LoopCrashedError          a loop of a group crashed again and again, and the group was told to give up
 
 User code raises plain exceptions; they become data (the outcome of one trial), never one of these.
 """

@@ -144,8 +144,8 @@ def test_pairs_and_mappings_become_a_dataset_with_ids_from_their_content() -> No
     again = Dataset.of([("Japan", "Tokyo"), ("France", "Paris")])
     assert {sample.id for sample in again} == {sample.id for sample in capitals}
     assert again.fingerprint == capitals.fingerprint
-    with pytest.raises(DatasetError, match="duplicate id"):
-        Dataset.of([("a", 1), ("a", 1)])
+    with pytest.raises(DatasetError, match=r"pair 2 repeats pair 0 \('a', 1\)\nremove it, or make"):
+        Dataset.of([("a", 1), ("b", 1), ("a", 1)])
     with pytest.raises(DataError, match="cannot travel"):
         Dataset.of([(object(), 1)])
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import AsyncIterator, Iterator
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -312,6 +314,90 @@ async def test_a_stream_that_is_left_early_leaves_a_run_that_can_be_resumed() ->
     assert (report.run_id, report.total, report.status) == (run.run_id, 50, "finished")
 
 
+@pytest.mark.proves("R112")
+@pytest.mark.parametrize("how", ["break", "error", "cancelled"])
+async def test_a_stream_that_is_dropped_hurts_nobody_and_leaves_a_run_that_can_be_resumed(how: str) -> None:
+    """Without `aclosing`: as people write it. The caller must not be cancelled."""
+    store = open_store("memory:")
+    calls: list[int] = []
+
+    ending = overlaps = 0
+
+    async def count(given: int) -> int:
+        nonlocal ending, overlaps
+        calls.append(given)
+        overlaps += ending
+        try:
+            await anyio.sleep(0.001)
+        except anyio.get_cancelled_exc_class():
+            ending += 1
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.1)
+            ending -= 1
+            raise
+        return 2 * given
+
+    suite = EvalSuite("s", doubles(50), count, exact_match, config=EvalConfig(max_concurrent=2))
+
+    async def leave() -> None:
+        async for _ in suite.stream(store=store):
+            if how == "error":
+                raise LookupError("a mistake of the caller")
+            if how == "break":
+                break
+            await anyio.sleep(30)
+
+    if how == "error":
+        with pytest.raises(LookupError):
+            await leave()
+    elif how == "break":
+        await leave()
+    else:
+        with anyio.move_on_after(0.2):
+            await leave()
+    report = await suite.run(store=store)  # At once: it waits for the other to have stopped.
+    assert (len(store.runs(suite="s")), report.total, report.status) == (1, 50, "finished")
+    assert len(calls) <= 50 + 2  # What was in flight is executed again, nothing else.
+    assert overlaps == 0
+    await anyio.sleep(0.05)  # A late cancellation would come now.
+
+
+@pytest.mark.proves("R112")
+async def test_a_dropped_stream_stops_its_run_by_itself() -> None:
+    store = open_store("memory:")
+    suite = EvalSuite("s", doubles(50), double, exact_match, config=EvalConfig(max_concurrent=2))
+    async for _ in suite.stream(store=store):
+        break
+    with anyio.fail_after(10):
+        while store.runs(suite="s")[0].status == "running":
+            await anyio.lowlevel.checkpoint()
+    assert store.runs(suite="s")[0].status == "interrupted"
+
+
+def test_a_program_that_ends_after_leaving_a_stream_ends_cleanly(child: Callable[..., str], tmp_path: Path) -> None:
+    code = """
+import anyio, sys
+from fairtrial import Dataset, EvalSuite, Sample, exact_match, open_store
+
+async def slow(given):
+    await anyio.sleep(0.01)
+    return given
+
+async def main():
+    suite = EvalSuite("s", Dataset([Sample(f"s{i}", i, i) for i in range(200)]), slow, exact_match)
+    async for result in suite.stream(store="runs.db"):
+        break
+
+anyio.run(main, backend=sys.argv[1])
+(run,) = open_store("runs.db").runs()
+print(run.status)
+"""
+    for backend in ("asyncio", "trio"):
+        folder = tmp_path / backend
+        folder.mkdir()
+        assert child(code, backend, cwd=folder, PYTHONWARNINGS="error") == "interrupted"
+
+
 async def test_the_lifespan_opens_what_trials_share_once_and_closes_it() -> None:
     log: list[str] = []
 
@@ -350,6 +436,8 @@ async def test_a_lifespan_that_fails_ends_the_run_with_its_own_error() -> None:
 BAD_SUITES: list[tuple[dict[str, Any], str]] = [
     ({"evaluator": None}, "has no evaluator"),
     ({"evaluator": 5}, "must be callable"),
+    ({"evaluator": [exact_match, all_of(exact_match)]}, "combine several: all_of.exact_match"),
+    ({"experiments": ["big", "small"]}, r"must be Experiment objects .got 'big'.\nwrite .*Experiment.'big'"),
     ({"evaluator": lambda output: True}, "takes .output."),
     ({"task": None}, "has no task"),
     ({"task": 5}, "must be callable"),
@@ -394,6 +482,22 @@ async def test_an_experiment_needs_a_name_people_can_type(name: str) -> None:
 async def test_a_built_in_function_can_be_a_task() -> None:
     report = await evaluate([Sample("a", [1, 2, 3], 3)], len, exact_match)
     assert report.pass_rate == 1.0
+
+
+async def test_evaluate_makes_a_suites_name_of_any_datasets_name() -> None:
+    for name, expected in (("openai/gsm8k", "openai-gsm8k"), ("a: b@2", "a-b-2"), ("/", "dataset"), ("plain", "plain")):
+        report = await evaluate(Dataset([Sample("a", 1, 2)], name=name), double, exact_match)
+        assert (report.run.suite, report.dataset_name) == (expected, name)
+
+
+async def test_a_task_that_forgets_to_await_is_told_so() -> None:
+    async def forgets(given: int) -> Any:
+        return double(given)
+
+    with warnings.catch_warnings(action="ignore"):  # Python says so too, when the coroutine is dropped.
+        report = await evaluate(doubles(1), forgets, exact_match)
+        gc.collect()
+    assert "it was never awaited; write `await` before the call" in str(report.results[0].error)
 
 
 async def test_an_empty_dataset_makes_an_empty_report() -> None:

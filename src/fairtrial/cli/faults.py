@@ -72,7 +72,10 @@ def explain(error: BaseException) -> Explanation:
     if isinstance(error, FairtrialError):
         if place is not None and (place in what or (isinstance(error, DatasetError) and error.line is not None)):
             place = None  # It says so itself, or names a file that is more to the point.
-        return Explanation(what, place, _remedy(error), ExitCode.USAGE)
+        first, _, rest = str(error).strip().partition("\n")  # What is wrong, then what to do.
+        remedy = _remedy(error) or " ".join(rest.split())
+        what = " ".join(first.split()) if remedy and rest else what
+        return Explanation(what, place, remedy, ExitCode.USAGE)
     if place is not None and _is_users(error):
         what = f"{type(error).__name__}: {what}" if str(error) else type(error).__name__
         return Explanation(what, place, "that is your own code; --debug shows the whole traceback", ExitCode.USAGE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import inspect
 import json
 import math
 import operator
@@ -152,6 +153,11 @@ def _fields(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
 
 def _refuse(value: Any) -> Any:
     kind = type(value)
+    if inspect.isawaitable(value):
+        raise CodecError(
+            f"a {kind.__qualname__} cannot travel as JSON: it was never awaited; write `await` before the call that "
+            "returned it"
+        )
     raise CodecError(
         f"a {kind.__module__}.{kind.__qualname__} cannot travel as JSON; use plain values, dataclasses or models"
     )

@@ -41,7 +41,17 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
     def of[A, B](pairs: Mapping[A, B] | Iterable[tuple[A, B]], *, name: str = "dataset") -> Dataset[A, B]:
         """A dataset from (input, expected) pairs; each sample's id is a hash of its pair."""
         items = pairs.items() if isinstance(pairs, Mapping) else pairs
-        return Dataset([Sample(digest([given, wanted])[:16], given, wanted) for given, wanted in items], name=name)
+        samples: list[Sample[A, B]] = []
+        positions: dict[str, int] = {}
+        for position, (given, wanted) in enumerate(items):
+            sample_id = digest([given, wanted])[:16]
+            if (first := positions.setdefault(sample_id, position)) != position:
+                raise DatasetError(
+                    f"pairs must be distinct: pair {position} repeats pair {first} ({given!r:.80}, {wanted!r:.80})\n"
+                    "remove it, or make a Dataset of Samples with ids of your own"
+                )
+            samples.append(Sample(sample_id, given, wanted))
+        return Dataset(samples, name=name)
 
     @overload
     @staticmethod

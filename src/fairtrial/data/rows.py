@@ -53,7 +53,7 @@ def _reader_of_keys(read_input: _Read | None, read_expected: _Read | None) -> Ro
         if not _KEYS.issuperset(fields):
             raise DatasetError(_unknown_key(next(key for key in fields if key not in _KEYS)))
         if "id" not in fields or "input" not in fields:
-            raise DatasetError(f"a row needs the field {'id' if 'id' not in fields else 'input'!r}")
+            raise DatasetError(_missing_keys(fields))
         sample_id = fields["id"]
         if type(sample_id) is int:
             sample_id = str(sample_id)
@@ -132,6 +132,21 @@ def _typed_cell(kind: Any, field: str) -> _Read | None:
                 raise error from None
 
     return read_cell
+
+
+def _missing_keys(fields: Row) -> str:
+    missing = " and ".join(repr(key) for key in ("id", "input") if key not in fields)
+    others = fields.get("metadata")
+    found = [key for key in fields if key != "metadata"] + list(others if isinstance(others, Mapping) else ())
+    if len(found) == 1 and (mark := next((mark for mark in ";\t|" if mark in found[0]), None)):
+        return (
+            f"a row needs {missing} (found one column, {found[0]!r})\n"
+            f"its values seem to be separated by {mark!r}: save the file with ',' between them, or as .tsv with tabs"
+        )
+    return (
+        f"a row needs {missing} (found {', '.join(map(str, found[:10])) or 'nothing'})\n"
+        "rename the fields in the file, or map rows in Python: Dataset.load(path, row=lambda row: Sample(...))"
+    )
 
 
 def _unknown_key(key: str) -> str:

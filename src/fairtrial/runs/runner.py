@@ -109,6 +109,11 @@ def prepare(
         raise ConfigurationError(f"a suite's name is text without ':', '@' or '/', not {name!r}")
     if config.max_samples is not None:
         dataset = dataset.head(config.max_samples)
+    given: Sequence[object] = experiments  # As people write them, whatever the types say.
+    if wrong := next((one for one in given if not isinstance(one, Experiment)), None):
+        raise ConfigurationError(
+            f"experiments must be Experiment objects (got {wrong!r})\nwrite experiments=[Experiment({str(wrong)!r})]"
+        )
     chosen = tuple(experiments) or (Experiment(config.experiment_name or "baseline"),)
     names = [experiment.name for experiment in chosen]
     if len(set(names)) != len(names):

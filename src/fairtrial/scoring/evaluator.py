@@ -263,6 +263,13 @@ def resolve(fn: Evaluator | Scorer) -> Scorer:
     """Decide once how a callable is to be called."""
     if isinstance(fn, Scorer):
         return fn
+    several: object = fn
+    if isinstance(several, list | tuple | set):
+        names = ", ".join(getattr(one, "__name__", repr(one)) for one in several)
+        raise ConfigurationError(
+            f"an evaluator must be one callable (got a {type(several).__name__} of {len(several)})\n"
+            f"combine several: all_of({names}) passes if all of them pass; any_of and weighted are the other ways"
+        )
     if not callable(fn):
         raise ConfigurationError(f"an evaluator must be callable, and {fn!r} is not: pass the function itself")
     return Leaf(fn)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,14 +18,13 @@ from fairtrial.report.report import EvalReport
 from fairtrial.runs.events import Observer
 from fairtrial.runs.rescore import rescore_run
 from fairtrial.runs.runner import Interrupt, Lifespan, OnResult, RunRequest, execute_run, prepare
-from fairtrial.runs.scheduler import unwrapped
 from fairtrial.runs.sync import run_interruptibly
 from fairtrial.scoring.evaluator import Evaluator, Scorer
 from fairtrial.store import open_store
 from fairtrial.suites.fingerprint import fingerprint_of
+from fairtrial.suites.stream import Feed, ResultStream, wait_for_left
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.result import EvalResult
 
 if TYPE_CHECKING:
     from fairtrial.fleet.post import PostOffice
@@ -81,6 +81,7 @@ class EvalSuite:
         self.lifespan = lifespan
         self.version = version
         self.home = str(sys._getframe(1).f_globals.get("__file__", ""))  # The file it was made in.
+        self._feeds: set[Feed] = set()
         self._request(None, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
 
     def prepared(self) -> RunRequest:
@@ -154,7 +155,7 @@ class EvalSuite:
         run = run_interruptibly(lambda interrupt: self._carried_out(request, mailbox, interrupt=interrupt))
         return EvalReport(opened, run)
 
-    async def stream(
+    def stream(
         self,
         *,
         store: RunStore | str | None = None,
@@ -162,23 +163,18 @@ class EvalSuite:
         bus: Observer | Sequence[Observer] = (),
         tags: Mapping[str, str] = EMPTY,
         fresh: bool = False,
-    ) -> AsyncGenerator[EvalResult]:
-        """The run's results as they come. Leaving early (close it: `contextlib.aclosing`) leaves it resumable."""
-        request = self._request(_opened(store), tags, _observers(bus), fresh=fresh)
-        send, receive = anyio.create_memory_object_stream[EvalResult]()
+    ) -> ResultStream:
+        """Run the suite and iterate over its results as they arrive: `async for result in suite.stream()`.
 
-        async def feed() -> None:
-            async with send:
-                await self._carried_out(request, mailbox, on_result=send.send)
+        Leaving the iteration early stops the run, which can be resumed. To wait until it has stopped, use
+        `async with suite.stream() as results`. The arguments are those of `run`.
+        """
 
-        with unwrapped():
-            async with anyio.create_task_group() as group, receive:
-                group.start_soon(feed)
-                try:
-                    async for result in receive:
-                        yield result
-                except GeneratorExit:  # Ending here, not in the task group, which would wrap it.
-                    group.cancel_scope.cancel()
+        async def execute(on_result: OnResult) -> None:
+            request = self._request(_opened(store), tags, _observers(bus), fresh=fresh)
+            await self._carried_out(request, mailbox, on_result=on_result)
+
+        return ResultStream(execute, self._feeds)
 
     async def _carried_out(
         self,
@@ -188,6 +184,7 @@ class EvalSuite:
         interrupt: Interrupt | None = None,
         on_result: OnResult | None = None,
     ) -> RunRecord:
+        await wait_for_left(self._feeds)
         if mailbox is None:
             return await execute_run(request, interrupt=interrupt, on_result=on_result)
         from fairtrial.fleet.dispatch import dispatch_run
@@ -237,8 +234,13 @@ def _evaluation(
 ) -> EvalSuite:
     dataset = _as_dataset(samples)
     settings = config or EvalConfig()
-    name = settings.experiment_name or dataset.name
+    name = settings.experiment_name or _suite_name(dataset.name)
     return EvalSuite(name, dataset, task, evaluator, experiments=experiments, config=settings)
+
+
+def _suite_name(name: str) -> str:
+    """A name for a suite, made of a dataset's: `openai/gsm8k` becomes `openai-gsm8k`."""
+    return re.sub(r"[:@/\s]+", "-", name).strip("-") or "dataset"
 
 
 async def evaluate(
