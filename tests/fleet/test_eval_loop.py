@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ from fairtrial import (
     Experiment,
     MainLoop,
     Sample,
+    ToolInvoked,
     TrialContext,
     TrialKey,
     evaluator,
@@ -29,6 +31,7 @@ from fairtrial.fleet.worker import backoff
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Message
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.store.protocol import RunRecord
+from fairtrial.trials.context import current_trial
 from fairtrial.trials.run_trial import TrialRules
 from fairtrial.trials.task import resolve_task
 from tests.fleet.build import QUICK, boxes, request, take, until
@@ -530,7 +533,7 @@ class TestWhatItSurvives:
         assert "names no mailbox" in letter.reason
         assert executed == []
 
-    async def test_a_result_too_large_to_travel_is_reported_as_that_trials_error(self) -> None:
+    async def test_a_result_too_large_to_travel_is_delivered_without_its_payload(self) -> None:
         requests = InMemoryMailbox("q", EvalRequest)
         results = InMemoryMailbox("r", EvalReply, max_body_bytes=2000)
 
@@ -540,7 +543,34 @@ class TestWhatItSurvives:
         await requests.send(request())
         await EvalLoop(requests=requests, rules=rules(grow), results=results).run(until_empty=True)
         (result,) = await take(results)
-        assert (result.outcome, result.stage) == ("task_error", "delivery")
+        assert (result.outcome, result.output, result.snapshot) == ("scored", None, None)
+        assert result.metadata["dropped"] == ["output"]  # It recorded nothing, so it had no transcript.
+
+    async def test_a_transcript_too_large_to_travel_costs_only_itself(self) -> None:
+        requests = InMemoryMailbox("q", EvalRequest)
+        results = InMemoryMailbox("r", EvalReply, max_body_bytes=2000)
+
+        async def talk(input: str) -> str:
+            current_trial().session.record(ToolInvoked("read", {}, "word " * 10_000))
+            return input
+
+        await requests.send(request(0, "a", "a"))
+        await EvalLoop(requests=requests, rules=rules(talk), results=results).run(until_empty=True)
+        (result,) = await take(results)
+        assert (result.outcome, result.output, result.snapshot) == ("scored", "a", None)
+        assert result.metadata["dropped"] == ["transcript"]
+
+    async def test_requests_whose_client_is_gone_do_not_hold_up_the_others(self) -> None:
+        requests, replies = boxes()
+        for number in range(20):
+            await requests.send(request(number), reply_to="client-that-is-gone")
+        await requests.send(request(20), reply_to=replies)
+        config = EvalLoopConfig(concurrency=2)
+        begin = time.monotonic()
+        await EvalLoop(requests=requests, rules=rules(), config=config).run(until_empty=True)
+        assert time.monotonic() - begin < 30  # One wait of five seconds, not ten times five minutes.
+        assert len(await take(replies)) == 1
+        assert await requests.dead_letters.count() == 20
 
     @pytest.mark.proves("R82")
     async def test_an_undecodable_body_is_set_aside_and_the_others_are_executed(self) -> None:

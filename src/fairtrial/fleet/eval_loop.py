@@ -22,6 +22,8 @@ from fairtrial.errors import (
     LeaseLostError,
     MailboxConnectionError,
     MailboxFullError,
+    MessageTooLargeError,
+    ReplyNotAvailableError,
     StoreUnavailableError,
 )
 from fairtrial.fleet.config import EvalLoopConfig
@@ -30,7 +32,7 @@ from fairtrial.fleet.delivery import delivery_to
 from fairtrial.fleet.remote import NoAnswerError, RemoteMainLoop, transport_problem
 from fairtrial.fleet.sessions import SessionStore
 from fairtrial.fleet.solo import ForkedSolo, Solo
-from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, new_id
+from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, new_id, without_payload
 from fairtrial.fleet.worker import Job, Worker, backoff, run_interruptibly
 from fairtrial.mailbox.bulk import acknowledge_all
 from fairtrial.mailbox.protocol import Mailbox, Message
@@ -50,6 +52,7 @@ _RETRY_PAUSE = 60.0  # The longest pause between two attempts of one trial.
 _KNOWN_EXPERIMENTS = 256
 _DEPARTURES = 2
 _MAX_DEPARTING = 500
+_REOPEN_SECONDS = 5.0  # How long a reply mailbox that does not exist is waited for.
 _AWAY = (MailboxConnectionError, MailboxFullError, StoreUnavailableError)
 
 
@@ -104,6 +107,7 @@ class EvalLoop:
         self._requests = requests
         self._types = (input_type, expected_type)
         self._delivery = delivery_to(results, requests)
+        self._unreachable: dict[str, float] = {}  # Reply address -> when it is given up; grows only with made-up ones.
         self._has_address = results is not None
         self._remote: RemoteMainLoop | None = None
         self._replies: Mailbox[MainLoopResult] | None = None
@@ -348,6 +352,7 @@ class EvalLoop:
         """Deliver a result; False if that could not be done, and its message is settled already."""
         message = job.message
         end = time.monotonic() + self.config.delivery_seconds
+        address = message.reply_to or ""
         failures = 0
         replaced = False
         while True:
@@ -356,6 +361,10 @@ class EvalLoop:
             except LeaseLostError:
                 raise
             except BodyError as error:
+                if isinstance(error, MessageTooLargeError) and (smaller := without_payload(reply)) is not None:
+                    _log.warning("the result of %s is delivered in part: %s", reply.result.key, error)
+                    reply = smaller
+                    continue
                 if replaced:
                     raise
                 replaced = True
@@ -366,6 +375,10 @@ class EvalLoop:
                 if not isinstance(error, FairtrialError):
                     raise
                 failures += 1
+                if isinstance(error, ReplyNotAvailableError):
+                    # A client whose Redis lost its data opens its mailbox again within a moment. One that does not is
+                    # gone, and its requests must not hold up this worker.
+                    end = min(end, self._unreachable.setdefault(address, time.monotonic() + _REOPEN_SECONDS))
                 if time.monotonic() >= end:
                     await self._give_up(message, error)
                     return False
@@ -375,6 +388,7 @@ class EvalLoop:
                 _log.warning("the result of %s is delivered again in %.1f s: %s", reply.result.key, delay, error)
                 await asyncio.sleep(delay)
                 continue
+            self._unreachable.pop(address, None)
             self.counters.outcomes[reply.result.outcome] += 1
             return True
 

@@ -11,7 +11,7 @@ import functools
 import random
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from fairtrial.codec import decode, digest, dumps, from_json, to_json
@@ -344,6 +344,23 @@ def by_run(replies: Iterable[EvalReply]) -> Mapping[str, tuple[list[EvalResult],
         if reply.sample is not None:
             samples[reply.sample_ordinal] = reply.sample
     return runs
+
+
+def without_payload(reply: EvalReply) -> EvalReply | None:
+    """The same result without its transcript, then without its output; None if there is nothing left to leave out.
+
+    For results that are too large to travel: the score was paid for and is worth more than nothing.
+    """
+    result = reply.result
+    dropped = list(result.metadata.get("dropped", ()))
+    if result.snapshot is not None:
+        smaller = replace(result, snapshot=None, metadata={**result.metadata, "dropped": [*dropped, "transcript"]})
+    elif result.output is not None or result.output_json is not None:
+        metadata = {**result.metadata, "dropped": [*dropped, "output"]}
+        smaller = replace(result, output=None, output_json=None, metadata=metadata)
+    else:
+        return None
+    return replace(reply, result=smaller)
 
 
 @dataclass(frozen=True, slots=True)
