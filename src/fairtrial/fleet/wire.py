@@ -352,12 +352,11 @@ def without_payload(reply: EvalReply) -> EvalReply | None:
     For results that are too large to travel: the score was paid for and is worth more than nothing.
     """
     result = reply.result
-    dropped = list(result.metadata.get("dropped", ()))
     if result.snapshot is not None:
-        smaller = replace(result, snapshot=None, metadata={**result.metadata, "dropped": [*dropped, "transcript"]})
+        smaller = replace(result, snapshot=None, metadata={**result.metadata, "dropped": ["transcript"]})
     elif result.output is not None or result.output_json is not None:
-        metadata = {**result.metadata, "dropped": [*dropped, "output"]}
-        smaller = replace(result, output=None, output_json=None, metadata=metadata)
+        dropped = ["transcript", "output"] if "dropped" in result.metadata else ["output"]
+        smaller = replace(result, output=None, output_json=None, metadata={**result.metadata, "dropped": dropped})
     else:
         return None
     return replace(reply, result=smaller)
