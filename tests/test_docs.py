@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 import fairtrial
+from fairtrial.testing.model_server import FaultRule, ModelServer, RateLimited
 from tests.doc_pages import PAGES, ROOT, Block, Reader, blocks, commands, differs, steps, unknown_in
+from tests.importing.project import small_project
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
@@ -49,7 +51,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@pytest.mark.timeout(60)
+@pytest.fixture
+def served(page: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A server where a page speaks to one: a project of OpenAI's hosted Evals."""
+    if page.stem != "coming-from-openai-evals":
+        yield
+        return
+    project = small_project()
+    project.evals[0]["name"] = "Capitals"
+    with ModelServer(evals=project, faults=FaultRule(RateLimited(0.01), every=3)) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.base_url}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+        yield
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("served")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_everything_on_a_page_runs_and_prints_what_is_shown(
     page: Path, home: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,7 @@ from fairtrial.cli import (
     command_failures,
     command_fleet,
     command_gate,
+    command_import,
     command_init,
     command_rescore,
     command_run,
@@ -34,7 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "run"),
     "Look": ("runs", "show", "failures"),
     "Decide": ("compare", "gate", "calibrate"),
-    "Keep": ("rescore", "export", "delete", "store", "config"),
+    "Keep": ("rescore", "import", "export", "delete", "store", "config"),
     "Fleet": ("worker", "fleet", "dlq"),
 }
 
@@ -109,6 +110,7 @@ for _module in (
     command_gate,
     command_calibrate,
     command_rescore,
+    command_import,
     command_export,
     command_delete,
     command_store,

@@ -80,7 +80,6 @@ def _status(text: str | None) -> Any:
 
 def _table(store: Any, chosen: list[Any]) -> Any:
     from fairtrial.cli.screen import add_row, ago, make_table
-    from fairtrial.report.untrusted import plain
 
     table = make_table(
         "run", "id", "status", "when", "trials", "passed", "experiments", right=("trials", "passed"),
@@ -92,18 +91,25 @@ def _table(store: Any, chosen: list[Any]) -> Any:
         trials = f"{stored:,}" if stored == run.planned else f"{stored:,}/{run.planned:,}"
         add_row(
             table,
-            f"{plain(run.suite, limit=18)}@{run.number}",  # The number tells runs apart: it is never cut off.
+            short_name(run),
             run.run_id,
             run.status,
             ago(run.created_at),
             trials,
-            _passed(totals),
+            pass_rates(totals),
             ", ".join(run.experiments),
         )
     return table
 
 
-def _passed(totals: list[Any]) -> str:
+def short_name(run: Any) -> str:
+    """A run's name for a table. The number tells runs apart: it is never cut off."""
+    from fairtrial.report.untrusted import plain
+
+    return f"{plain(run.suite, limit=18)}@{run.number}"
+
+
+def pass_rates(totals: list[Any]) -> str:
     """The pass rate over scored trials, or its range over the experiments."""
     rates = [part.passed / part.outcomes["scored"] for part in totals if part.outcomes.get("scored")]
     if not rates:

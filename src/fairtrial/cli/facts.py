@@ -91,7 +91,7 @@ def trial_facts(result: EvalResult, *, whole: bool = False) -> dict[str, Any]:
         "output": to_json(result.output),
         "attempt": result.attempt,
         "started_at": moment(result.started_at) if result.started_at else None,
-        "latency_ms": result.latency_ms,
+        "latency_ms": result.known_latency_ms,
         "tokens": {
             "input": result.usage.input_tokens,
             "output": result.usage.output_tokens,

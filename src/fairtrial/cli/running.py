@@ -128,9 +128,9 @@ def _check_code(suite: EvalSuite, orders: Orders) -> None:
 
     Unless that is what was asked for: to score again what could not be scored, or to try errors again.
     """
-    from fairtrial.runs.identity import code_hash
+    from fairtrial.runs.identity import code_hash, latest_executed
 
-    latest = next(iter(orders.store.runs(suite=suite.name, limit=1)), None)
+    latest = latest_executed(orders.store, suite.name)
     if latest is None or latest.parent_run is not None or latest.status in ("finished", "stopped"):
         return
     if latest.code_hash == code_hash(suite.version):

@@ -49,6 +49,8 @@ def print_trial(console: Console, run: RunRecord, result: EvalResult) -> None:
         _part(console, "redacted", f"secrets were replaced in: {', '.join(result.redacted_parts)}")
     _events(console, result)
     _part(console, "timing", _timing(result))
+    if run.imported:
+        return  # There is no command that executes it.
     _part(console, "again", rerun_command(run, sample=result.sample_id, experiment=result.experiment), style="cyan")
 
 
@@ -121,7 +123,8 @@ def _arguments(arguments: dict[str, Any]) -> str:
 def _timing(result: EvalResult) -> str:
     from fairtrial.cli.reporting import cost, duration
 
-    parts = [duration(result.latency_ms)]
+    latency = result.known_latency_ms
+    parts = ["latency not known" if latency is None else duration(latency)]
     if result.attempt > 1:
         parts.append(f"attempt {result.attempt}")
     if result.usage.total_tokens:

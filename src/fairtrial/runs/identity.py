@@ -67,7 +67,7 @@ def open_run(store: RunStore, wanted: RunRecord, *, fresh: bool, reopen: bool = 
     Raises:
         RunMismatchError: the latest run is unfinished and something it was made of has changed.
     """
-    latest = None if fresh else next(iter(store.runs(suite=wanted.suite, limit=1)), None)
+    latest = None if fresh else latest_executed(store, wanted.suite)
     ended = latest is not None and latest.status in ("finished", "stopped") and not reopen
     if latest is None or ended or latest.parent_run is not None:
         return ResumedRun(store.create_run(wanted), resumed=False)
@@ -84,6 +84,14 @@ def open_run(store: RunStore, wanted: RunRecord, *, fresh: bool, reopen: bool = 
             "versions. Start over with fresh=True (--fresh) if that matters"
         )
     return ResumedRun(latest, resumed=True, warning=warning)
+
+
+def latest_executed(store: RunStore, suite: str) -> RunRecord | None:
+    """The latest run of a suite that was executed here: imported runs of that name are none of ours to go on with."""
+    latest = next(iter(store.runs(suite=suite, limit=1)), None)
+    if latest is None or not latest.imported:
+        return latest
+    return next((run for run in store.runs(suite=suite) if not run.imported), None)
 
 
 def _changes(stored: RunRecord, wanted: RunRecord) -> list[str]:

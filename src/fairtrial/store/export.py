@@ -118,7 +118,7 @@ class _Columns:
         found = {} if score is None else {metric.name: metric.value for metric in score.metrics}
         row.update((f"metrics.{name}", found.get(name)) for name in self.metrics)
         values = (
-            result.latency_ms, result.usage.total_tokens, result.usage.cost_usd, result.judge_cost_usd,
+            result.known_latency_ms, result.usage.total_tokens, result.usage.cost_usd, result.judge_cost_usd,
             result.cache_hits, result.unpriced_calls + result.unpriced_judge_calls, result.error, result.stage,
             result.output, None if sample is None else sample.expected, None if sample is None else sample.input,
         )  # fmt: skip

@@ -26,6 +26,9 @@ and the scoring of some failed. `stopped` ended early because it had seen enough
 RESUMABLE: tuple[RunStatus, ...] = ("interrupted", "incomplete", "unscored")
 """The statuses of a run that has ended and that the same command continues."""
 
+IMPORTED = "imported"
+"""The note of a run that another tool executed: where it came from. Such a run is never resumed."""
+
 NO_SAMPLES: Mapping[int, Sample[Any, Any]] = MappingProxyType({})
 
 
@@ -56,6 +59,11 @@ class RunRecord:
     created_at: float = 0.0
     finished_at: float | None = None
     notes: Mapping[str, JSON] = EMPTY  # What a reader must know: adaptive stopping, a resumed run with changed code.
+
+    @property
+    def imported(self) -> bool:
+        """True if another tool executed the run."""
+        return IMPORTED in self.notes
 
     @property
     def planned(self) -> int:
@@ -105,7 +113,7 @@ class Totals:
     latency_sum: int = 0
     latency_max: int = 0
     slowest: str | None = None  # Sample id of the slowest trial.
-    timed: int = 0  # Trials whose latency counts: everything but warm-up (`metadata["warmup"]` is True) and not_run.
+    timed: int = 0  # Trials whose latency counts: all but not_run and those with metadata "warmup" or "untimed" True.
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0

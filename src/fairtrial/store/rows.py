@@ -153,7 +153,8 @@ class Encoder:
         if judge_cost is not None and not math.isfinite(judge_cost):
             raise Refused("a judge's cost is not a finite number")
         metadata = result.metadata
-        timed = 0 if outcome == NOT_RUN or (metadata and metadata.get("warmup") is True) else 1
+        untimed = metadata and (metadata.get("warmup") is True or metadata.get("untimed") is True)
+        timed = 0 if outcome == NOT_RUN or untimed else 1
         redactor, redacted = self._redactor, self._redacted
         redacted.clear()
         redacted.update(result.redacted_parts)

@@ -89,6 +89,11 @@ class EvalResult:
         return self.key.repeat
 
     @property
+    def known_latency_ms(self) -> int | None:
+        """How long the trial took; None where whoever executed it did not say (`metadata["untimed"]` is True)."""
+        return None if self.metadata.get("untimed") is True else self.latency_ms
+
+    @property
     def success(self) -> bool:
         """True if the trial was scored, whatever the score."""
         return self.outcome == "scored"

@@ -206,7 +206,8 @@ async def score_again(
         context = TrialContext(key, sample, experiment, session, run_seed=rules.seed, attempt=attempt)
         await trial.finish(rules, _attempt(rules, trial, context, None))
     result = _result(trial, judges_since=judges_since)
-    return replace(result, usage=stored.usage, unpriced_calls=stored.unpriced_calls)
+    metadata = result.metadata if stored.known_latency_ms is not None else {**result.metadata, "untimed": True}
+    return replace(result, usage=stored.usage, unpriced_calls=stored.unpriced_calls, metadata=metadata)
 
 
 async def _attempt(rules: TrialRules, trial: _Trial, context: TrialContext, task: ResolvedTask | None) -> None:

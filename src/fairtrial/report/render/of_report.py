@@ -25,7 +25,7 @@ from fairtrial.report.render.document import (
 )
 from fairtrial.report.render.junit import shown
 from fairtrial.report.untrusted import plain
-from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.store.protocol import IMPORTED, RunRecord, RunStore
 from fairtrial.trials.result import EvalResult, Outcome
 
 if TYPE_CHECKING:
@@ -218,7 +218,18 @@ def _costs(parts: Sequence[ExperimentReport]) -> Table:
     return Table("", columns, tuple(rows))
 
 
+def _origin(run: RunRecord) -> Iterator[str]:
+    """Where an imported run came from, and how it differs from what the source says."""
+    origin = run.notes.get(IMPORTED)
+    if isinstance(origin, Mapping):
+        yield f"Imported: {plain(str(origin.get('format')))} {plain(str(origin.get('source')))}."
+        remarks = origin.get("remarks")
+        for remark in remarks if isinstance(remarks, Sequence) and not isinstance(remarks, str) else ():
+            yield f"{plain(str(remark))[:1].upper()}{plain(str(remark))[1:]}."
+
+
 def _remarks(run: RunRecord, parts: Sequence[ExperimentReport]) -> Iterator[str]:
+    yield from _origin(run)
     repeated = _repeated({part.name: part.figures for part in parts})
     if "pass_rate_all" in repeated:
         yield "With errors as failures, the figures are the same."

@@ -1,0 +1,220 @@
+"""`fairtrial import`: runs, datasets and graders of other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairtrial.cli import options
+from fairtrial.importing import IMPORTERS
+
+if TYPE_CHECKING:
+    from fairtrial.importing.records import Import, ImportedSuite
+    from fairtrial.importing.storing import StoredRun
+    from fairtrial.store.protocol import RunStore
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("import")(import_runs)
+
+
+def import_runs(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="What the other tool saved.")],
+    format: Annotated[
+        str | None,
+        typer.Option("--format", "-f", metavar="FORMAT", help=f"{', '.join(IMPORTERS)}; else recognized by the files."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Where datasets and suites are written.")
+    ] = Path("imported"),
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
+    """Import runs, datasets and graders of another tool.
+
+    Runs become ordinary runs, except that no command resumes them. Datasets become JSONL files, and graders that have
+    an equivalent become a suite file. A second import of the same runs adds nothing, and files that were changed are
+    kept.
+
+    \b
+    Examples:
+      fairtrial import openai-evals --format openai-evals
+      fairtrial import openai-evals --output evals --json
+      fairtrial runs --tag origin=openai-evals
+    """
+    from fairtrial.cli.faults import Mistake
+    from fairtrial.cli.screen import print_json
+    from fairtrial.importing import detect_format, load_importer
+    from fairtrial.importing.storing import store_run, write_suite
+
+    if not source.is_dir():
+        raise Mistake(f"{source} must be a folder that another tool saved", "name the folder it was saved in")
+    chosen = format or detect_format(source)
+    if chosen is None:
+        raise Mistake(f"{source} has no format that is known", f"--format takes {', '.join(IMPORTERS)}")
+    found = load_importer(chosen).read(source)
+    opened = options.open_named(options.settings_with(store)[1])
+    stored = {suite.source_id: [store_run(opened, suite, run, chosen) for run in suite.runs] for suite in found.suites}
+    written = {suite.source_id: write_suite(suite, output) for suite in found.suites if len(suite.dataset)}
+    if json:
+        print_json(_facts(opened, chosen, found, stored, written))
+    else:
+        _show(opened, source, found, stored, written)
+    return 0
+
+
+type Stored = dict[str, list[StoredRun]]
+type Written = dict[str, list[tuple[Path, Any]]]
+
+
+def _facts(store: RunStore, format: str, found: Import, stored: Stored, written: Written) -> dict[str, Any]:
+    from fairtrial.cli.facts import run_facts
+
+    suites = [
+        {
+            "suite": suite.name,
+            "source": suite.source_id,
+            "title": suite.title,
+            "samples": len(suite.dataset),
+            "runs": [
+                {"state": one.state, "remarks": list(run.remarks),
+                 **run_facts(one.run, store.totals(one.run.run_id))}
+                for run, one in zip(suite.runs, stored[suite.source_id], strict=True)
+            ],
+            "graders": [
+                {"name": one.name, "type": one.kind, "evaluator": one.evaluator, "remark": one.remark}
+                for one in suite.graders
+            ],
+            "files": [{"file": str(path), "state": state} for path, state in written.get(suite.source_id, ())],
+        }
+        for suite in found.suites
+    ]  # fmt: skip
+    return {"format": "fairtrial.import/1", "from": format, "suites": suites, "left_out": list(found.left_out)}
+
+
+def _show(store: RunStore, source: Path, found: Import, stored: Stored, written: Written) -> None:
+    from rich.text import Text
+
+    from fairtrial.cli.screen import commands, count, out, sentence
+
+    console = out()
+    every = [one for runs in stored.values() for one in runs]
+    new = sum(one.state == "imported" for one in every)
+    before = len(every) - new
+    earlier = f"; {count(before, 'run')} had been imported before" if before else ""
+    sentence(console, f"imported {count(new, 'run')} of {count(len(found.suites), 'eval')} from {source}{earlier}")
+    if every:
+        console.print()
+        _show_runs(store, found, stored)
+    if any(suite.graders for suite in found.suites):
+        console.print()
+        _show_graders(found)
+    if written:
+        console.print()
+        console.print(Text("files", style="bold"))
+        for suite in found.suites:
+            for path, state in written.get(suite.source_id, ()):
+                sentence(console, f"  {path}, {_file_words(suite, path, state)}")
+    remarks = [*_grader_remarks(found), *_remarks(found, stored), *found.left_out]
+    if remarks:
+        console.print()
+        console.print(Text("note", style="bold"))
+        for remark in remarks:
+            sentence(console, f"  {remark}")
+    if every:
+        console.print()
+        commands(console, "next", _follow_ups(found, stored, written))
+
+
+def _show_runs(store: RunStore, found: Import, stored: Stored) -> None:
+    from fairtrial.cli.command_runs import pass_rates, short_name
+    from fairtrial.cli.screen import add_row, make_table, out, print_table
+
+    table = make_table(
+        "run", "experiment", "trials", "errors", "passed", "source", right=("trials", "errors", "passed"),
+        cut=("experiment", "source"),
+    )  # fmt: skip
+    for suite in found.suites:
+        for run, one in zip(suite.runs, stored[suite.source_id], strict=True):
+            totals = store.totals(one.run.run_id)
+            outcomes: dict[Any, int] = {}
+            for part in totals:
+                for name, number in part.outcomes.items():
+                    outcomes[name] = outcomes.get(name, 0) + number
+            trials = sum(outcomes.values())
+            shown = f"{trials:,}" if trials == one.run.planned else f"{trials:,}/{one.run.planned:,}"
+            errors = trials - outcomes.get("scored", 0) - outcomes.get("not_run", 0)
+            add_row(
+                table, short_name(one.run), ", ".join(one.run.experiments), shown, f"{errors:,}", pass_rates(totals),
+                f"{run.name} ({run.source_id})" if run.name != run.source_id else run.source_id,
+            )  # fmt: skip
+    print_table(out(), table)
+
+
+def _show_graders(found: Import) -> None:
+    from fairtrial.cli.screen import add_row, make_table, out, print_table
+
+    table = make_table("grader", "type", "evaluator", "suite", cut=("grader", "suite"))
+    for suite in found.suites:
+        for grader in suite.graders:
+            add_row(table, grader.name, grader.kind, grader.evaluator or "none", suite.name)
+    print_table(out(), table)
+
+
+def _file_words(suite: ImportedSuite, path: Path, state: str) -> str:
+    from fairtrial.cli.screen import count
+
+    if path.suffix == ".jsonl":
+        what = count(len(suite.dataset), "sample")
+    else:
+        made = sum(grader.evaluator is not None for grader in suite.graders)
+        what = f"a suite with {made} of {count(len(suite.graders), 'grader')}"
+    if state == "kept":
+        return "kept: it exists and is different; --output names another folder"
+    return f"{what}{', as it was' if state == 'unchanged' else ''}"
+
+
+def _grader_remarks(found: Import) -> list[str]:
+    return [
+        f"grader {grader.name!r} of {suite.name}{'' if grader.evaluator else ' was not translated'}: {grader.remark}"
+        for suite in found.suites
+        for grader in suite.graders
+        if grader.remark
+    ]
+
+
+def _remarks(found: Import, stored: Stored) -> list[str]:
+    from fairtrial.cli.names import name_of
+
+    remarks: list[str] = []
+    for suite in found.suites:
+        for run, one in zip(suite.runs, stored[suite.source_id], strict=True):
+            name = name_of(one.run)
+            remarks += [f"{name}: {remark}" for remark in run.remarks]
+            if run.stopped:
+                remarks.append(f"{name}: {run.stopped}")
+            if one.state == "changed":
+                remarks.append(
+                    f"{name}: {run.source_id} has changed since it was imported; to import it again: "
+                    f"fairtrial delete {name}"
+                )
+    return remarks
+
+
+def _follow_ups(found: Import, stored: Stored, written: Written) -> list[tuple[str, str]]:
+    from fairtrial.cli.names import name_of
+
+    rows: list[tuple[str, str]] = []
+    suite = next(suite for suite in found.suites if suite.runs)
+    runs = stored[suite.source_id]
+    last = name_of(runs[-1].run)
+    rows.append((f"fairtrial show {last}", "the report"))
+    if len(runs) > 1:
+        rows.append((f"fairtrial compare {name_of(runs[-2].run)} {last}", "a real difference?"))
+    module = next((path for path, _ in written.get(suite.source_id, ()) if path.suffix == ".py"), None)
+    if module is not None:
+        rows.append((f"fairtrial rescore {last} {module}", "score the outputs here"))
+    return rows
