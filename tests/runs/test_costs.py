@@ -129,7 +129,7 @@ async def test_rescoring_counts_its_own_judges_under_the_cap() -> None:
     whole = await suite(paid, judge(0.5)).rescore(first.run_id, store=store)
     assert (whole.status, whole.cost_usd, whole.judge_cost_usd) == ("finished", 5.0, 5.0)
     capped = await suite(paid, judge(0.5), 2.0).rescore(first.run_id, store=store)
-    assert (capped.status, capped.total, capped.judge_cost_usd) == ("stopped", 4, 2.0)
+    assert (capped.status, capped.total, capped.judge_cost_usd) == ("interrupted", 4, 2.0)
     assert "the cost reached $2.00 of $2.00" in str(capped)
 
 

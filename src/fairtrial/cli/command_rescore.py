@@ -31,22 +31,19 @@ def rescore(
       fairtrial rescore support@3 evals.py
       fairtrial rescore 5f2c19 evals.py:strict --json
     """
-    from functools import partial
-
     from fairtrial.cli.loading import load
     from fairtrial.cli.names import RunName, find_run, name_of
     from fairtrial.cli.reporting import show_report
     from fairtrial.cli.rerun import NOTE
     from fairtrial.cli.screen import note
     from fairtrial.cli.selection import Selection, selected
-    from fairtrial.portal import call_sync
 
     opened = options.open_existing(store)
     named = find_run(opened, run)
     settings, _ = options.settings_with(store)
     with settings.prices():
         loaded = selected(load(suite), Selection(max_cost=max_cost, strict_cost=strict_cost))
-        report = call_sync(partial(loaded.rescore, named.run.run_id, store=opened))
+        report = loaded.rescore_sync(named.run.run_id, store=opened)
     opened.update_run(report.run_id, notes={NOTE: [suite]})
     made = opened.get_run(report.run_id)
     note(f"scored {name_of(named.run)} anew as {name_of(made)}; no task was called")

@@ -117,7 +117,7 @@ class Dispatch:
         done = await self._work.done()
         again = await in_thread(lambda: Again(self._work.request, self._run, self._work.request.rules))
         await self._work.follow(again.ordinals, window=self._config.ahead)
-        self._limits = await self._work.start(again)
+        self._limits = await self._work.start(again.costs())
         self._again = again
         if again.to_score:
             await self._score_here(again)

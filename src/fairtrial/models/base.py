@@ -262,7 +262,9 @@ class BaseAdapter:
         )
         if trial is None:
             return digest([content, 0, 0])
-        return digest([content, trial.key.repeat, _occurrence(trial, content)])
+        # A judge's calls are counted by themselves: scoring a stored output makes no others, and must find them.
+        asked = content if call.actor != JUDGE else f"{JUDGE} {content}"
+        return digest([asked, trial.key.repeat, trial.count_call(asked)])
 
     def _cache_salt(self) -> Any:
         """What else of the adapter changes its answers."""
@@ -325,16 +327,3 @@ def _recorder(session: Session | SessionView | None, actor: str) -> tuple[Sessio
         return session, actor
     trial = running_trial()
     return (None if trial is None else trial.session), (actor if session is None else JUDGE)
-
-
-_asked: dict[int, dict[str, int]] = {}
-
-
-def _occurrence(trial: TrialContext, content: str) -> int:
-    """Which identical call of the attempt this is, from 0. Forgotten when the attempt is over."""
-    counts = _asked.get(id(trial))
-    if counts is None:
-        counts = _asked[id(trial)] = {}
-        trial.resources.callback(_asked.pop, id(trial), None)
-    counts[content] = counts.get(content, -1) + 1
-    return counts[content]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
 
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
@@ -11,6 +15,7 @@ from fairtrial.store.protocol import RunRecord
 from fairtrial.store.redact import current
 from fairtrial.store.rows import refuse_secrets
 from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult
 
 _NEAR = 64
 
@@ -24,6 +29,63 @@ class PlannedTrial(NamedTuple):
     experiment: int
     sample: Sample[Any, Any]
     attempt: int = 1
+    stored: EvalResult | None = None  # The result whose output is scored again; without one the task is called.
+
+
+class StoredTrials:
+    """Trials made of stored results, read page by page in a thread. Workers share it as an async iterator.
+
+    Args:
+        load: Returns a page of results behind an ordinal, in plan order; none at the end.
+        plan: Makes a trial of a stored result, or None if there is nothing to do.
+    """
+
+    def __init__(
+        self, load: Callable[[int], Sequence[EvalResult]], plan: Callable[[EvalResult], PlannedTrial | None]
+    ) -> None:
+        self._load = load
+        self._plan = plan
+        self._page: deque[PlannedTrial] = deque()
+        self._after: int | None = -1
+        self._lock = anyio.Lock()
+
+    def __aiter__(self) -> StoredTrials:
+        return self
+
+    async def __anext__(self) -> PlannedTrial:
+        if not self._page:
+            async with self._lock:
+                while not self._page and self._after is not None:
+                    self._page.extend(await anyio.to_thread.run_sync(self._next_page, self._after))
+        if not self._page:
+            raise StopAsyncIteration
+        return self._page.popleft()
+
+    def _next_page(self, after: int) -> list[PlannedTrial]:
+        results = self._load(after)
+        self._after = results[-1].ordinal if results else None
+        planned = (self._plan(result) for result in results)
+        return [trial for trial in planned if trial is not None]
+
+
+class TrialFeed:
+    """Trials from several sources, one after the other. Workers share it as an async iterator."""
+
+    def __init__(self, *sources: Iterator[PlannedTrial] | StoredTrials) -> None:
+        self._sources = deque(sources)
+
+    def __aiter__(self) -> TrialFeed:
+        return self
+
+    async def __anext__(self) -> PlannedTrial:
+        while self._sources:
+            source = self._sources[0]
+            try:
+                return await anext(source) if isinstance(source, StoredTrials) else next(source)
+            except (StopIteration, StopAsyncIteration):
+                if self._sources and self._sources[0] is source:  # Another worker may have noticed first.
+                    self._sources.popleft()
+        raise StopAsyncIteration
 
 
 def missing_trials(run: RunRecord, dataset: Dataset[Any, Any], done: bytearray) -> Iterator[PlannedTrial]:

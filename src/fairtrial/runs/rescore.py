@@ -1,142 +1,217 @@
-"""Stored outputs, scored anew."""
+"""Scores the stored outputs of a run again, as a run of its own with the same lifecycle."""
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from fairtrial.codec import from_json, to_json
+from fairtrial.codec import canonical, from_json, to_json
+from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
-from fairtrial.errors import CodecError
-from fairtrial.runs.adaptive import scored_again
+from fairtrial.errors import CodecError, RunMismatchError
 from fairtrial.runs.costs import check_prices
-from fairtrial.runs.events import Observers
-from fairtrial.runs.plan import PlannedTrial
-from fairtrial.runs.runner import score_stored
-from fairtrial.runs.scheduler import Limits, Stop, run_trials
-from fairtrial.runs.writer import Writer
-from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
+from fairtrial.runs.identity import ResumedRun, code_hash
+from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
+from fairtrial.runs.runner import (
+    STORED_PAGE,
+    Interrupt,
+    OpenRun,
+    RunRequest,
+    blocking,
+    carry_out,
+    execute_trials,
+    expected_results,
+    score_stored,
+)
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules
 
+_UNFINISHED = ("running", "interrupted", "incomplete", "unscored")
 
-async def rescore_run(
-    store: RunStore,
-    run_id: str,
-    evaluator: Evaluator | Scorer,
-    *,
-    config: EvalConfig | None = None,
-    types: tuple[Any, Any] = (object, object),
-    output_types: Sequence[Any] = (),
-) -> RunRecord:
-    """A new run from another's outputs and sessions. Trials that have no output keep their error.
 
-    Args:
-        store: Where the run is.
-        run_id: The run whose outputs are scored.
-        evaluator: Scores them.
-        config: Concurrency and timeout of the scoring.
-        types: What inputs and expected values are read back as.
-        output_types: What outputs are read back as, one per experiment.
+async def rescore_run(request: RunRequest, run_id: str, *, interrupt: Interrupt | None = None) -> RunRecord:
+    """Score the outputs and sessions of a stored run with the request's evaluator; the task is not called.
+
+    Trials without an output keep their error. The scores become a new run; the same call again resumes it if it was
+    interrupted, and repeats the scoring that failed.
+
+    Raises:
+        RunMismatchError: the run has samples or experiments that the suite has not.
     """
-    settings = config or EvalConfig()
-    scorer = resolve(evaluator)
-    parent = store.get_run(run_id)
-    run = store.create_run(
-        replace(
-            parent,
-            run_id=uuid4().hex[:12],
-            number=0,
-            status="running",
-            evaluator=scorer.name,
-            parent_run=parent.run_id,
-            created_at=time.time(),
-            finished_at=None,
-            notes={"order": parent.notes.get("order")},
-        )
+    parent = await blocking(lambda: request.store.get_run(run_id))
+    matched = await blocking(lambda: _match_suite(request, parent))
+    return await carry_out(
+        matched,
+        lambda work: execute_trials(work, _RescoredTrials),
+        opening=partial(_open_rescoring, parent=parent),
+        interrupt=interrupt,
     )
-    rules = TrialRules(
-        tasks=(),
-        experiments=tuple(Experiment(name) for name in run.experiments),
-        scorer=scorer,
-        timeout_seconds=settings.timeout_seconds,
+
+
+def _match_suite(request: RunRequest, parent: RunRecord) -> RunRequest:
+    """The request with the experiments, parameters and seed that the stored outputs were made with."""
+    own = {experiment.name: place for place, experiment in enumerate(request.experiments)}
+    for name in parent.experiments:
+        if name not in own:
+            raise _mismatch(request, parent, f"it has an experiment {name!r} and the suite has {', '.join(own)}")
+    if parent.dataset_fingerprint != request.dataset.fingerprint:
+        difference = _different_sample(request.store, parent, request.dataset)
+        if difference is not None:
+            raise _mismatch(request, parent, difference)
+    places = [own[name] for name in parent.experiments]
+    experiments = tuple(_as_stored(request.experiments[place], parent.params) for place in places)
+    seed = parent.config.get("seed")
+    rules = replace(
+        request.rules,
+        tasks=tuple(request.rules.tasks[place] for place in places),
+        experiments=experiments,
+        seed=seed if isinstance(seed, int) else request.rules.seed,
     )
-    check_prices(settings, rules)
-    kinds = tuple(output_types) or (object,) * len(run.experiments)
-    reader = _Reader(store, parent, run, types)
-    writer = Writer(store, run.run_id)
-
-    async def execute(trial: PlannedTrial) -> EvalResult:
-        stored = reader.stored.pop(trial.ordinal)
-        if stored.outcome not in ("scored", "scorer_error"):
-            return replace(stored, key=trial.key, snapshot=store.snapshot(parent.run_id, stored.ordinal), source=None)
-        return await score_stored(store, rules, trial, stored, kinds[trial.experiment])
-
-    status: Any = "interrupted"
-    stop = Stop()
-    try:
-        await run_trials(
-            reader.trials(),
-            execute,
-            writer,
-            workers=settings.max_concurrent,
-            stop=stop,
-            limits=Limits(max_cost_usd=settings.max_cost_usd, strict_cost=settings.strict_cost, only_judges=True),
-            observers=Observers(()),
-            grace_seconds=settings.grace_seconds,
-        )
-        status = "finished" if stop.reason is None else "stopped"
-    finally:
-        await writer.close()
-        rules.threads.close()
-        adaptive = scored_again(parent, run, store)
-        notes: dict[str, Any] = {} if adaptive is None else {"adaptive": adaptive}
-        if stop.reason is not None:
-            notes |= {"stopped": stop.reason}
-        store.update_run(
-            run.run_id,
-            status=status,
-            finished_at=None if status == "interrupted" else time.time(),
-            notes=notes or None,
-        )
-    return store.get_run(run.run_id)
+    # Only judges are called.
+    check_prices(request.config, replace(rules, tasks=(), adapter=None))
+    return replace(request, experiments=experiments, rules=rules)
 
 
-class _Reader:
+def _as_stored(experiment: Experiment, params: Mapping[str, Any]) -> Experiment:
+    """The experiment with the parameters that its outputs were made with."""
+    stored = params.get(experiment.name, experiment.params)
+    return experiment if to_json(experiment.params) == to_json(stored) else replace(experiment, params=stored)
+
+
+def _mismatch(request: RunRequest, parent: RunRecord, difference: str) -> RunMismatchError:
+    return RunMismatchError(
+        f"run {parent.run_id} of suite {parent.suite!r} cannot be scored with suite {request.suite!r}: {difference}. "
+        "Use the suite that the run was made with"
+    )
+
+
+def _different_sample(store: RunStore, parent: RunRecord, dataset: Dataset[Any, Any]) -> str | None:
+    """How the samples of a run differ from the dataset; None if it has all of them, as for a run of some samples."""
+    stored = {sample.id: _content(sample) for _, sample in store.samples(parent.run_id)}
+    count = len(stored)
+    changed = []
+    for sample in dataset:
+        content = stored.pop(sample.id, None)
+        if content is not None and content != _content(sample):
+            changed.append(sample.id)
+    if stored:
+        return f"its sample {next(iter(stored))!r} is not in the suite's dataset ({len(stored):,} of {count:,} are not)"
+    if changed:
+        return f"its sample {changed[0]!r} differs in the suite's dataset ({len(changed):,} of {count:,} differ)"
+    return None
+
+
+def _content(sample: Sample[Any, Any]) -> bytes:
+    return hashlib.sha256(canonical([sample.input, sample.expected, sample.metadata])).digest()
+
+
+def _open_rescoring(request: RunRequest, *, parent: RunRecord) -> ResumedRun:
+    """The unfinished rescoring of this run by this evaluator, or a new one."""
+    store, made_of = request.store, (request.scorer.name, code_hash(request.version))
+    if not request.fresh:
+        for run in store.runs(suite=parent.suite):
+            resumable = run.parent_run == parent.run_id and run.status in _UNFINISHED
+            if resumable and (run.evaluator, run.code_hash) == made_of:
+                return ResumedRun(run, resumed=True)
+    run = replace(
+        parent,
+        run_id=uuid4().hex[:12],
+        number=0,
+        status="running",
+        evaluator=made_of[0],
+        code_hash=made_of[1],
+        parent_run=parent.run_id,
+        created_at=time.time(),
+        finished_at=None,
+        notes={"order": parent.notes.get("order")},
+    )
+    return ResumedRun(store.create_run(run), resumed=False)
+
+
+class _RescoredTrials:
     """The stored results of the parent run as trials of the new one."""
 
-    def __init__(self, store: RunStore, parent: RunRecord, run: RunRecord, types: tuple[Any, Any]) -> None:
-        self._store = store
-        self._parent = parent
-        self._run = run
-        self._types = types
-        self.stored: dict[int, EvalResult] = {}
+    def __init__(self, work: OpenRun, rules: TrialRules) -> None:
+        self._request = work.request
+        self._run = work.run
+        self._parent = str(work.run.parent_run)
+        self._rules = rules
+        self._failed: Mapping[int, EvalResult] = {}  # Trials of the new run whose scoring failed, by ordinal.
+        self._sample: tuple[int, Sample[Any, Any]] | None = None
 
-    def trials(self) -> Iterator[PlannedTrial]:
-        """One trial per stored result."""
-        last: tuple[int, Sample[Any, Any]] | None = None
-        for stored in self._store.results(self._parent.run_id):
-            sample_ordinal, experiment, repeat = self._run.split(stored.ordinal)
-            if last is None or last[0] != sample_ordinal:
-                last = sample_ordinal, self._typed(self._store.sample(self._parent.run_id, sample_ordinal))
-            self.stored[stored.ordinal] = stored
+    async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
+        """What has no score in the new run yet."""
+        self._failed = await blocking(self._read_failed)
+        expected = await blocking(lambda: expected_results(self._request.store, self._run))
+        return self._trials(done, self._failed), expected - sum(byte.bit_count() for byte in done) + len(self._failed)
+
+    def missing(self, done: bytearray) -> TrialFeed:
+        """The results of the parent run that have none here."""
+        return self._trials(done, {})
+
+    def _trials(self, done: bytearray, failed: Mapping[int, EvalResult]) -> TrialFeed:
+        def load(after: int) -> Sequence[EvalResult]:
+            store = self._request.store
+            return list(store.results(self._parent, after=after, limit=STORED_PAGE, snapshots=True))
+
+        def plan(stored: EvalResult) -> PlannedTrial | None:
+            ordinal = stored.ordinal
+            earlier = failed.get(ordinal)
+            if stored.outcome == "not_run" or (earlier is None and done[ordinal >> 3] >> (ordinal & 7) & 1):
+                return None
+            sample_ordinal, experiment, repeat = self._run.split(ordinal)
             key = TrialKey(self._run.run_id, self._run.experiments[experiment], stored.sample_id, repeat)
-            yield PlannedTrial(key, stored.ordinal, sample_ordinal, experiment, last[1])
+            sample = self._typed_sample(sample_ordinal)
+            attempt = 1 if earlier is None else earlier.attempt + 1
+            return PlannedTrial(key, ordinal, sample_ordinal, experiment, sample, attempt, stored)
 
-    def _typed(self, sample: Sample[Any, Any]) -> Sample[Any, Any]:
-        input_type, expected_type = self._types
-        try:
-            return replace(
-                sample,
-                input=from_json(input_type, to_json(sample.input)),
-                expected=None if sample.expected is None else from_json(expected_type, to_json(sample.expected)),
-            )
-        except CodecError as error:
-            raise CodecError(f"stored sample {sample.id!r} is no longer what the dataset says: {error}") from None
+        return TrialFeed(StoredTrials(load, plan))
+
+    async def execute(self, trial: PlannedTrial) -> EvalResult:
+        """Score a stored output; a trial without one keeps its error."""
+        stored = trial.stored
+        if stored is not None and stored.outcome not in ("scored", "scorer_error"):
+            return replace(stored, key=trial.key, source=None)
+        result = await score_stored(self._rules, trial, self._rules.tasks[trial.experiment].output_type)
+        failed = self._failed.get(trial.ordinal)
+        if failed is None or (failed.judge_cost_usd is None and not failed.unpriced_judge_calls):
+            return result
+        # The judges of the scoring that failed were paid for too.
+        return replace(
+            result,
+            judge_cost_usd=(failed.judge_cost_usd or 0.0) + (result.judge_cost_usd or 0.0),
+            unpriced_judge_calls=failed.unpriced_judge_calls + result.unpriced_judge_calls,
+        )
+
+    def replaced_costs(self) -> Mapping[int, float]:
+        """What the failed scorings that are repeated cost, by ordinal."""
+        return {ordinal: failed.judge_cost_usd or 0.0 for ordinal, failed in self._failed.items()}
+
+    def _read_failed(self) -> dict[int, EvalResult]:
+        failed = self._request.store.results(self._run.run_id, outcomes=("scorer_error",), outputs=False)
+        return {result.ordinal: replace(result, source=None) for result in failed}
+
+    def _typed_sample(self, ordinal: int) -> Sample[Any, Any]:
+        """A stored sample with its input and expected value as the suite's dataset has them."""
+        if self._sample is None or self._sample[0] != ordinal:
+            sample, dataset = self._request.store.sample(self._parent, ordinal), self._request.dataset
+            try:
+                typed = replace(
+                    sample,
+                    input=from_json(dataset.input_type, to_json(sample.input)),
+                    expected=None
+                    if sample.expected is None
+                    else from_json(dataset.expected_type, to_json(sample.expected)),
+                )
+            except CodecError as error:
+                raise CodecError(f"stored sample {sample.id!r} is no longer what the dataset says: {error}") from None
+            self._sample = ordinal, typed
+        return self._sample[1]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
 import anyio
 
@@ -17,11 +17,11 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.offload import DaemonThreads, loop_caller
 from fairtrial.runs import presence
-from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
+from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters, scored_again
 from fairtrial.runs.costs import check_prices
 from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, Observers, log
-from fairtrial.runs.identity import code_hash, describe_run, open_run
-from fairtrial.runs.plan import PlannedTrial, missing_trials
+from fairtrial.runs.identity import ResumedRun, code_hash, describe_run, open_run
+from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed, missing_trials
 from fairtrial.runs.scheduler import Limits, Stop, run_trials
 from fairtrial.runs.writer import Writer
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
@@ -39,6 +39,7 @@ from fairtrial.trials.task import resolve_task
 type Lifespan = Callable[[], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]]
 
 _CHECKED_FIRST = 1000  # Samples searched for secrets before the run is opened; the others as they are read.
+STORED_PAGE = 64  # Stored results read at once, with their outputs and transcripts.
 _MAX_ROUNDS = 3  # How often trials are executed whose stored results vanished, the first time included.
 _RETRIED: tuple[Outcome, ...] = ("task_error", "timeout", "dead_letter")
 
@@ -185,16 +186,21 @@ class OpenRun:
         config, run, store = self.request.config, self.run, self.request.store
         self.stop.follow(await blocking(lambda: follow(config, run, store, redo, window)))
 
-    async def start(self, again: Again) -> Limits:
-        """Mark the run as running and work out what may still be spent; `again` says which results are replaced."""
+    async def start(self, replaced: Mapping[int, float]) -> Limits:
+        """Mark the run as running and work out what may still be spent.
+
+        `replaced` is what the stored results of trials that are done again cost, by ordinal.
+        """
         store, config = self.request.store, self.request.config
 
         def mark() -> float:
             store.update_run(self.run.run_id, status="running")
-            return sum(totals.total_cost_usd for totals in store.totals(self.run.run_id))
+            totals = store.totals(self.run.run_id)
+            return sum((found.judge_cost_usd or 0.0) if only_judges else found.total_cost_usd for found in totals)
 
+        only_judges = self.run.parent_run is not None
         limits = Limits(
-            config.stop_on_error, config.max_cost_usd, config.strict_cost, await blocking(mark), again.costs()
+            config.stop_on_error, config.max_cost_usd, config.strict_cost, await blocking(mark), replaced, only_judges
         )
         limits.check_cost(self.stop)
         return limits
@@ -204,15 +210,18 @@ async def carry_out(
     request: RunRequest,
     carry: Callable[[OpenRun], Awaitable[None]],
     *,
+    opening: Callable[[RunRequest], ResumedRun] | None = None,
     interrupt: Interrupt | None = None,
     on_result: OnResult | None = None,
 ) -> RunRecord:
-    """Open a run, have it carried out, and return it as it then stands in the store, however it ended."""
-    check_prices(request.config, request.rules)
-    opened = await blocking(lambda: _open(request))
+    """Open a run, have it carried out, and return it as it then stands in the store, however it ended.
+
+    `opening` creates the run or finds the one to resume; by what the request describes unless given.
+    """
+    opened = await blocking(lambda: (opening or _open)(request))
     if opened.warning is not None:
         warnings.warn(opened.warning, stacklevel=2)
-        request.store.update_run(opened.run.run_id, notes={"code_changed": True})
+        await blocking(lambda: request.store.update_run(opened.run.run_id, notes={"code_changed": True}))
     work = OpenRun(request, opened.run, Stop(), on_result)
     if interrupt is not None:
         interrupt.connect(work.stop)
@@ -232,10 +241,70 @@ async def execute_run(
     request: RunRequest, *, interrupt: Interrupt | None = None, on_result: OnResult | None = None
 ) -> RunRecord:
     """Carry out a run in this process."""
-    return await carry_out(request, _execute, interrupt=interrupt, on_result=on_result)
+    return await carry_out(
+        request, lambda work: execute_trials(work, RunTrials), interrupt=interrupt, on_result=on_result
+    )
 
 
-async def _execute(work: OpenRun) -> None:
+class TrialSource(Protocol):
+    """Where the trials of a run come from and what is done to each."""
+
+    def __init__(self, work: OpenRun, rules: TrialRules) -> None: ...
+
+    async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
+        """The trials to execute, and how many there are at most, given the bitmap of those with a result."""
+        ...
+
+    def missing(self, done: bytearray) -> TrialFeed:
+        """The trials without a result, after results that were committed are not in the store."""
+        ...
+
+    def replaced_costs(self) -> Mapping[int, float]:
+        """What the stored results of trials that are done again cost, by ordinal."""
+        ...
+
+    async def execute(self, trial: PlannedTrial) -> EvalResult:
+        """Execute one trial, or score its stored output."""
+        ...
+
+
+class RunTrials:
+    """The trials of a run: those that are to be done again, and those without a result."""
+
+    def __init__(self, work: OpenRun, rules: TrialRules) -> None:
+        self._work = work
+        self._rules = rules
+        self._again: Again | None = None
+
+    async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
+        """What is to be scored again or retried comes first."""
+        work, request, run = self._work, self._work.request, self._work.run
+        self._again = again = await blocking(lambda: Again(request, run, self._rules))
+        await work.follow(again.ordinals)
+        remaining = run.planned - sum(byte.bit_count() for byte in done) + again.count
+        if remaining and request.config.warmup and work.stop.reason is None:
+            await _warm_up(request, run, self._rules)
+        return TrialFeed(again.trials(), missing_trials(run, request.dataset, done)), remaining
+
+    def missing(self, done: bytearray) -> TrialFeed:
+        """The trials without a result."""
+        return TrialFeed(missing_trials(self._work.run, self._work.request.dataset, done))
+
+    def replaced_costs(self) -> Mapping[int, float]:
+        """What the stored results of trials that are done again cost, by ordinal."""
+        return {} if self._again is None else self._again.costs()
+
+    async def execute(self, trial: PlannedTrial) -> EvalResult:
+        """Execute a trial; one that has an output is only scored."""
+        rules = self._rules
+        if trial.stored is not None:
+            return await score_stored(rules, trial, rules.tasks[trial.experiment].output_type)
+        result = await run_trial(rules, trial.key, trial.ordinal, trial.sample, trial.experiment, attempt=trial.attempt)
+        return result if self._again is None else self._again.with_earlier_cost(result)
+
+
+async def execute_trials(work: OpenRun, make_source: type[TrialSource]) -> None:
+    """Execute the trials of an open run in this process."""
     request, run = work.request, work.run
     await presence.take_up(request.store, run.run_id)
     _warn_of_fleet(run)
@@ -243,29 +312,15 @@ async def _execute(work: OpenRun) -> None:
     try:
         async with open_lifespan(request.lifespan) as shared:
             rules = replace(request.rules, shared=shared, threads=threads)
-            done = await work.done()
-            again = Again(request, run, rules)
-            await work.follow(again.ordinals)
-            trials: Iterator[PlannedTrial] = chain(again.trials(), missing_trials(run, request.dataset, done))
-            remaining = run.planned - sum(byte.bit_count() for byte in done) + again.count
-            if remaining and request.config.warmup and work.stop.reason is None:
-                await _warm_up(request, run, rules)
-            limits = await work.start(again)
-            to_score = again.to_score
-
-            async def execute(trial: PlannedTrial) -> EvalResult:
-                if trial.ordinal in to_score:
-                    return await again.score(trial)
-                result = await run_trial(
-                    rules, trial.key, trial.ordinal, trial.sample, trial.experiment, attempt=trial.attempt
-                )
-                return again.with_earlier_cost(result)
-
+            source = make_source(work, rules)
+            trials, remaining = await source.begin(await work.done())
+            expected = await blocking(lambda: expected_results(request.store, run))
+            limits = await work.start(source.replaced_costs())
             for _round in range(_MAX_ROUNDS):
                 work.writer = Writer(request.store, run.run_id, note=presence.present)
                 await run_trials(
                     trials,
-                    execute,
+                    source.execute,
                     work.writer,
                     workers=min(request.config.max_concurrent, max(remaining, 1)),
                     stop=work.stop,
@@ -281,15 +336,15 @@ async def _execute(work: OpenRun) -> None:
                 done = await blocking(lambda: request.store.done(run.run_id))
                 for ordinal in work.writer.refused_ordinals:
                     done[ordinal >> 3] |= 1 << (ordinal & 7)  # Executing it again would be paid for and refused again.
-                remaining = run.planned - sum(byte.bit_count() for byte in done)
-                if not remaining:
+                remaining = expected - sum(byte.bit_count() for byte in done)
+                if remaining <= 0:
                     break
                 log.warning(
                     "%d results of run %s were committed and are not in the store: executing these trials again",
                     remaining,
                     run.run_id,
                 )
-                trials, to_score = missing_trials(run, request.dataset, done), frozenset()
+                trials = source.missing(done)
     finally:
         threads.close()
 
@@ -305,7 +360,8 @@ def _warn_of_fleet(run: RunRecord) -> None:
         )
 
 
-def _open(request: RunRequest) -> Any:
+def _open(request: RunRequest) -> ResumedRun:
+    check_prices(request.config, request.rules)
     refuse_clusters(request.config, request.dataset)
     redactor = current()
     for ordinal, sample in enumerate(islice(request.dataset, _CHECKED_FIRST)):
@@ -325,30 +381,56 @@ def _open(request: RunRequest) -> Any:
 async def _end(work: OpenRun, status: RunStatus, why: str | None = None) -> RunRecord:
     """Commit what is on its way, then say how the run ended."""
     request, run, adaptive = work.request, work.run, work.stop.adaptive
-    notes: dict[str, Any] = {"stopped": why, "cost_cap_usd": None, **work.stop.notes, **presence.gone()}
+    store, observed = request.store, bool(request.observers)
+
+    def record() -> tuple[RunRecord, EvalRunCompleted | None]:
+        ending: RunStatus = status
+        notes: dict[str, Any] = {"stopped": why, "cost_cap_usd": None, **work.stop.notes, **presence.gone()}
+        if ending == "finished":
+            ending, notes["stopped"] = _completion(store, run)
+            notes |= _rescoring_notes(store, run)
+        if adaptive is not None or (run.notes.get("adaptive") and run.parent_run is None):
+            stored = sum(byte.bit_count() for byte in store.done(run.run_id))
+            notes["adaptive"] = None if adaptive is None else adaptive.note(stored)
+        finished_at = None if ending in ("interrupted", "incomplete") else time.time()
+        store.update_run(run.run_id, status=ending, finished_at=finished_at, notes=notes)
+        ended = store.get_run(run.run_id)
+        return ended, _completed(store, ended) if observed else None
+
     if work.writer is not None:
         await work.writer.close()
-    if status == "finished":
-        status, notes["stopped"] = await blocking(lambda: _completion(request.store, run))
-    if adaptive is not None or run.notes.get("adaptive"):
-        stored = sum(byte.bit_count() for byte in request.store.done(run.run_id))
-        notes["adaptive"] = None if adaptive is None else adaptive.note(stored)
-    finished_at = None if status in ("interrupted", "incomplete") else time.time()
-    request.store.update_run(run.run_id, status=status, finished_at=finished_at, notes=notes)
-    ended = request.store.get_run(run.run_id)
-    if request.observers:
-        request.observers.publish(_completed(request.store, ended))
+    ended, completed = await blocking(record)
+    if completed is not None:
+        request.observers.publish(completed)
     return ended
 
 
 def _completion(store: RunStore, run: RunRecord) -> tuple[RunStatus, str | None]:
     """The status of a run whose trials were all executed, and why if it is not finished: what the store says."""
-    stored = sum(byte.bit_count() for byte in store.done(run.run_id))
-    if stored < run.planned:
-        return "incomplete", f"{run.planned - stored:,} of {run.planned:,} trials have no stored result"
-    if next(store.ordinals(run.run_id, ("scorer_error",)), None) is not None:
+    stored, expected = sum(byte.bit_count() for byte in store.done(run.run_id)), expected_results(store, run)
+    if stored < expected:
+        return "incomplete", f"{expected - stored:,} of {expected:,} trials have no stored result"
+    failed = store.results(run.run_id, outcomes=("scorer_error",), outputs=False)
+    if any(redacted_input(result) is None for result in failed):
         return "unscored", None  # The answers are paid for: the same command again only scores them.
     return "finished", None
+
+
+def expected_results(store: RunStore, run: RunRecord) -> int:
+    """How many results a run has when it is complete: one per trial, or per result of the run it scores again."""
+    if run.parent_run is None:
+        return run.planned
+    return sum(byte.bit_count() for byte in store.done(run.parent_run))
+
+
+def _rescoring_notes(store: RunStore, run: RunRecord) -> dict[str, Any]:
+    """What a reader must know of a run that scored the outputs of another: its stopping rule, what was not scored."""
+    if run.parent_run is None:
+        return {}
+    failed = store.results(run.run_id, outcomes=("scorer_error",), outputs=False)
+    redacted = sum(redacted_input(result) is not None for result in failed)
+    adaptive = scored_again(store.get_run(run.parent_run), run, store)
+    return {"redacted": redacted or None} | ({} if adaptive is None else {"adaptive": adaptive})
 
 
 async def _break_off(work: OpenRun, error: BaseException) -> None:
@@ -412,6 +494,7 @@ class Again:
         store = request.store
         self.to_score = frozenset(store.ordinals(run.run_id, ("scorer_error",)))
         self.to_run = tuple(store.ordinals(run.run_id, _RETRIED)) if request.retry_errors else ()
+        self._retried = frozenset(self.to_run)
         outcomes: tuple[Outcome, ...] = ("scorer_error", *(_RETRIED if request.retry_errors else ()))
         replaced = store.results(run.run_id, outcomes=outcomes, outputs=False) if self.count else ()
         self._earlier = {
@@ -451,38 +534,67 @@ class Again:
 
     def attempts(self) -> dict[int, int]:
         """Which attempt comes next, for every trial that is to be executed again."""
-        return {ordinal: self._stored(ordinal).attempt + 1 for ordinal in self.to_run}
+        if not self.to_run:
+            return {}
+        stored = self._request.store.results(self._run.run_id, outcomes=_RETRIED, outputs=False)
+        return {result.ordinal: result.attempt + 1 for result in stored}
 
-    def trials(self, *, only_score: bool = False) -> Iterator[PlannedTrial]:
+    def trials(self, *, only_score: bool = False) -> StoredTrials:
         """The trials, in plan order."""
-        for ordinal in sorted(self.to_score if only_score else (*self.to_score, *self.to_run)):
-            sample_ordinal, experiment, repeat = self._run.split(ordinal)
-            sample = self._request.dataset[sample_ordinal]
-            key = TrialKey(self._run.run_id, self._run.experiments[experiment], sample.id, repeat)
-            yield PlannedTrial(key, ordinal, sample_ordinal, experiment, sample, self._stored(ordinal).attempt + 1)
+        outcomes: tuple[Outcome, ...] = ("scorer_error", *(_RETRIED if self.to_run and not only_score else ()))
+        store, run = self._request.store, self._run
 
-    def _stored(self, ordinal: int) -> EvalResult:
-        return next(iter(self._request.store.results(self._run.run_id, after=ordinal - 1, limit=1)))
+        def load(after: int) -> Sequence[EvalResult]:
+            return list(store.results(run.run_id, outcomes=outcomes, after=after, limit=STORED_PAGE, snapshots=True))
+
+        def plan(stored: EvalResult) -> PlannedTrial | None:
+            if stored.ordinal not in self.to_score and stored.ordinal not in self._retried:
+                return None  # It became an error since this run was opened.
+            sample_ordinal, experiment, _repeat = run.split(stored.ordinal)
+            sample = self._request.dataset[sample_ordinal]
+            to_score = stored if stored.ordinal in self.to_score else None
+            return PlannedTrial(
+                stored.key, stored.ordinal, sample_ordinal, experiment, sample, stored.attempt + 1, to_score
+            )
+
+        return StoredTrials(load, plan)
 
     async def score(self, trial: PlannedTrial) -> EvalResult:
         """Score a stored output again."""
-        stored = self._stored(trial.ordinal)
-        kind = self._rules.tasks[trial.experiment].output_type
-        return await score_stored(self._request.store, self._rules, trial, stored, kind)
+        return await score_stored(self._rules, trial, self._rules.tasks[trial.experiment].output_type)
 
 
-async def score_stored(
-    store: RunStore, rules: TrialRules, trial: PlannedTrial, stored: EvalResult, output_type: Any
-) -> EvalResult:
-    """Score the stored output of a trial, read back as the type its task returns."""
-    snapshot = store.snapshot(stored.key.run_id, stored.ordinal)
+async def score_stored(rules: TrialRules, trial: PlannedTrial, output_type: Any) -> EvalResult:
+    """Score the stored output of a trial, read back as the type its task returns. One that was redacted is not scored.
+
+    An altered output must never be scored: what was replaced may be what the score depends on.
+    """
+    stored = trial.stored
+    if stored is None:
+        raise ValueError(f"trial {trial.key} has no stored result")
+    if (altered := redacted_input(stored)) is not None:
+        return replace(
+            stored,
+            key=trial.key,
+            outcome="scorer_error",
+            score=None,
+            error=f"its stored {altered} was redacted and cannot be scored again; run the trial again",
+            stage="score",
+            attempt=trial.attempt,
+            source=None,
+        )
     return await score_again(
         rules,
         trial.key,
         trial.ordinal,
         trial.sample,
         stored,
-        restore_session(snapshot) if snapshot is not None else None,
+        restore_session(stored.snapshot) if stored.snapshot is not None else None,
         output_type=output_type,
         attempt=trial.attempt,
     )
+
+
+def redacted_input(stored: EvalResult) -> str | None:
+    """What of the evaluator's input was redacted in the store: "output", "transcript" or None."""
+    return next((part for part in ("output", "transcript") if part in stored.redacted_parts), None)

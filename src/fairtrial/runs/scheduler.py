@@ -12,7 +12,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.runs.adaptive import Adaptive
 from fairtrial.runs.costs import GIVE_PRICES
 from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted, log
-from fairtrial.runs.plan import PlannedTrial
+from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
 from fairtrial.runs.writer import Writer
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
@@ -84,7 +84,8 @@ class Limits:
 
     def check(self, result: EvalResult, stop: Stop) -> None:
         """Look at one result and stop the run if it crosses a limit."""
-        if self.stop_on_error and not result.success:
+        failed = result.outcome == "scorer_error" if self.only_judges else not result.success
+        if self.stop_on_error and failed:
             stop.request(f"stop_on_error: trial {result.key} ended as {result.outcome}", resumable=True)
         if self.max_cost_usd is not None or self.strict_cost:
             cost = (result.judge_cost_usd or 0.0) if self.only_judges else result.total_cost_usd
@@ -119,7 +120,7 @@ class Limits:
 
 
 async def run_trials(
-    trials: Iterator[PlannedTrial],
+    trials: Iterator[PlannedTrial] | StoredTrials | TrialFeed,
     execute: Execute,
     writer: Writer,
     *,
@@ -136,9 +137,10 @@ async def run_trials(
     result, so a resumed run executes them again.
     """
     watched = bool(observers)
+    feed = trials if isinstance(trials, TrialFeed) else TrialFeed(trials)
 
     async def work() -> None:
-        for trial in trials:
+        async for trial in feed:
             if stop.adaptive is not None and trial.attempt == 1:
                 await stop.room_for(trial.ordinal)
             if stop.reason is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -19,7 +20,7 @@ from fairtrial.runs.events import Observer
 from fairtrial.runs.rescore import rescore_run
 from fairtrial.runs.runner import Interrupt, Lifespan, OnResult, RunRequest, execute_run, prepare
 from fairtrial.runs.sync import run_interruptibly
-from fairtrial.scoring.evaluator import Evaluator, Scorer
+from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.store import open_store
 from fairtrial.suites.fingerprint import fingerprint_of
 from fairtrial.suites.stream import Feed, ResultStream, wait_for_left
@@ -201,16 +202,52 @@ class EvalSuite:
                     await office.close()
 
     async def rescore(
-        self, run_id: str, evaluator: Evaluator | Scorer | None = None, *, store: RunStore | str | None = None
+        self,
+        run_id: str,
+        evaluator: Evaluator | Scorer | None = None,
+        *,
+        store: RunStore | str | None = None,
+        bus: Observer | Sequence[Observer] = (),
+        fresh: bool = False,
     ) -> EvalReport:
-        """A new run from the stored outputs and sessions of another, scored anew; the task is not called."""
+        """Score the stored outputs and sessions of a run again, as a new run; the task is not called.
+
+        The same call again goes on with a rescoring that was interrupted, and repeats scoring that failed.
+
+        Args:
+            run_id: The run whose outputs are scored. Its samples and experiments must be the suite's.
+            evaluator: Scores them; the suite's own unless given.
+            store: Where the run is.
+            bus: Told what happens: anything with `publish(event)`, or several.
+            fresh: Start a new run even if one is unfinished.
+        """
         opened = _opened(store)
-        request = self._request(opened, EMPTY, ())
-        kinds = tuple(task.output_type for task in request.rules.tasks)
-        scorer = self.evaluator if evaluator is None else evaluator
-        types = (self.dataset.input_type, self.dataset.expected_type)
-        run = await rescore_run(opened, run_id, scorer, config=self.config, types=types, output_types=kinds)
+        request = self._rescoring(opened, evaluator, bus, fresh)
+        return EvalReport(opened, await rescore_run(request, run_id))
+
+    def rescore_sync(
+        self,
+        run_id: str,
+        evaluator: Evaluator | Scorer | None = None,
+        *,
+        store: RunStore | str | None = None,
+        bus: Observer | Sequence[Observer] = (),
+        fresh: bool = False,
+    ) -> EvalReport:
+        """`rescore`, from ordinary code."""
+        opened = _opened(store)
+        request = self._rescoring(opened, evaluator, bus, fresh)
+        run = run_interruptibly(lambda interrupt: rescore_run(request, run_id, interrupt=interrupt))
         return EvalReport(opened, run)
+
+    def _rescoring(
+        self, store: RunStore, evaluator: Evaluator | Scorer | None, bus: Observer | Sequence[Observer], fresh: bool
+    ) -> RunRequest:
+        request = self._request(store, EMPTY, _observers(bus), fresh=fresh)
+        if evaluator is None:
+            return request
+        scorer = resolve(evaluator)
+        return replace(request, scorer=scorer, rules=replace(request.rules, scorer=scorer))
 
 
 def _opened(store: RunStore | str | None) -> RunStore:

@@ -29,7 +29,18 @@ class TrialContext:
         shared: What the suite's lifespan opened.
     """
 
-    __slots__ = ("_resources", "_run_seed", "attempt", "deadline", "experiment", "key", "sample", "session", "shared")
+    __slots__ = (
+        "_calls",
+        "_resources",
+        "_run_seed",
+        "attempt",
+        "deadline",
+        "experiment",
+        "key",
+        "sample",
+        "session",
+        "shared",
+    )
 
     def __init__(
         self,
@@ -52,6 +63,7 @@ class TrialContext:
         self.deadline = deadline
         self.shared = shared
         self._resources: AsyncExitStack | None = None
+        self._calls: dict[str, int] = {}
 
     @property
     def seed(self) -> int:
@@ -68,6 +80,12 @@ class TrialContext:
         if self._resources is None:
             self._resources = AsyncExitStack()
         return self._resources
+
+    def count_call(self, content: str) -> int:
+        """How many identical model calls this attempt has made before this one; counted for the response cache."""
+        count = self._calls.get(content, 0)
+        self._calls[content] = count + 1
+        return count
 
     @property
     def has_resources(self) -> bool:

@@ -203,7 +203,9 @@ async def score_again(
         state.fail("scorer_error", "score", f"the stored output is no longer what the task returns: {error}")
     else:
         experiment = next(found for found in rules.experiments if found.name == key.experiment)
-        context = TrialContext(key, sample, experiment, session, run_seed=rules.seed, attempt=attempt)
+        context = TrialContext(
+            key, sample, experiment, session, run_seed=rules.seed, attempt=attempt, shared=rules.shared
+        )
         await trial.finish(rules, _attempt(rules, trial, context, None))
     result = _result(trial, judges_since=judges_since)
     metadata = result.metadata if stored.known_latency_ms is not None else {**result.metadata, "untimed": True}
