@@ -105,3 +105,26 @@ def test_an_interrupted_command_ends_with_the_one_that_goes_on(cli: Cli, place: 
     assert announced == "interrupted: finishing the trials in flight (once more to cancel them)"
     assert interrupted.startswith("interrupted: slow@1 has ")
     assert again == "go on with: fairtrial run slow.py --json"
+
+
+def test_a_run_whose_process_was_killed_is_interrupted_and_says_how_to_go_on(cli: Cli) -> None:
+    Path("evals.py").write_text(SLOW)
+    process = subprocess.Popen([sys.executable, "-m", "fairtrial.cli", "run", "evals.py", "-q"], env=environment())
+    store = open_store(None)
+    deadline = time.monotonic() + 60
+    while not (runs := store.runs()) or not any(store.done(runs[0].run_id)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "running" in cli("runs").out
+    process.kill()
+    process.wait(30)
+    assert store.runs()[0].status == "running"  # What the killed process left.
+    listed = cli("runs")
+    assert "interrupted" in listed.out
+    assert "resume it with: fairtrial run evals.py" in " ".join(listed.err.split())
+    assert cli("runs", "--status", "running", "--json").json["runs"] == []
+    assert cli("runs", "--status", "interrupted", "--json").json["runs"][0]["status"] == "interrupted"
+    assert "interrupted" in cli("show", "slow").out
+    assert cli("run", "evals.py", "-q").code == 0
+    assert "finished" in cli("runs").out
+    store.close()

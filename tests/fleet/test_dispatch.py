@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -35,13 +33,12 @@ from fairtrial.fleet.post import MemoryPostOffice
 from fairtrial.fleet.window import Window
 from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.mailbox.protocol import MailboxDepth
-from fairtrial.runs import presence
+from fairtrial.runs import run_lease
 from fairtrial.runs.events import RunEvent
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord, RunStore
 from fairtrial.suites.fingerprint import fingerprint_of
-from fairtrial.types import JSON
 from tests.fleet.fake_worker import FakeWorker, answer
 
 pytestmark = pytest.mark.anyio
@@ -538,8 +535,6 @@ async def test_a_second_client_of_one_run_hears_of_the_first_and_nothing_is_coun
         lambda: "numbers.requests" in office._mailboxes and bool(office._mailboxes["numbers.requests"]._waiting)
     )
     (run,) = open_store(url).runs()
-    note = {**presence.present(client=True)[presence.NOTE], "pid": os.getppid()}  # type: ignore[dict-item]  # a mapping
-    open_store(url).update_run(run.run_id, notes={presence.NOTE: note})
     second = asyncio.create_task(suite_of(100).run(store=url, mailbox=office))
     await until(lambda: "is being worked on already (process" in caplog.text)
     async with FakeWorker(office, "numbers").at_work():
@@ -547,12 +542,38 @@ async def test_a_second_client_of_one_run_hears_of_the_first_and_nothing_is_coun
     assert [(report.run_id, report.total, report.status) for report in reports] == [(run.run_id, 100, "finished")] * 2
 
 
-def test_a_client_that_is_gone_is_not_taken_for_one_at_work() -> None:
-    note: Any = presence.present()[presence.NOTE]
-    for changed in (None, {}, {**note, "at": 0.0}, {**note, "pid": "x"}, note, {**note, "pid": 2**22 + 1}):
-        assert presence.another({presence.NOTE: changed}) is None
-    assert presence.another({presence.NOTE: {**note, "pid": 1}}) is not None
-    assert presence.another({presence.NOTE: {**note, "host": "another"}}) is not None
+async def test_a_client_that_joined_owns_the_run_once_the_owner_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lease, "HEARTBEAT_SECONDS", 0.1)
+    office, url = MemoryPostOffice(), f"{tmp_path}/runs.db"
+    store = open_store(url)
+    first = asyncio.create_task(suite_of(100).run(store=url, mailbox=office))
+    await until(lambda: bool(store.runs()) and store.run_owner(store.runs()[0].run_id).epoch == 1)
+    (run,) = store.runs()
+    second = asyncio.create_task(suite_of(100).run(store=url, mailbox=office))
+    await asyncio.sleep(0.3)
+    assert store.run_owner(run.run_id).epoch == 1
+    first.cancel()
+    await asyncio.wait([first])
+    await until(lambda: store.run_owner(run.run_id).epoch == 2)
+    async with FakeWorker(office, "numbers").at_work():
+        report = await second
+    assert (report.run_id, report.total, report.status) == (run.run_id, 100, "finished")
+    assert store.run_owner(run.run_id).owner is None
+
+
+async def test_a_client_that_was_taken_over_by_another_client_still_ends_well(tmp_path: Path) -> None:
+    office, url = MemoryPostOffice(), f"{tmp_path}/runs.db"
+    store = open_store(url)
+    first = asyncio.create_task(suite_of(50).run(store=url, mailbox=office))
+    await until(lambda: bool(store.runs()) and store.run_owner(store.runs()[0].run_id).epoch == 1)
+    (run,) = store.runs()
+    seen = store.run_owner(run.run_id)
+    assert store.acquire_run(run.run_id, '{"pid": 1, "host": "elsewhere", "client": true}', seen) == 2
+    async with FakeWorker(office, "numbers").at_work():
+        report = await first
+    assert (report.total, report.status) == (50, "finished")
 
 
 def test_a_fleet_needs_asyncio_and_says_so() -> None:
@@ -607,22 +628,19 @@ async def test_a_run_that_another_process_executes_is_not_given_to_a_fleet_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, office = open_store("memory:"), MemoryPostOffice()
-    monkeypatch.setattr(presence, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(run_lease, "_POLL_SECONDS", 0.01)
     stopping = asyncio.create_task(suite_of(20).run(store=store, mailbox=office))
     await until(lambda: bool(store.runs(suite="numbers")) and "fleet" in store.runs(suite="numbers")[0].notes)
     stopping.cancel()
     await asyncio.wait([stopping])
     (run,) = store.runs(suite="numbers")
 
-    def at_work(seconds: float) -> None:
-        note: dict[str, JSON] = {"host": "elsewhere", "pid": 1, "at": time.time() - seconds}
-        store.update_run(run.run_id, notes={presence.NOTE: note})
-
-    at_work(1.0)
+    epoch = store.acquire_run(run.run_id, '{"host": "elsewhere", "pid": 1}', store.run_owner(run.run_id))
+    assert epoch is not None
     going_on = asyncio.create_task(suite_of(20).run(store=store, mailbox=office))
     await asyncio.sleep(0.05)
     assert not going_on.done()
-    at_work(0.0)
+    store.renew_run(run.run_id, epoch)
     with pytest.raises(RunBusyError, match="process 1 on elsewhere"):
         await going_on
 
@@ -705,12 +723,12 @@ async def test_results_that_a_failover_lost_are_sent_again(caplog: pytest.LogCap
     class Forgetful(MemoryStore):
         commits = lost = 0
 
-        def commit(self, run_id: str, *given: Any) -> Committed:
+        def commit(self, run_id: str, *given: Any, **rest: Any) -> Committed:
             self.commits += 1
             if self.commits == 5:
                 self.lost += len(self._runs[run_id].entries)
                 self._runs[run_id].entries.clear()
-            return super().commit(run_id, *given)
+            return super().commit(run_id, *given, **rest)
 
     store, office = Forgetful(), MemoryPostOffice()
     async with FakeWorker(office, "numbers", concurrency=10).at_work() as worker:
@@ -724,9 +742,9 @@ async def test_results_that_a_failover_lost_are_sent_again(caplog: pytest.LogCap
 
 async def test_a_run_is_incomplete_when_the_store_takes_nothing_for_a_trial() -> None:
     class Picky(MemoryStore):
-        def commit(self, run_id: str, results: Any, *samples: Any) -> Committed:
+        def commit(self, run_id: str, results: Any, *samples: Any, **rest: Any) -> Committed:
             bad = [result for result in results if result.sample_id == "s1"]
-            kept = super().commit(run_id, [result for result in results if result not in bad], *samples)
+            kept = super().commit(run_id, [result for result in results if result not in bad], *samples, **rest)
             return Committed(kept.new, kept.duplicate, tuple((result.key, "no") for result in bad))
 
     office = MemoryPostOffice()

@@ -106,13 +106,17 @@ class Forgetful(MemoryStore):
         self.lost = 0
 
     def commit(
-        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES
+        self,
+        run_id: str,
+        results: Sequence[EvalResult],
+        samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES,
+        **rest: Any,
     ) -> Committed:
         self.commits += 1
         if self.commits in self.forgets:
             self.lost += len(self._runs[run_id].entries)
             self._runs[run_id].entries.clear()
-        return super().commit(run_id, results, samples)
+        return super().commit(run_id, results, samples, **rest)
 
 
 class Picky(MemoryStore):
@@ -121,10 +125,14 @@ class Picky(MemoryStore):
     picky = True
 
     def commit(
-        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES
+        self,
+        run_id: str,
+        results: Sequence[EvalResult],
+        samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES,
+        **rest: Any,
     ) -> Committed:
         bad = [result for result in results if self.picky and result.sample_id == "s1"]
-        kept = super().commit(run_id, [result for result in results if result not in bad], samples)
+        kept = super().commit(run_id, [result for result in results if result not in bad], samples, **rest)
         return Committed(kept.new, kept.duplicate, tuple((result.key, "no") for result in bad))
 
 

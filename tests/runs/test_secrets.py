@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sqlite3
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -24,6 +28,7 @@ from fairtrial import (
 )
 from fairtrial.errors import SecretInDataError
 from fairtrial.runs import RunEvent
+from fairtrial.runs.sync import resume_command
 from fairtrial.store.compress import decompress
 
 SECRET = "sk-live-4f0c9a77e2b1d38e"
@@ -163,3 +168,27 @@ def test_a_run_is_refused_when_a_parameter_or_a_tag_holds_a_secret(monkeypatch: 
     with pytest.raises(SecretInDataError, match="the run's tags"):
         EvalSuite("s", dataset, calls.append, exact_match).run_sync(store=store, tags={"key": SECRET})
     assert (calls, store.runs()) == ([], [])
+
+
+def test_the_command_that_resumes_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["evals.py", "--store", "postgresql://me:pw1@db/evals", "--mailbox=redis://:other-secret@host:6379"]
+    monkeypatch.setattr(sys, "argv", words)
+    shown = resume_command()
+    assert "pw1" not in shown
+    assert "other-secret" not in shown
+    assert shown.startswith("python evals.py --store 'postgresql://me:[redacted]@db/evals'")
+    assert shown.endswith("(with the password in place of [redacted]; or set FAIRTRIAL_STORE)")
+    monkeypatch.setattr(sys, "argv", ["evals.py", "--store", "runs.db"])
+    assert resume_command() == "python evals.py --store runs.db"
+
+
+def test_an_interrupted_run_in_memory_is_not_said_to_be_stored() -> None:
+    def interrupted(given: str) -> str:
+        if given == "0":
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(0.2)
+        return given
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        evaluate_sync([Sample(str(n), str(n), str(n)) for n in range(50)], interrupted, exact_match)
+    assert str(caught.value) == "the run was interrupted; it was kept in memory only, so it cannot be resumed"

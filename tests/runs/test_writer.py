@@ -37,11 +37,11 @@ class Moody(MemoryStore):
         self.batches: list[int] = []
 
     def commit(
-        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = {}
+        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = {}, **rest: Any
     ) -> Committed:
         self.before(len(self.batches))
         self.batches.append(len(results))
-        return super().commit(run_id, results, samples)
+        return super().commit(run_id, results, samples, **rest)
 
 
 async def test_a_store_that_cannot_be_reached_for_a_while_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -112,10 +112,10 @@ async def test_trials_wait_for_a_store_that_falls_behind_and_none_is_lost() -> N
 async def test_a_result_the_store_refuses_is_said_and_the_others_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     class Picky(MemoryStore):
         def commit(
-            self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = {}
+            self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = {}, **rest: Any
         ) -> Committed:
             bad = [result for result in results if result.sample_id == "s1"]
-            kept = super().commit(run_id, [result for result in results if result.sample_id != "s1"], samples)
+            kept = super().commit(run_id, [result for result in results if result.sample_id != "s1"], samples, **rest)
             return Committed(kept.new, kept.duplicate, tuple((result.key, "too odd") for result in bad))
 
     store = Picky()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from fairtrial import Metric, Sample, Score, TokenUsage
-from fairtrial.errors import SessionError, StoreError, UnknownRunError
+from fairtrial.errors import RunBusyError, SessionError, StoreError, UnknownRunError
 from fairtrial.store import Label, RunStore
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
@@ -693,3 +694,58 @@ class TestNumbers:
             (3, "s3", (None, None)),
         ]
         assert [facts for _, _, facts in store.sample_facts(run.run_id)] == [()] * 4
+
+
+class TestOwnership:
+    """One process at a time owns a run; the epoch fences off those before it."""
+
+    def test_a_run_is_owned_by_whoever_swaps_first(self, store: RunStore) -> None:
+        run_id = store.create_run(run_record()).run_id
+        seen = store.run_owner(run_id)
+        assert (seen.owner, seen.epoch, seen.heartbeat_at) == (None, 0, None)
+        assert store.acquire_run(run_id, "first", seen) == 1
+        assert store.acquire_run(run_id, "second", seen) is None
+        owned = store.run_owner(run_id)
+        assert (owned.owner, owned.epoch) == ("first", 1)
+        assert owned.heartbeat_at is not None
+
+    def test_a_heartbeat_defeats_a_takeover_that_was_decided_before_it(self, store: RunStore) -> None:
+        run_id = store.create_run(run_record()).run_id
+        epoch = store.acquire_run(run_id, "first", store.run_owner(run_id))
+        assert epoch is not None
+        seen = store.run_owner(run_id)
+        time.sleep(0.01)
+        store.renew_run(run_id, epoch)
+        assert store.run_owner(run_id).heartbeat_at != seen.heartbeat_at
+        assert store.acquire_run(run_id, "second", seen) is None
+
+    def test_an_owner_that_was_taken_over_can_store_and_change_nothing(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        old = store.acquire_run(run.run_id, "first", store.run_owner(run.run_id))
+        assert store.commit(run.run_id, [result(run, 0)], samples([0]), epoch=old).new == 1
+        new = store.acquire_run(run.run_id, "second", store.run_owner(run.run_id))
+        assert (old, new) == (1, 2)
+        with pytest.raises(RunBusyError, match="run r1 was taken over"):
+            store.commit(run.run_id, [result(run, 1)], samples([0]), epoch=old)
+        with pytest.raises(RunBusyError):
+            store.update_run(run.run_id, status="finished", epoch=old)
+        with pytest.raises(RunBusyError):
+            store.renew_run(run.run_id, 1)
+        store.release_run(run.run_id, 1)
+        assert store.run_owner(run.run_id).owner == "second"
+        assert store.get_run(run.run_id).status == "running"
+        assert list(store.ordinals(run.run_id, ("scored",))) == [0]
+        assert store.commit(run.run_id, [result(run, 1)], samples([0]), epoch=new).new == 1
+
+    def test_a_released_run_has_no_owner_and_keeps_its_epoch(self, store: RunStore) -> None:
+        run_id = store.create_run(run_record()).run_id
+        epoch = store.acquire_run(run_id, "first", store.run_owner(run_id))
+        assert epoch is not None
+        store.release_run(run_id, epoch)
+        seen = store.run_owner(run_id)
+        assert (seen.owner, seen.epoch, seen.heartbeat_at) == (None, 1, None)
+        assert store.acquire_run(run_id, "second", seen) == 2
+
+    def test_ownership_of_an_unknown_run_is_an_error(self, store: RunStore) -> None:
+        with pytest.raises(UnknownRunError):
+            store.run_owner("nothing")

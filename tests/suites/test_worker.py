@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -366,3 +367,28 @@ async def test_a_suspect_is_not_condemned_because_its_process_could_not_begin_or
         await run_alone(request)
     assert not isinstance(told.value, ChildDiedError)
     assert ("no database today" if "database" in fault else "alone_suite.py") in str(told.value)
+
+
+def test_a_suites_home_is_the_file_of_the_code_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "house_suites.py").write_text(
+        textwrap.dedent(
+            """
+            from fairtrial import EvalSuite
+
+            class HouseSuite(EvalSuite):
+                def __init__(self, name, dataset, task, evaluator):
+                    super().__init__(name, dataset, task, evaluator)
+            """
+        )
+    )
+    import importlib
+
+    from fairtrial.suites import suite as module
+
+    house = importlib.import_module("house_suites")
+    data = Dataset.of({1: 1}, name="one")
+    assert house.HouseSuite("house", data, abs, exact_match).home == __file__
+    assert EvalSuite("plain", data, abs, exact_match).home == __file__
+    assert module._evaluation(data, abs, exact_match, None, ()).home == __file__
+    del sys.modules["house_suites"]

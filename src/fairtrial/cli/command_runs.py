@@ -33,18 +33,23 @@ def runs(
       fairtrial runs support --status interrupted
       fairtrial runs --limit 100 --json
     """
+    from functools import partial
     from itertools import islice
 
     from fairtrial.cli.facts import run_facts
+    from fairtrial.cli.names import name_of
     from fairtrial.cli.pairs import parse_pairs
+    from fairtrial.cli.rerun import rerun_command
     from fairtrial.cli.screen import note, out, print_json, print_table
+    from fairtrial.runs.run_lease import with_current_status
 
     opened = options.open_existing(store)
     wanted = dict(parse_pairs("--tag", tag or (), as_text=True))
+    asked = _status(status)
     found = (
         run
-        for run in opened.runs(suite=suite, status=_status(status))
-        if all(run.tags.get(key) == value for key, value in wanted.items())
+        for run in map(partial(with_current_status, opened), opened.runs(suite=suite))
+        if asked in (None, run.status) and all(run.tags.get(key) == value for key, value in wanted.items())
     )
     chosen = list(islice(found, limit))
     if json:
@@ -56,6 +61,9 @@ def runs(
         note(f"no runs{' of ' + suite if suite else ''} here; make one with: fairtrial run SUITE")
         return 0
     print_table(out(), _table(opened, chosen))
+    for run in chosen:
+        if run.status == "interrupted" and opened.get_run(run.run_id).status == "running":
+            note(f"{name_of(run)}: its process ended before the run did; resume it with: {rerun_command(run)}")
     left = sum(1 for _ in found)
     if left:
         note(f"and {left:,} older: see them with --limit {limit + left}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fairtrial.cli.faults import Mistake
 from fairtrial.errors import UnknownRunError
 from fairtrial.report.untrusted import plain
+from fairtrial.runs.run_lease import with_current_status
 from fairtrial.store.protocol import RunRecord, RunStore
 
 _NAME = re.compile(r"(?P<name>[^:@]+)(?P<rest>(?:[:@][^:@]+)*)")
@@ -64,7 +65,7 @@ def find_run(store: RunStore, text: str) -> RunName:
         near = difflib.get_close_matches(experiment, run.experiments, 1)
         meant = f"did you mean {name_of(run)}:{near[0]}?" if near else f"it has {', '.join(run.experiments)}"
         raise UnknownName(f"run {name_of(run)} has no experiment {plain(experiment)!r}", meant)
-    return RunName(run, experiment)
+    return RunName(with_current_status(store, run), experiment)
 
 
 _FORMS = "a run is named by its suite (support), suite@number (support@3), suite:experiment, or the start of its id"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -154,13 +153,15 @@ def stdout_for_facts(json: bool) -> Iterator[None]:
 
 
 def _say_interrupted(orders: Orders, begun: list[EvalRunStarted]) -> None:
+    from fairtrial.runs.sync import shown_command
+
     again = [word for word in orders.words if word != "--fresh"]  # With --fresh it would not go on.
     console = err()
     if begun:
         run = orders.store.get_run(begun[0].run_id)
         stored = sum(byte.bit_count() for byte in orders.store.done(run.run_id))
         sentence(console, f"interrupted: {name_of(run)} has {stored:,} of {count(run.planned, 'trial')} stored")
-    console.print(f"go on with: {shlex.join(['fairtrial', *again])}", soft_wrap=True)
+    console.print(f"go on with: {shown_command(['fairtrial', *again])}", soft_wrap=True)
 
 
 def verdict(report: EvalReport, *, fail_under: float | None, max_error_share: float) -> tuple[ExitCode, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from fairtrial.data.sample import Sample
-from fairtrial.errors import MailboxConnectionError, MailboxError, MailboxFullError
+from fairtrial.errors import MailboxConnectionError, MailboxError, MailboxFullError, RunBusyError
 from fairtrial.fleet.batches import acknowledge, commit, given_back, hand_back, in_thread, send_all, take
 from fairtrial.fleet.hints import hint, undelivered
 from fairtrial.fleet.ledger import Ledger
@@ -26,7 +26,7 @@ from fairtrial.fleet.window import Window
 from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.mailbox import bulk
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message
-from fairtrial.runs import presence
+from fairtrial.runs import run_lease
 from fairtrial.runs.events import SampleEvaluated, TrialStarted
 from fairtrial.runs.plan import PlannedTrial
 from fairtrial.runs.runner import Again, OpenRun
@@ -106,6 +106,7 @@ class Dispatch:
         self._handed_back = False  # Whether requests were seen to be handed back since the last result.
         self._refused: set[int] = set()  # Trials of which the store takes nothing.
         self._vanished = 0  # How often committed results were not in the store.
+        self._joined = False  # Another client owns the run.
         self._ledger: Ledger
         self._source: Iterator[PlannedTrial]
         self._limits: Limits
@@ -113,7 +114,7 @@ class Dispatch:
 
     async def run(self) -> bool:
         """Carry the run out; whether every trial has its result."""
-        await self._say_present()
+        await self._own()
         done = await self._work.done()
         again = await in_thread(lambda: Again(self._work.request, self._run, self._work.request.rules))
         await self._work.follow(again.ordinals, window=self._config.ahead)
@@ -147,7 +148,7 @@ class Dispatch:
                         await self._wind_down()
                     self._close()
                 group.cancel_scope.cancel()
-        await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.gone()))
+        await self._own(ending=True)
         complete = self._ledger.missing == 0
         if complete:
             await self._drain()
@@ -155,21 +156,32 @@ class Dispatch:
                 await self._withdraw()  # Something may have been sent twice; what is left of it is of no use.
         return complete
 
-    async def _say_present(self) -> None:
-        """Say that this client works on the run; another client does no harm, but a process that executes it does."""
-        run_id = self._run.run_id
-        notes = (await self._stored(lambda: self._store.get_run(run_id))).notes
-        if (who := presence.another(notes)) is not None:
-            if not presence.is_client(notes):
-                await presence.take_up(self._store, run_id)
-            else:
-                log.warning("run %s is being worked on already (%s); results count once all the same", run_id, who)
-        await self._stored(lambda: self._store.update_run(run_id, notes=presence.present(client=True)))
+    async def _own(self, *, ending: bool = False) -> None:
+        """Own the run, or join another client, which does no harm; a process that executes the run itself would.
+
+        Called again now and then: a client that joined takes over once the other one is gone, unless it is `ending`.
+        """
+        run_id, work = self._run.run_id, self._work
+        if work.lease is not None:
+            try:
+                await self._stored(work.lease.heartbeat)
+                return
+            except RunBusyError:
+                work.lease.stop()
+                work.lease = None  # Taken over while this client was frozen, by a client or by someone else.
+        who = await self._stored(lambda: run_lease.active_owner(self._store, run_id))
+        if ending and who is None:
+            return
+        if who is None or not await self._stored(lambda: run_lease.is_client(self._store, run_id)):
+            work.lease = await run_lease.acquire(self._store, run_id, client=True)
+        elif not self._joined:
+            self._joined = True
+            log.warning("run %s is being worked on already (%s); results count once all the same", run_id, who)
 
     async def _score_here(self, again: Again) -> None:
         """Score stored outputs in this process: the task was paid for and is not called, so no worker is needed."""
         config = self._work.request.config
-        self._work.writer = Writer(self._store, self._run.run_id)
+        self._work.writer = Writer(self._store, self._run.run_id, epoch=self._work.epoch)
         await run_trials(
             again.trials(only_score=True),
             again.score,
@@ -279,9 +291,9 @@ class Dispatch:
             await self._read_store()
         if quiet >= self._config.hint_seconds and not self._hinted:
             self._hint(depth)
-        if now - self._noted >= presence.BEAT_SECONDS:
+        if now - self._noted >= run_lease.HEARTBEAT_SECONDS:
             self._noted = now
-            await self._stored(lambda: self._store.update_run(self._run.run_id, notes=presence.present(client=True)))
+            await self._own()
 
     async def _may_be_lost(self, depth: MailboxDepth, quiet: float) -> bool:
         """Whether none of this run's requests is in the mailbox, whatever there is of others'."""

@@ -16,13 +16,14 @@ import anyio
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.offload import DaemonThreads, loop_caller
-from fairtrial.runs import presence
+from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters, scored_again
 from fairtrial.runs.costs import check_prices
 from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, Observers, log
 from fairtrial.runs.identity import ResumedRun, code_hash, describe_run, open_run
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed, missing_trials
-from fairtrial.runs.scheduler import Limits, Stop, run_trials
+from fairtrial.runs.run_lease import RunLease
+from fairtrial.runs.scheduler import Limits, Stop, run_trials, unwrapped
 from fairtrial.runs.writer import Writer
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.session.snapshot import restore_session
@@ -164,6 +165,12 @@ class OpenRun:
     stop: Stop
     on_result: OnResult | None = None
     writer: Writer | None = None
+    lease: RunLease | None = None  # None: this process executes nothing, or another client of a fleet owns the run.
+
+    @property
+    def epoch(self) -> int | None:
+        """The fencing token of this process; None for clients of a fleet, of which several may work on a run."""
+        return None if self.lease is None or self.lease.client else self.lease.epoch
 
     async def done(self) -> bytearray:
         """Which trials are stored; tells the observers that the run begins or goes on."""
@@ -194,7 +201,7 @@ class OpenRun:
         store, config = self.request.store, self.request.config
 
         def mark() -> float:
-            store.update_run(self.run.run_id, status="running")
+            store.update_run(self.run.run_id, status="running", epoch=self.epoch)
             totals = store.totals(self.run.run_id)
             return sum((found.judge_cost_usd or 0.0) if only_judges else found.total_cost_usd for found in totals)
 
@@ -227,7 +234,8 @@ async def carry_out(
         interrupt.connect(work.stop)
     try:
         await carry(work)
-    except RunBusyError:
+    except RunBusyError as error:
+        await _leave(work, error)
         raise  # It is someone else's, and goes on.
     except BaseException as error:
         await _break_off(work, error)
@@ -306,8 +314,17 @@ class RunTrials:
 async def execute_trials(work: OpenRun, make_source: type[TrialSource]) -> None:
     """Execute the trials of an open run in this process."""
     request, run = work.request, work.run
-    await presence.take_up(request.store, run.run_id)
+    lease = work.lease = await run_lease.acquire(request.store, run.run_id)
     _warn_of_fleet(run)
+    with unwrapped():
+        async with anyio.create_task_group() as group:
+            group.start_soon(lease.watch)
+            await _execute_trials(work, lease, make_source)
+            group.cancel_scope.cancel()
+
+
+async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[TrialSource]) -> None:
+    request, run = work.request, work.run
     threads = DaemonThreads()
     try:
         async with open_lifespan(request.lifespan) as shared:
@@ -317,7 +334,7 @@ async def execute_trials(work: OpenRun, make_source: type[TrialSource]) -> None:
             expected = await blocking(lambda: expected_results(request.store, run))
             limits = await work.start(source.replaced_costs())
             for _round in range(_MAX_ROUNDS):
-                work.writer = Writer(request.store, run.run_id, note=presence.present)
+                work.writer = Writer(request.store, run.run_id, epoch=lease.epoch)
                 await run_trials(
                     trials,
                     source.execute,
@@ -328,6 +345,7 @@ async def execute_trials(work: OpenRun, make_source: type[TrialSource]) -> None:
                     observers=request.observers,
                     grace_seconds=request.config.grace_seconds,
                     on_result=work.on_result,
+                    lease=lease,
                 )
                 if work.stop.reason is not None:
                     break
@@ -378,6 +396,19 @@ def _open(request: RunRequest) -> ResumedRun:
     return open_run(request.store, wanted, fresh=request.fresh, reopen=request.retry_errors)
 
 
+async def _leave(work: OpenRun, error: RunBusyError) -> None:
+    """Stop without touching a run that another process executes now."""
+    if work.lease is not None:
+        work.lease.stop()
+    if work.writer is not None:
+        try:
+            await work.writer.close()
+        except RunBusyError:
+            pass
+        except Exception as further:
+            error.add_note(f"and then: {type(further).__name__}: {further}")
+
+
 async def _end(work: OpenRun, status: RunStatus, why: str | None = None) -> RunRecord:
     """Commit what is on its way, then say how the run ended."""
     request, run, adaptive = work.request, work.run, work.stop.adaptive
@@ -385,7 +416,7 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None) -> RunR
 
     def record() -> tuple[RunRecord, EvalRunCompleted | None]:
         ending: RunStatus = status
-        notes: dict[str, Any] = {"stopped": why, "cost_cap_usd": None, **work.stop.notes, **presence.gone()}
+        notes: dict[str, Any] = {"stopped": why, "cost_cap_usd": None, **work.stop.notes}
         if ending == "finished":
             ending, notes["stopped"] = _completion(store, run)
             notes |= _rescoring_notes(store, run)
@@ -393,13 +424,19 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None) -> RunR
             stored = sum(byte.bit_count() for byte in store.done(run.run_id))
             notes["adaptive"] = None if adaptive is None else adaptive.note(stored)
         finished_at = None if ending in ("interrupted", "incomplete") else time.time()
-        store.update_run(run.run_id, status=ending, finished_at=finished_at, notes=notes)
+        store.update_run(run.run_id, status=ending, finished_at=finished_at, notes=notes, epoch=work.epoch)
+        if work.lease is not None:
+            work.lease.release()
         ended = store.get_run(run.run_id)
         return ended, _completed(store, ended) if observed else None
 
-    if work.writer is not None:
-        await work.writer.close()
-    ended, completed = await blocking(record)
+    try:
+        if work.writer is not None:
+            await work.writer.close()
+        ended, completed = await blocking(record)
+    finally:
+        if work.lease is not None:
+            work.lease.stop()
     if completed is not None:
         request.observers.publish(completed)
     return ended

@@ -13,6 +13,7 @@ from fairtrial.runs.adaptive import Adaptive
 from fairtrial.runs.costs import GIVE_PRICES
 from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted, log
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
+from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.writer import Writer
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
@@ -130,8 +131,9 @@ async def run_trials(
     observers: Observers,
     grace_seconds: float,
     on_result: Callable[[EvalResult], Awaitable[None]] | None = None,
+    lease: RunLease | None = None,
 ) -> None:
-    """Execute trials until the plan is empty or `stop` is requested.
+    """Execute trials until the plan is empty, `stop` is requested or the `lease` of the run is lost.
 
     After a stop, trials in flight may finish within the grace time and are then cancelled; cancelled trials leave no
     result, so a resumed run executes them again.
@@ -143,6 +145,8 @@ async def run_trials(
         async for trial in feed:
             if stop.adaptive is not None and trial.attempt == 1:
                 await stop.room_for(trial.ordinal)
+            if lease is not None and not lease.is_current:
+                await lease.confirm()
             if stop.reason is not None:
                 return
             if watched:

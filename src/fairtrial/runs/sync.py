@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from fairtrial.portal import portal
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.protocol import RunRecord
+from fairtrial.store.redact import current
 
 _SETTLE_SECONDS = 60.0
 
@@ -37,10 +38,11 @@ def announcing(say: Callable[[str], None]) -> Iterator[None]:
         _announce = before
 
 
-def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]]) -> RunRecord:
+def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]], *, durable: bool = True) -> RunRecord:
     """Run an evaluation from ordinary code. The first Ctrl-C lets it drain, the second cancels what is in flight.
 
-    Either way the run is left resumable, and the error's text, the last line a script prints, says how to go on.
+    Either way the run is left resumable, and the error's text, the last line a script prints, says how to resume it;
+    unless its store is not `durable` and ends with the process.
     """
     interrupt = Interrupt()
     ended = threading.Event()
@@ -65,6 +67,8 @@ def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]]) -> RunR
         else:
             if not requests.count:
                 return run
+    if not durable:
+        raise KeyboardInterrupt("the run was interrupted; it was kept in memory only, so it cannot be resumed")
     raise KeyboardInterrupt(f"the run is stored as far as it got; go on with: {resume_command()}")
 
 
@@ -109,4 +113,12 @@ def resume_command() -> str:
     if not sys.argv or not sys.argv[0]:
         return "the same call again"
     program = [] if os.access(sys.argv[0], os.X_OK) and not sys.argv[0].endswith(".py") else ["python"]
-    return shlex.join([*program, *sys.argv])
+    return shown_command([*program, *sys.argv])
+
+
+def shown_command(words: Iterable[str]) -> str:
+    """Return a command as it may be shown: without passwords, and then with what to put in their place."""
+    words = list(words)
+    shown = [current().text(word) for word in words]
+    hint = "" if shown == words else " (with the password in place of [redacted]; or set FAIRTRIAL_STORE)"
+    return shlex.join(shown) + hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -13,10 +13,8 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreUnavailableError
 from fairtrial.offload import loop_caller
 from fairtrial.runs.events import log
-from fairtrial.runs.presence import BEAT_SECONDS
 from fairtrial.store.protocol import Committed, RunStore
 from fairtrial.trials.result import EvalResult
-from fairtrial.types import JSON
 
 _BATCH = 500
 _WAIT_SECONDS = 0.2
@@ -38,15 +36,14 @@ class Writer:
         store: RunStore,
         run_id: str,
         *,
-        note: Callable[[], Mapping[str, JSON]] | None = None,
+        epoch: int | None = None,
         batch: int = _BATCH,
         wait_seconds: float = _WAIT_SECONDS,
     ) -> None:
-        """Begin to write. `note`, if given, is added to the run's notes now and then, to say that it is worked on."""
+        """Begin to write. With `epoch`, nothing is stored once another process has taken the run over."""
         self._store = store
         self._run_id = run_id
-        self._note = note
-        self._noted = time.monotonic()
+        self._epoch = epoch
         self._batch = batch
         self._wait = wait_seconds
         self._wake = loop_caller()
@@ -109,7 +106,6 @@ class Writer:
                 for start in range(0, len(batch), self._batch):
                     self._commit(batch[start : start + self._batch])
                 self._make_room(len(batch))
-                self._say_so()
                 if closing:
                     return
         except BaseException as error:
@@ -117,16 +113,10 @@ class Writer:
                 self._error = error
             self._make_room(0)
 
-    def _say_so(self) -> None:
-        if self._note is not None and time.monotonic() - self._noted >= BEAT_SECONDS:
-            self._noted = time.monotonic()
-            note = self._note()
-            patiently(lambda: self._store.update_run(self._run_id, notes=note))
-
     def _commit(self, batch: list[_Item]) -> None:
         results = [result for result, _, _ in batch]
         samples = {ordinal: sample for _, ordinal, sample in batch}
-        committed = patiently(lambda: self._store.commit(self._run_id, results, samples))
+        committed = patiently(lambda: self._store.commit(self._run_id, results, samples, epoch=self._epoch))
         self.new += committed.new
         self.duplicate += committed.duplicate
         if committed.refused:

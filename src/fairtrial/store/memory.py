@@ -17,8 +17,19 @@ from fairtrial.errors import CodecError, SecretInDataError, StoreError, UnknownR
 from fairtrial.frozen import EMPTY
 from fairtrial.session.snapshot import restore_session
 from fairtrial.session.views import RecordedView, SessionView
-from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunRecord, RunStatus, RunStore, ScoreRow, Totals
+from fairtrial.store.protocol import (
+    NO_SAMPLES,
+    Committed,
+    Label,
+    RunOwner,
+    RunRecord,
+    RunStatus,
+    RunStore,
+    ScoreRow,
+    Totals,
+)
 from fairtrial.store.records import (
+    check_epoch,
     check_plan,
     experiment_index,
     label_values,
@@ -58,6 +69,7 @@ from fairtrial.types import JSON
 _COLUMN = {name: place for place, name in enumerate(RESULT_COLUMNS)}
 _READ = tuple(_COLUMN[name] for name in READ_RESULT)
 _SCORES = tuple(_COLUMN[name] for name in READ_SCORES)
+_NO_OWNER = RunOwner(None, 0, None, None)
 
 
 @dataclass(slots=True)
@@ -67,6 +79,7 @@ class _Run:
     entries: dict[int, Entry] = field(default_factory=dict)
     samples: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     labels: list[dict[str, Any]] = field(default_factory=list)
+    owner: RunOwner = _NO_OWNER
 
     def ordered(self) -> list[Entry]:
         return [self.entries[ordinal] for ordinal in sorted(self.entries)]
@@ -145,10 +158,12 @@ class MemoryStore(RunStore):
         status: RunStatus | None = None,
         finished_at: float | None = None,
         notes: Mapping[str, JSON] | None = None,
+        epoch: int | None = None,
     ) -> None:
         """Change what may change about a run: its end, and notes (merged into those it has)."""
         with self._lock:
             run = self._run(run_id)
+            check_epoch(run_id, run.owner.epoch, epoch)
             if status is not None:
                 run.values["status"] = status
                 if status == "running":
@@ -159,6 +174,35 @@ class MemoryStore(RunStore):
                 run.values["notes"] = mapping_json(dict(run.record.notes) | dict(notes), current())
             run.record = read_run(run.values)
 
+    def run_owner(self, run_id: str) -> RunOwner:
+        """Return which process executes a run."""
+        found = self._run(run_id).owner
+        at = found.heartbeat_at
+        return found if at is None else found._replace(age_seconds=self._clock.monotonic() - at)
+
+    def acquire_run(self, run_id: str, owner: str, seen: RunOwner) -> int | None:
+        """Make `owner` the owner of a run, if nothing has changed since `seen` was read (compare-and-swap)."""
+        with self._lock:
+            run = self._run(run_id)
+            if (run.owner.epoch, run.owner.heartbeat_at) != (seen.epoch, seen.heartbeat_at):
+                return None
+            run.owner = RunOwner(owner, seen.epoch + 1, self._clock.monotonic(), None)
+            return run.owner.epoch
+
+    def renew_run(self, run_id: str, epoch: int) -> None:
+        """Record a heartbeat. Raises `RunBusyError` if the run has been taken over since `epoch`."""
+        with self._lock:
+            run = self._run(run_id)
+            check_epoch(run_id, run.owner.epoch, epoch)
+            run.owner = run.owner._replace(heartbeat_at=self._clock.monotonic())
+
+    def release_run(self, run_id: str, epoch: int) -> None:
+        """Give up ownership; does nothing if the run has been taken over since `epoch`."""
+        with self._lock:
+            run = self._run(run_id)
+            if run.owner.epoch == epoch:
+                run.owner = RunOwner(None, epoch, None, None)
+
     def delete_run(self, run_id: str) -> None:
         """Forget a run with its results, transcripts, labels and samples."""
         with self._lock:
@@ -166,7 +210,12 @@ class MemoryStore(RunStore):
             del self._runs[run_id]
 
     def commit(
-        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES
+        self,
+        run_id: str,
+        results: Sequence[EvalResult],
+        samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES,
+        *,
+        epoch: int | None = None,
     ) -> Committed:
         """Keep results, with the samples they belong to."""
         redactor = current()
@@ -176,6 +225,7 @@ class MemoryStore(RunStore):
         new = duplicate = 0
         with self._lock:
             run = self._run(run_id)
+            check_epoch(run_id, run.owner.epoch, epoch)
             encoder = Encoder(run.record, 0, redactor, bytes)
             for place, sample in samples.items():
                 known = run.samples.get(place)

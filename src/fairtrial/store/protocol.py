@@ -81,6 +81,15 @@ class RunRecord:
         return sample, experiment, repeat
 
 
+class RunOwner(NamedTuple):
+    """Which process executes a run, as the store knows it."""
+
+    owner: str | None  # None: nobody.
+    epoch: int  # The fencing token: how often the run changed hands.
+    heartbeat_at: float | None
+    age_seconds: float | None  # Of the heartbeat, by the database's own clock; None if it has none, as in SQLite.
+
+
 class Committed(NamedTuple):
     """What became of a batch.
 
@@ -181,11 +190,32 @@ class RunStore(Protocol):
         status: RunStatus | None = None,
         finished_at: float | None = None,
         notes: Mapping[str, JSON] | None = None,
+        epoch: int | None = None,
     ) -> None:
         """Change what may change about a run: its end, and notes (merged into those it has).
 
-        A run that is "running" again has no end: its `finished_at` goes back to None.
+        A run that is "running" again has no end: its `finished_at` goes back to None. With `epoch`, it raises
+        `RunBusyError` and changes nothing if the run has been taken over since.
         """
+        ...
+
+    def run_owner(self, run_id: str) -> RunOwner:
+        """Return which process executes a run."""
+        ...
+
+    def acquire_run(self, run_id: str, owner: str, seen: RunOwner) -> int | None:
+        """Make `owner` the owner of a run, if nothing has changed since `seen` was read (compare-and-swap).
+
+        Returns the new epoch, which fences off all earlier owners, or None if somebody else came first.
+        """
+        ...
+
+    def renew_run(self, run_id: str, epoch: int) -> None:
+        """Record a heartbeat. Raises `RunBusyError` if the run has been taken over since `epoch`."""
+        ...
+
+    def release_run(self, run_id: str, epoch: int) -> None:
+        """Give up ownership; does nothing if the run has been taken over since `epoch`."""
         ...
 
     def delete_run(self, run_id: str) -> None:
@@ -193,7 +223,12 @@ class RunStore(Protocol):
         ...
 
     def commit(
-        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES
+        self,
+        run_id: str,
+        results: Sequence[EvalResult],
+        samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES,
+        *,
+        epoch: int | None = None,
     ) -> Committed:
         """Keep results durably, all in one transaction, with the samples (by sample ordinal) they belong to.
 
@@ -202,7 +237,8 @@ class RunStore(Protocol):
         it is found by halving and stored as an error of its trial (see `Committed`), and the rest is kept. Only data
         errors count as bad rows; everything else that a database raises is an error of the store, and is raised.
         Committing the same batch again is always safe, so a caller may repeat a commit that raised
-        `StoreUnavailableError`.
+        `StoreUnavailableError`. With `epoch`, it raises `RunBusyError` and keeps nothing if the run has been taken over
+        since; that is checked in the transaction.
         """
         ...
 

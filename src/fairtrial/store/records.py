@@ -7,7 +7,7 @@ from typing import Any
 
 from fairtrial.codec import decode, dumps
 from fairtrial.codec.escape import escape_text
-from fairtrial.errors import StoreError
+from fairtrial.errors import RunBusyError, StoreError
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.store.redact import Redactor, refuse_secret
 from fairtrial.store.rows import MAX_TRIALS, damage_refused, text_of
@@ -28,6 +28,15 @@ _FIELDS = {
     "config": "the suite's config",
     "tags": "the run's tags",
 }
+
+
+def check_epoch(run_id: str, current: int, epoch: int | None) -> None:
+    """Raise `RunBusyError` if a run has changed hands since the epoch of a writer."""
+    if epoch is not None and current != epoch:
+        raise RunBusyError(
+            f"run {run_id} was taken over by another process: this process stops and stores nothing more. "
+            "Results stored so far are kept"
+        )
 
 
 def check_plan(run: RunRecord) -> None:

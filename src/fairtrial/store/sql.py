@@ -10,7 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, literal, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    and_,
+    delete,
+    func,
+    insert,
+    literal,
+    literal_column,
+    select,
+    text,
+    update,
+)
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import decode
@@ -20,9 +33,9 @@ from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
 from fairtrial.store.commit import Batch, OrderConflict, Writer
 from fairtrial.store.compress import compress
 from fairtrial.store.engine import WRITE, file_identity, postgres_engine, prepare, sqlite_engine, translated
-from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunRecord, RunStatus
+from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunOwner, RunRecord, RunStatus
 from fairtrial.store.reads import SqlReads
-from fairtrial.store.records import check_plan, experiment_index, label_values, mapping_json, run_values
+from fairtrial.store.records import check_epoch, check_plan, experiment_index, label_values, mapping_json, run_values
 from fairtrial.store.redact import current, refuse_secret
 from fairtrial.store.schema import VERSION, blobs, datasets, details, labels, results, runs, samples
 from fairtrial.trials.result import EvalResult
@@ -137,6 +150,7 @@ class SqlStore(SqlReads):
         status: RunStatus | None = None,
         finished_at: float | None = None,
         notes: Mapping[str, JSON] | None = None,
+        epoch: int | None = None,
     ) -> None:
         """Change what may change about a run: its end, and notes (merged into those it has)."""
         values: dict[str, Any] = {}
@@ -148,14 +162,59 @@ class SqlStore(SqlReads):
             values["finished_at"] = finished_at
         with self._write() as connection:
             found = connection.execute(
-                select(runs.c.id, runs.c.notes).where(runs.c.run_id == escape_text(run_id)).with_for_update()
+                select(runs.c.id, runs.c.notes, runs.c.epoch)
+                .where(runs.c.run_id == escape_text(run_id))
+                .with_for_update()
             ).first()
             if found is None:
                 raise UnknownRunError(f"the store {self._place} has no run {run_id!r}")
+            check_epoch(run_id, found.epoch, epoch)
             if notes is not None:
                 values["notes"] = mapping_json(decode(dict[str, Any], found.notes) | dict(notes), current())
             if values:
                 connection.execute(update(runs).where(runs.c.id == found.id).values(**values))
+
+    @property
+    def _now(self) -> ColumnElement[float]:
+        """The database's clock; in SQLite that is the clock of this very process."""
+        if self._engine.dialect.name == "postgresql":
+            return literal_column("extract(epoch from clock_timestamp())::double precision", Double)
+        return literal_column("(julianday('now') - 2440587.5) * 86400.0", Double)
+
+    def run_owner(self, run_id: str) -> RunOwner:
+        """Return which process executes a run."""
+        query = select(runs.c.owner, runs.c.epoch, runs.c.heartbeat_at, self._now - runs.c.heartbeat_at)
+        with self._read() as connection:
+            found = connection.execute(query.where(runs.c.run_id == escape_text(run_id))).first()
+        if found is None:
+            raise UnknownRunError(f"the store {self._place} has no run {run_id!r}")
+        owner = RunOwner(*found)
+        return owner if self._engine.dialect.name == "postgresql" else owner._replace(age_seconds=None)
+
+    def acquire_run(self, run_id: str, owner: str, seen: RunOwner) -> int | None:
+        """Make `owner` the owner of a run, if nothing has changed since `seen` was read (compare-and-swap)."""
+        unchanged = and_(runs.c.epoch == seen.epoch, runs.c.heartbeat_at.is_not_distinct_from(seen.heartbeat_at))
+        with self._write() as connection:
+            swapped = connection.execute(
+                update(runs)
+                .where(runs.c.run_id == escape_text(run_id), unchanged)
+                .values(owner=owner, epoch=seen.epoch + 1, heartbeat_at=self._now)
+            )
+        return seen.epoch + 1 if swapped.rowcount == 1 else None
+
+    def renew_run(self, run_id: str, epoch: int) -> None:
+        """Record a heartbeat. Raises `RunBusyError` if the run has been taken over since `epoch`."""
+        if self._set_owner(run_id, epoch, heartbeat_at=self._now) == 0:
+            check_epoch(run_id, self.run_owner(run_id).epoch, epoch)
+
+    def release_run(self, run_id: str, epoch: int) -> None:
+        """Give up ownership; does nothing if the run has been taken over since `epoch`."""
+        self._set_owner(run_id, epoch, owner=None, heartbeat_at=None)
+
+    def _set_owner(self, run_id: str, epoch: int, **values: Any) -> int:
+        ours = and_(runs.c.run_id == escape_text(run_id), runs.c.epoch == epoch)
+        with self._write() as connection:
+            return connection.execute(update(runs).where(ours).values(**values)).rowcount
 
     def delete_run(self, run_id: str) -> None:
         """Forget a run with its results, transcripts and labels, and samples that no other run uses."""
@@ -175,7 +234,12 @@ class SqlStore(SqlReads):
         self._datasets.pop(run_id, None)
 
     def commit(
-        self, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES
+        self,
+        run_id: str,
+        results: Sequence[EvalResult],
+        samples: Mapping[int, Sample[Any, Any]] = NO_SAMPLES,
+        *,
+        epoch: int | None = None,
     ) -> Committed:
         """Keep results durably, all in one transaction, with the samples they belong to."""
         number, run = self._plan(run_id)
@@ -183,14 +247,14 @@ class SqlStore(SqlReads):
         batch = Batch(run, number, results, samples, current(), compress)
         self._writer.encode_samples(batch, self._datasets.get(run_id, 0))
         try:
-            return self._commit(run_id, batch)
+            return self._commit(run_id, batch, epoch)
         except OrderConflict:
             self._own_dataset(number)
-            return self._commit(run_id, batch)
+            return self._commit(run_id, batch, epoch)
 
-    def _commit(self, run_id: str, batch: Batch) -> Committed:
+    def _commit(self, run_id: str, batch: Batch, epoch: int | None) -> Committed:
         with self._write() as connection:
-            dataset, own = self._locked_dataset(connection, run_id, batch.number)
+            dataset, own = self._locked_dataset(connection, run_id, batch.number, epoch)
             committed = self._writer.write(connection, batch, dataset, own=own)
         self._writer.remember(batch)
         self._datasets[run_id] = dataset
@@ -203,17 +267,21 @@ class SqlStore(SqlReads):
             known = self._plans[run_id] = self._run(run_id)
         return known
 
-    def _locked_dataset(self, connection: Connection, run_id: str, number: int) -> tuple[int, bool]:
-        """(the run's dataset, whether it is the run's own), held against deletion until the transaction ends."""
+    def _locked_dataset(self, connection: Connection, run_id: str, number: int, epoch: int | None) -> tuple[int, bool]:
+        """(the run's dataset, whether it is the run's own), held against deletion until the transaction ends.
+
+        With an epoch, the run is held against a takeover too: whoever takes it over then reads what is committed here.
+        """
         found = connection.execute(
-            select(runs.c.dataset, datasets.c.owner)
+            select(runs.c.dataset, datasets.c.owner, runs.c.epoch)
             .join_from(runs, datasets, datasets.c.id == runs.c.dataset)
             .where(runs.c.id == number)
-            .with_for_update(read=True, key_share=True, of=runs)
+            .with_for_update(read=True, key_share=epoch is None, of=runs)
         ).first()
         if found is None:
             self._plans.pop(run_id, None)
             raise UnknownRunError(f"run {run_id!r} was deleted from the store {self._place}")
+        check_epoch(run_id, found.epoch, epoch)
         return found.dataset, found.owner == number
 
     def _own_dataset(self, number: int) -> None:

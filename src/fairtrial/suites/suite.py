@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -22,6 +23,7 @@ from fairtrial.runs.runner import Interrupt, Lifespan, OnResult, RunRequest, exe
 from fairtrial.runs.sync import run_interruptibly
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.store import open_store
+from fairtrial.store.memory import MemoryStore
 from fairtrial.suites.fingerprint import fingerprint_of
 from fairtrial.suites.stream import Feed, ResultStream, wait_for_left
 from fairtrial.trials.config import EvalConfig
@@ -81,7 +83,7 @@ class EvalSuite:
         self.adapter = adapter
         self.lifespan = lifespan
         self.version = version
-        self.home = str(sys._getframe(1).f_globals.get("__file__", ""))  # The file it was made in.
+        self.home = _calling_file(self)  # The file it was made in.
         self._feeds: set[Feed] = set()
         self._request(None, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
 
@@ -153,7 +155,10 @@ class EvalSuite:
         """`run`, from ordinary code."""
         opened = _opened(store)
         request = self._request(opened, tags, _observers(bus), fresh=fresh, retry_errors=retry_errors)
-        run = run_interruptibly(lambda interrupt: self._carried_out(request, mailbox, interrupt=interrupt))
+        run = run_interruptibly(
+            lambda interrupt: self._carried_out(request, mailbox, interrupt=interrupt),
+            durable=not isinstance(opened, MemoryStore),
+        )
         return EvalReport(opened, run)
 
     def stream(
@@ -237,7 +242,10 @@ class EvalSuite:
         """`rescore`, from ordinary code."""
         opened = _opened(store)
         request = self._rescoring(opened, evaluator, bus, fresh)
-        run = run_interruptibly(lambda interrupt: rescore_run(request, run_id, interrupt=interrupt))
+        run = run_interruptibly(
+            lambda interrupt: rescore_run(request, run_id, interrupt=interrupt),
+            durable=not isinstance(opened, MemoryStore),
+        )
         return EvalReport(opened, run)
 
     def _rescoring(
@@ -248,6 +256,23 @@ class EvalSuite:
             return request
         scorer = resolve(evaluator)
         return replace(request, scorer=scorer, rules=replace(request.rules, scorer=scorer))
+
+
+def _calling_file(suite: EvalSuite) -> str:
+    """Return the file of the code that makes a suite: not ours, and not the `__init__` of a subclass."""
+    ours = __name__.partition(".")[0]
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] != ours and suite not in (frame.f_locals.get(name) for name in _first(frame)):
+            return str(frame.f_globals.get("__file__", ""))
+        frame = frame.f_back
+    return ""
+
+
+def _first(frame: FrameType) -> tuple[str, ...]:
+    """Return the name of the first parameter of the function that a frame executes."""
+    return frame.f_code.co_varnames[:1] if frame.f_code.co_argcount else ()
 
 
 def _opened(store: RunStore | str | None) -> RunStore:

@@ -1,0 +1,270 @@
+"""Ownership of a run: one process at a time executes it, and a process that lost it stops.
+
+The run's row names its owner, an epoch that every change of hands increases, and the time of the last heartbeat.
+Ownership is taken by compare-and-swap. Every commit carries the epoch and is refused in its own transaction once the
+run has been taken over, so a process that was frozen and is resumed stores nothing and starts nothing.
+
+A run is taken over only when its owner has released it, when the owner's process has provably ended (same kernel, same
+process namespace), or when its heartbeat is stale: by the database's clock, or by not changing while it is watched.
+The wall clocks of two machines are never compared, and process numbers of other machines mean nothing here.
+
+Two clients of a fleet do no harm, because every trial is executed by the worker that receives it: the second one is
+told, and joins without owning the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+import anyio
+from anyio import to_thread
+
+from fairtrial.errors import RunBusyError, StoreError, StoreUnavailableError
+from fairtrial.offload import loop_caller
+from fairtrial.runs.events import log
+from fairtrial.store.protocol import RunOwner, RunRecord, RunStatus, RunStore
+
+HEARTBEAT_SECONDS = 5.0
+STALE_SECONDS = 30.0
+_VALID = 2 / 3  # Of the stale time: a lease that was not renewed for so long is confirmed before it is relied on.
+_POLL_SECONDS = 0.5
+
+
+async def acquire(store: RunStore, run_id: str, *, client: bool = False) -> RunLease:
+    """Become the owner of a run; waits while its owner may have died.
+
+    Args:
+        store: Where the run is.
+        run_id: Which run.
+        client: As the client of a fleet, which executes nothing itself.
+
+    Raises:
+        RunBusyError: another process executes it.
+    """
+    token = uuid4().hex
+    owner = json.dumps(_describe_process() | {"token": token} | ({"client": True} if client else {}))
+    first: RunOwner | None = None
+    began = _monotonic()
+    while True:
+        seen = await to_thread.run_sync(store.run_owner, run_id)
+        if seen.owner is None or _has_ended(seen.owner) or _is_stale(seen, first, began):
+            epoch = await to_thread.run_sync(store.acquire_run, run_id, owner, seen)
+            if epoch is not None:
+                return RunLease(store, run_id, epoch, token, client)
+        elif first is not None and (seen.epoch, seen.heartbeat_at) != (first.epoch, first.heartbeat_at):
+            raise RunBusyError(
+                f"run {run_id} is being executed by {_name(seen.owner)}, and a second process would pay for its trials "
+                "twice: wait for it, or start a new run with fresh=True (--fresh)"
+            )
+        elif first is None:
+            first = seen
+            log.warning(
+                "run %s was being executed by %s: waiting at most %g s to see whether it still is",
+                run_id,
+                _name(seen.owner),
+                STALE_SECONDS,
+            )
+        await anyio.sleep(_POLL_SECONDS)
+
+
+def _is_stale(seen: RunOwner, first: RunOwner | None, began: float) -> bool:
+    """Whether a heartbeat is too old for its owner to be alive."""
+    if seen.age_seconds is not None:
+        return seen.age_seconds > STALE_SECONDS
+    # SQLite has no clock of its own: a heartbeat is stale if it does not change while it is watched.
+    return first is not None and seen == first and _monotonic() - began > STALE_SECONDS
+
+
+def active_owner(store: RunStore, run_id: str) -> str | None:
+    """Describe the process that executes a run, as far as can be told at once; None if nobody seems to."""
+    seen = store.run_owner(run_id)
+    if seen.owner is None or _has_ended(seen.owner):
+        return None
+    age = seen.age_seconds
+    if age is None and seen.heartbeat_at is not None:
+        age = time.time() - seen.heartbeat_at  # For a screen, not for a decision.
+    return None if age is None or age > STALE_SECONDS else _name(seen.owner)
+
+
+def current_status(store: RunStore, run: RunRecord) -> RunStatus:
+    """Return the status of a run; one that is "running" while nobody executes it is "interrupted"."""
+    if run.status != "running" or active_owner(store, run.run_id) is not None:
+        return run.status
+    # A run that never had an owner is executed by workers alone, unless an earlier version executed it.
+    owned = store.run_owner(run.run_id).epoch > 0 or "at_work" in run.notes
+    return "interrupted" if owned else "running"
+
+
+def with_current_status(store: RunStore, run: RunRecord) -> RunRecord:
+    """Return a run with its current status."""
+    status = current_status(store, run)
+    return run if status == run.status else replace(run, status=status)
+
+
+def is_client(store: RunStore, run_id: str) -> bool:
+    """Whether the owner of a run is the client of a fleet."""
+    owner = store.run_owner(run_id).owner
+    return owner is not None and _read(owner).get("client") is True
+
+
+@dataclass(slots=True)
+class RunLease:
+    """Ownership of one run, renewed by a thread of its own until it is released or lost."""
+
+    store: RunStore
+    run_id: str
+    epoch: int
+    token: str
+    client: bool = False  # Of a fleet.
+    lost: RunBusyError | None = None
+    _renewed: float = field(default_factory=lambda: _monotonic())
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        _held.add(self.token)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nobody can have taken the run over since the last heartbeat."""
+        return self.lost is None and _monotonic() - self._renewed < _VALID * STALE_SECONDS
+
+    def heartbeat(self) -> None:
+        """Renew the lease.
+
+        Raises:
+            RunBusyError: another process has taken the run over.
+        """
+        asked = _monotonic()
+        try:
+            self.store.renew_run(self.run_id, self.epoch)
+        except RunBusyError as error:
+            self.lost = error
+            raise
+        self._renewed = asked
+
+    async def confirm(self) -> None:
+        """Return when the lease is known to hold; at once, unless this process was frozen or the store is away.
+
+        Raises:
+            RunBusyError: another process has taken the run over.
+        """
+        while not self.is_current:
+            if self.lost is not None:
+                raise self.lost
+            try:
+                await to_thread.run_sync(self.heartbeat)
+            except StoreUnavailableError:
+                await anyio.sleep(_POLL_SECONDS)  # Whoever writes results waits too, and gives up in time.
+
+    async def watch(self) -> None:
+        """Renew the lease until this is cancelled.
+
+        Raises:
+            RunBusyError: another process has taken the run over.
+        """
+        taken_over = anyio.Event()
+        self._thread = threading.Thread(
+            target=self._keep, args=(loop_caller(), taken_over.set), name="fairtrial lease", daemon=True
+        )
+        self._thread.start()
+        try:
+            await taken_over.wait()
+        finally:
+            self._ended.set()
+        if self.lost is not None:
+            raise self.lost
+
+    def _keep(self, call: Any, tell: Any) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            try:
+                self.heartbeat()
+            except RunBusyError:
+                break
+            except StoreError as error:  # `is_current` sees to it that nothing is started meanwhile.
+                log.debug("a heartbeat of run %s failed: %s", self.run_id, error)
+        if self.lost is not None and not self._ended.is_set():
+            try:
+                call(tell)
+            except RuntimeError:
+                pass  # The event loop has ended.
+
+    def stop(self) -> None:
+        """Stop the heartbeats. The next process gets the run once they are stale; this one gets it at once."""
+        self._ended.set()
+        _held.discard(self.token)
+
+    def release(self) -> None:
+        """Stop the heartbeats and give the run up."""
+        self.stop()
+        self.store.release_run(self.run_id, self.epoch)
+
+
+_held: set[str] = set()  # The tokens of the leases that this process holds.
+# Seconds that also pass while the machine is suspended, where the system counts them.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _monotonic() -> float:
+    return time.clock_gettime(_CLOCK)
+
+
+def _describe_process() -> dict[str, Any]:
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "pid": pid, "started": _start_time(pid), **_kernel()}
+
+
+def _read(owner: str) -> dict[str, Any]:
+    try:
+        facts = json.loads(owner)
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _name(owner: str) -> str:
+    facts = _read(owner)
+    return f"process {facts.get('pid', '?')} on {facts.get('host', 'an unknown host')}"
+
+
+def _kernel() -> dict[str, str]:
+    """Identify the running kernel and the namespace in which process numbers mean something; empty if unknown."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return {"boot": file.read().strip(), "namespace": os.readlink("/proc/self/ns/pid")}
+    except OSError:
+        return {}
+
+
+def _start_time(pid: int) -> str | None:
+    """Return when a process was started, in ticks since the boot; None if there is none, or it is a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else fields[19]
+
+
+def _has_ended(owner: str) -> bool:
+    """Whether the process of an owner has provably ended; False whenever that cannot be told from here."""
+    facts, kernel = _read(owner), _kernel()
+    pid = facts.get("pid")
+    if not kernel or {name: facts.get(name) for name in kernel} != kernel or not isinstance(pid, int):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # Another user's, which cannot be looked at.
+    if _start_time(pid) != facts.get("started"):
+        return True  # The number is in use again.
+    return pid == os.getpid() and facts.get("token") not in _held
