@@ -108,7 +108,7 @@ def test_an_interrupted_command_ends_with_the_one_that_goes_on(cli: Cli, place: 
 
 
 def test_a_run_whose_process_was_killed_is_interrupted_and_says_how_to_go_on(cli: Cli) -> None:
-    Path("evals.py").write_text(SLOW)
+    Path("evals.py").write_text(SLOW.replace("range(60)", "range(400)").replace("max_concurrent=2", "max_concurrent=4"))
     process = subprocess.Popen([sys.executable, "-m", "fairtrial.cli", "run", "evals.py", "-q"], env=environment())
     store = open_store(None)
     deadline = time.monotonic() + 60
