@@ -13,6 +13,8 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairtrial import (
     ChatMessage,
@@ -25,12 +27,15 @@ from fairtrial import (
     SessionView,
     ToolInvoked,
     Trajectory,
+    all_of,
     evaluator,
     exact_match,
     tool_called,
+    weighted,
 )
+from fairtrial.judging import panel
 from fairtrial.scoring import Case, resolve
-from fairtrial.scoring.evaluator import form_of, marks_of
+from fairtrial.scoring.evaluator import KNOWN_NAMES, form_of, marks_of
 from fairtrial.testing import session_of
 
 SAMPLE = Sample("s1", "2+2?", "4", {"level": 1})
@@ -275,20 +280,133 @@ def test_whatever_refuses_attributes_can_be_marked_all_the_same() -> None:
         lambda: evaluator(form="other"),  # type: ignore[call-overload]
         lambda: evaluator(inline=True, isolate=True),
         lambda: resolve("text"),  # type: ignore[arg-type]
-        lambda: resolve(lambda output: 1.0),
+        lambda: resolve(lambda given: 1.0),
         lambda: resolve(lambda: 1.0),
         lambda: resolve(lambda a, b, c, d: 1.0),
-        lambda: resolve(lambda output, session: 1.0),
+        lambda: resolve(lambda given, session: 1.0),
         lambda: resolve(lambda output, expected, *, needed: 1.0),
-        lambda: resolve(lambda sample, *, context: 1.0),
+        lambda: resolve(lambda given, *, context: 1.0),
         lambda: resolve(lambda sample, output, extra, *, context: 1.0),
-        lambda: resolve(lambda trajectory: 1.0),
+        lambda: resolve(lambda output, response: 1.0),
+        lambda: resolve(lambda output, *, actual: 1.0),
+        lambda: resolve(lambda expected, given: 1.0),
+        lambda: resolve(lambda given, output: 1.0),
+        lambda: resolve(lambda traj, sample: 1.0),
+        lambda: resolve(lambda inputs, answer, expected: 1.0),
+        lambda: resolve(lambda expected, *rest: 1.0),
+        lambda: resolve(lambda **named: 1.0),
         lambda: resolve(many),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_first_call(make: Callable[[], Any]) -> None:
     with pytest.raises(ConfigurationError, match="evaluator"):
         make()
+
+
+GIVEN: dict[str, Any] = {
+    "output": "4",
+    "expected": "4",
+    "input": "2+2?",
+    "sample": SAMPLE,
+    "session": SESSION.session_id,
+    "context": "run",
+    "trajectory": ("hi", "hello"),
+}
+
+
+def shown(value: Any) -> Any:
+    """A value that an evaluator was given, in a form that can be compared."""
+    if isinstance(value, SessionView):
+        return value.session_id
+    if isinstance(value, EvalContext):
+        return value.run_id
+    if isinstance(value, Trajectory):
+        return tuple(message.content for message in value.messages)
+    return value
+
+
+@st.composite
+def named_parameters(draw: st.DrawFn) -> tuple[list[str], list[str], int]:
+    """Known names of different roles, in any order, some with a default, some keyword-only."""
+    roles = draw(st.lists(st.sampled_from(sorted(GIVEN)), min_size=1, unique=True))
+    names = [draw(st.sampled_from([name for name, role in KNOWN_NAMES.items() if role == each])) for each in roles]
+    split = draw(st.integers(1, len(names)))
+    return names[:split], names[split:], draw(st.integers(0, split))
+
+
+@pytest.mark.proves("R23")
+@given(named_parameters())
+def test_known_names_are_given_their_values_in_any_order(chosen: tuple[list[str], list[str], int]) -> None:
+    positional, by_name, required = chosen
+    texts = [name if place < required else f"{name}='default'" for place, name in enumerate(positional)]
+    parameters = ", ".join([*texts, *(["*", *by_name] if by_name else [])])
+    names = [*positional, *by_name]
+    seen: dict[str, Any] = {}
+    scope: dict[str, Any] = {"seen": seen}
+    body = "".join(f"    seen[{name!r}] = {name}\n" for name in names)
+    exec(f"def made({parameters}):\n{body}    return 0.25", scope)
+    assert score_of(scope["made"]).value == 0.25
+    assert {name: shown(value) for name, value in seen.items()} == {name: GIVEN[KNOWN_NAMES[name]] for name in names}
+
+
+class Swapped:
+    def __call__(self, inputs: Any, output: Any, expected: Any) -> bool:
+        return (inputs, output, expected) == ("2+2?", "5", "4")
+
+    def method(self, expected: Any, output: Any) -> bool:
+        return (expected, output) == ("4", "5")
+
+    async def later(self, reference: Any, *, prediction: Any) -> bool:
+        return (reference, prediction) == ("4", "5")
+
+
+@functools.wraps(Swapped.method)
+def decorated(*args: Any, **kwargs: Any) -> bool:
+    return Swapped.method(*args, **kwargs)
+
+
+@pytest.mark.proves("R23")
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda inputs, output, expected: (inputs, output, expected) == ("2+2?", "5", "4"),
+        lambda expected, output: (expected, output) == ("4", "5"),
+        lambda output: output == "5",
+        lambda output, threshold=0.5: (output, threshold) == ("5", 0.5),
+        lambda output, expected=None: (output, expected) == ("5", "4"),
+        lambda expected=None, output=None: (output, expected) == ("5", "4"),
+        lambda output, target, reference="other": (output, target, reference) == ("5", "4", "other"),
+        lambda output, sample: (output, sample.id) == ("5", "s1"),
+        lambda sample, output, context: (sample.id, output, context.run_id) == ("s1", "5", "run"),
+        lambda output, **rest: (output, rest) == ("5", {}),
+        lambda answer, expected: (answer, expected) == ("5", "4"),
+        lambda answer, right=None: (answer, right) == ("5", "4"),
+        functools.partial(lambda output, expected, target: (output, expected, target) == ("5", "4", 7), target=7),
+        functools.partial(lambda output, expected: (output, expected) == ("5", 7), expected=7),
+        Swapped(),
+        Swapped().method,
+        Swapped().later,
+        functools.partial(decorated, Swapped()),
+        operator.ne,
+        evaluator(form="plain")(lambda expected, output: (expected, output) == ("5", "4")),
+    ],
+)
+def test_parameters_mean_what_they_are_called_wherever_an_evaluator_stands(fn: Any) -> None:
+    at = case("5")
+    assert score_of(fn, at).passed
+    assert score_of(all_of(fn, weighted((fn, 1.0))), at).passed
+    assert score_of(panel(fn, fn), at).passed
+
+
+def test_an_evaluator_that_cannot_be_bound_is_refused_with_the_marker_to_use() -> None:
+    def score(traj, sample):  # type: ignore[no-untyped-def]
+        return 1.0
+
+    with pytest.raises(ConfigurationError, match=r"'sample' means the sample and stands where the expected is given"):
+        resolve(score)
+    with pytest.raises(ConfigurationError, match=r'"trajectory" for \(trajectory, sample\)'):
+        all_of(exact_match, score)
+    assert score_of(evaluator(form="trajectory")(score)).passed
 
 
 def test_a_builtin_that_hides_its_parameters_is_taken_as_plain() -> None:

@@ -1,13 +1,19 @@
-"""The four forms an evaluator may have, turned into one call.
+"""Evaluators of any parameters, turned into one call.
 
-| form         | parameters                   | recognised by                                                        |
-|--------------|------------------------------|----------------------------------------------------------------------|
-| "context"    | (sample, output, *, context) | a keyword-only parameter `context`                                   |
-| "trajectory" | (trajectory, sample)         | a first parameter named `trajectory` or annotated `Trajectory`       |
-| "session"    | (output, expected, session)  | a third required parameter, or one named or annotated as the session |
-| "plain"      | (output, expected)           | everything else                                                      |
+Parameters are bound by name if all names are known (`KNOWN_NAMES`), in any order:
 
-A default such as `threshold=0.5` never receives a session, and a session parameter behind it is given by name.
+| given                       | names                                                          |
+|-----------------------------|----------------------------------------------------------------|
+| the output                  | output, outputs, prediction, actual, response                  |
+| the sample's expected value | expected, reference, target, ground_truth, reference_outputs   |
+| the sample's input          | input, inputs                                                  |
+| the rest                    | sample, session, context, trajectory                           |
+
+If no name is known, or all parameters are positional-only, they are bound by position: (output, expected),
+(output, expected, session), (sample, output, *, context) or, where the first is annotated so, (trajectory, sample). If
+some names are known, they must stand where the position says; otherwise the evaluator is refused. A parameter annotated
+as `SessionView`, `Trajectory`, `Sample` or `EvalContext` counts as known. Parameters with a default keep it unless
+their name is known, and what a partial has set stays set.
 """
 
 from __future__ import annotations
@@ -30,8 +36,22 @@ from fairtrial.session.trajectory import ChatMessage, Trajectory
 from fairtrial.session.views import RecordedView, SessionView
 
 type Form = Literal["plain", "session", "context", "trajectory"]
+type Role = Literal["output", "expected", "input", "sample", "session", "context", "trajectory"]
+"""What a parameter of an evaluator is given."""
 type Evaluator = Callable[..., Any]
 """Any callable of one of the four forms, sync or async; it returns a Score or something that becomes one."""
+
+_ROLE_NAMES: dict[Role, tuple[str, ...]] = {
+    "output": ("output", "outputs", "prediction", "actual", "response"),
+    "expected": ("expected", "reference", "target", "ground_truth", "reference_outputs"),
+    "input": ("input", "inputs"),
+    "sample": ("sample",),
+    "session": ("session",),
+    "context": ("context",),
+    "trajectory": ("trajectory",),
+}
+KNOWN_NAMES: Mapping[str, Role] = {name: role for role, names in _ROLE_NAMES.items() for name in names}
+"""The names of parameters that say what they are given."""
 
 _MARKS = "__fairtrial_evaluator__"
 
@@ -78,8 +98,8 @@ class Case:
         elif isinstance(session, Session):
             session = session.view()  # As it stands now, and nothing an evaluator can write to.
         self.session: SessionView = session
-        self.adapter = adapter
-        self.run_id = run_id
+        self.adapter: Any = adapter
+        self.run_id: str = run_id
         self.offload = offload
         self.recorder = recorder  # Where judges record what they did; no evaluator sees it.
 
@@ -187,13 +207,12 @@ class Leaf(Scorer):
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         marks = marks_of(fn)
-        form = marks.form or form_of(fn)
-        keyword = _session_keyword(_parameters(fn)) if form == "session" else None
+        binding = _bind(fn) if marks.form is None else _bind_form(fn, marks.form)
         self._fn = fn
         self._isolate = marks.isolate
-        self._arguments = _ARGUMENTS[form] if keyword is None else _session_by_name(keyword)
+        self._arguments = binding.arguments()
         self.name = marks.name or name_of(fn)
-        self.needs_session = form != "plain"
+        self.needs_session = binding.form != "plain"
         self.is_async = is_async_callable(fn)
         self.quick = marks.inline and not self.is_async
 
@@ -231,32 +250,47 @@ type _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _NO_KEYWORDS: dict[str, Any] = {}
 
 
-def _plain_arguments(case: Case) -> _Arguments:
-    return (case.output, case.sample.expected), _NO_KEYWORDS
-
-
-def _session_arguments(case: Case) -> _Arguments:
-    return (case.output, case.sample.expected, case.session), _NO_KEYWORDS
-
-
-def _session_by_name(keyword: str) -> Callable[[Case], _Arguments]:
-    return lambda case: ((case.output, case.sample.expected), {keyword: case.session})
-
-
-def _context_arguments(case: Case) -> _Arguments:
-    return (case.sample, case.output), {"context": EvalContext(case.adapter, case.session, case.run_id)}
-
-
-def _trajectory_arguments(case: Case) -> _Arguments:
-    return (case.trajectory, case.sample), _NO_KEYWORDS
-
-
-_ARGUMENTS: dict[Form, Callable[[Case], _Arguments]] = {
-    "plain": _plain_arguments,
-    "session": _session_arguments,
-    "context": _context_arguments,
-    "trajectory": _trajectory_arguments,
+_VALUES: dict[Role, Callable[[Case], Any]] = {
+    "output": lambda case: case.output,
+    "expected": lambda case: case.sample.expected,
+    "input": lambda case: case.sample.input,
+    "sample": lambda case: case.sample,
+    "session": lambda case: case.session,
+    "context": lambda case: EvalContext(case.adapter, case.session, case.run_id),
+    "trajectory": lambda case: case.trajectory,
 }
+_POSITIONS: dict[Form, tuple[Role, ...]] = {
+    "plain": ("output", "expected"),
+    "session": ("output", "expected", "session"),
+    "context": ("sample", "output"),
+    "trajectory": ("trajectory", "sample"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    """What an evaluator is called with."""
+
+    positional: tuple[Role, ...]
+    keywords: Mapping[str, Role] = EMPTY
+
+    @property
+    def form(self) -> Form:
+        """The form of the call; "plain" if it needs nothing but the sample and the output."""
+        roles = {*self.positional, *self.keywords.values()}
+        forms: tuple[Form, ...] = ("context", "trajectory", "session")
+        return next((form for form in forms if form in roles), "plain")
+
+    def arguments(self) -> Callable[[Case], _Arguments]:
+        """The function that makes the arguments of a call."""
+        if self.positional == _POSITIONS["plain"] and not self.keywords:
+            return lambda case: ((case.output, case.sample.expected), _NO_KEYWORDS)
+        values = [_VALUES[role] for role in self.positional]
+        named = [(name, _VALUES[role]) for name, role in self.keywords.items()]
+        return lambda case: (
+            tuple([value(case) for value in values]),
+            {name: value(case) for name, value in named} if named else _NO_KEYWORDS,
+        )
 
 
 def resolve(fn: Evaluator | Scorer) -> Scorer:
@@ -318,40 +352,107 @@ def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def form_of(fn: Callable[..., Any]) -> Form:
     """The form a callable's parameters show."""
+    return _bind(fn).form
+
+
+def _bind(fn: Callable[..., Any]) -> _Binding:
+    """Decide what each parameter is given, or refuse the evaluator."""
     parameters = _parameters(fn)
-    positional = _positional(parameters)
+    fixed = _partial_keywords(fn)
+    by_name = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in fixed]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    if any(_role(p) is None for p in by_name if p.default is p.empty):
+        raise _refusal(fn, "a keyword-only parameter has no known name and no default")
+    decisive = required or positional
+    takes_more = len(required) < 2 and any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if decisive and not takes_more and all(_role(p) is not None for p in decisive):
+        front = tuple(role for p in required if (role := _role(p)) is not None)
+    else:
+        front = _by_position(fn, positional, len(required), by_name, takes_more=takes_more)
+    taken = set(front)
+    if len(taken) < len(front):
+        raise _refusal(fn, "two parameters mean the same")
+    keywords: dict[str, Role] = {}
+    for parameter in (*positional[len(front) :], *by_name):
+        role = _role(parameter)
+        if role is None or parameter.kind is parameter.POSITIONAL_ONLY:
+            continue
+        if role not in taken:
+            taken.add(role)
+            keywords[parameter.name] = role
+        elif parameter.default is parameter.empty:
+            raise _refusal(fn, "two parameters mean the same")
+    return _Binding(front, keywords)
+
+
+def _by_position(
+    fn: Callable[..., Any],
+    positional: list[inspect.Parameter],
+    required: int,
+    by_name: list[inspect.Parameter],
+    *,
+    takes_more: bool,
+) -> tuple[Role, ...]:
+    """The roles of the first parameters by their position; known names among them must agree."""
     form: Form = "plain"
-    if any(p.name == "context" and p.kind is p.KEYWORD_ONLY for p in parameters):
+    if any(p.name == "context" for p in by_name):
         form = "context"
-    elif positional and (positional[0].name == "trajectory" or _annotated(positional[0], _TRAJECTORIES)):
+    elif positional and _role(positional[0]) == "trajectory":
         form = "trajectory"
-    elif _session_keyword(parameters) is not None or any(map(_takes_session, positional[2:3])):
+    elif required == 3:
         form = "session"
-    _check_fit(fn, form, parameters)
-    return form
+    roles = _POSITIONS[form]
+    if required > len(roles) or (len(positional) < len(roles) and not takes_more):
+        raise _refusal(fn, f"it is called with {len(roles)} arguments")
+    for parameter, role in zip(positional, roles, strict=False):
+        named = _role(parameter)
+        if named is not None and named != role:
+            raise _refusal(
+                fn,
+                f"{parameter.name!r} means the {named} and stands where the {role} is given, "
+                "because not all names are known",
+            )
+    return roles
 
 
-def _positional(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+def _bind_form(fn: Callable[..., Any], form: Form) -> _Binding:
+    """The call of the form that a marker names, whatever the parameters are called."""
+    if form == "context":
+        return _Binding(_POSITIONS[form], {"context": "context"})
+    if form == "session":
+        # A session parameter that is not the third is given by name.
+        parameters = _parameters(fn)
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        later = [*positional[3:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
+        keyword = next((p.name for p in later if _role(p) == "session"), None)
+        if keyword is not None:
+            return _Binding(_POSITIONS["plain"], {keyword: "session"})
+    return _Binding(_POSITIONS[form])
 
 
-def _takes_session(parameter: inspect.Parameter) -> bool:
-    """True for the third parameter of a session-aware evaluator."""
-    return _is_session(parameter) or parameter.default is inspect.Parameter.empty
+def _partial_keywords(fn: Callable[..., Any]) -> set[str]:
+    """What partials have set by name."""
+    fixed: set[str] = set()
+    while isinstance(fn, functools.partial):
+        fixed.update(fn.keywords)
+        fn = fn.func
+    return fixed
 
 
-def _is_session(parameter: inspect.Parameter) -> bool:
-    return parameter.name == "session" or _annotated(parameter, _SESSIONS)
+def _role(parameter: inspect.Parameter) -> Role | None:
+    """What a parameter's name, or else its annotation, says that it is given."""
+    if parameter.kind is not parameter.POSITIONAL_ONLY and parameter.name in KNOWN_NAMES:
+        return KNOWN_NAMES[parameter.name]
+    return next((role for role, kinds in _ANNOTATIONS.items() if _annotated(parameter, kinds)), None)
 
 
-def _session_keyword(parameters: list[inspect.Parameter]) -> str | None:
-    """The name of the session parameter, where it is not the third."""
-    later = [*_positional(parameters)[3:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
-    return next((p.name for p in later if _is_session(p)), None)
-
-
-_SESSIONS = (SessionView, Session, RecordedView)
-_TRAJECTORIES = (Trajectory,)
+_ANNOTATIONS: dict[Role, tuple[type, ...]] = {
+    "session": (SessionView, Session, RecordedView),
+    "trajectory": (Trajectory,),
+    "sample": (Sample,),
+    "context": (EvalContext,),
+}
 
 
 def _annotated(parameter: inspect.Parameter, kinds: tuple[type, ...]) -> bool:
@@ -359,25 +460,23 @@ def _annotated(parameter: inspect.Parameter, kinds: tuple[type, ...]) -> bool:
     annotation = parameter.annotation
     if isinstance(annotation, str):
         text = annotation.strip("\"'").removeprefix("Optional[").removesuffix("]")
-        return any(part.strip().rpartition(".")[2] == kind.__name__ for part in text.split("|") for kind in kinds)
+        names = (part.partition("[")[0].strip().rpartition(".")[2] for part in text.split("|"))
+        return any(name == kind.__name__ for name in names for kind in kinds)
     members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return any(member is kind for member in members for kind in kinds)
+    return any((get_origin(member) or member) is kind for member in members for kind in kinds)
 
 
-def _check_fit(fn: Callable[..., Any], form: Form, parameters: list[inspect.Parameter]) -> None:
-    """Raise unless the call that the form makes can reach the function."""
-    by_name = {"context"} if form == "context" else {_session_keyword(parameters)} if form == "session" else set()
-    given = 3 if form == "session" and by_name == {None} else 2
-    positional = [p for p in _positional(parameters) if p.name not in by_name]
-    required = [p for p in positional if p.default is p.empty]
-    needed = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in by_name]
-    takes_more = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    misplaced = form == "plain" and any(_is_session(p) for p in positional)
-    if misplaced or (len(positional) < given and not takes_more) or len(required) > given or needed:
-        raise ConfigurationError(
-            f"evaluator {name_of(fn)!r} takes {inspect.signature(fn)}; an evaluator takes (output, expected), "
-            "(output, expected, session), (sample, output, *, context) or (trajectory, sample)"
-        )
+def _refusal(fn: Callable[..., Any], problem: str) -> ConfigurationError:
+    try:
+        signature = str(inspect.signature(fn))
+    except (TypeError, ValueError):
+        signature = "(...)"
+    return ConfigurationError(
+        f"evaluator {name_of(fn)!r} takes {signature}: {problem}\n"
+        f'name all its parameters from {", ".join(KNOWN_NAMES)}; or mark its form: @evaluator(form="plain") for '
+        '(output, expected), "session" for (output, expected, session), "context" for (sample, output, *, context), '
+        '"trajectory" for (trajectory, sample)'
+    )
 
 
 def as_score(result: Any, name: str) -> Score:
