@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import re
 import signal
@@ -694,29 +693,18 @@ class TestRudeClients:
                     pass  # Cut off without a goodbye.
                 writer.close()
 
-    async def test_a_crowd_is_turned_away_and_probes_get_through_afterwards(
+    async def test_probes_are_answered_beside_a_crowd_of_slow_clients(
         self, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(health_module, "MAX_CONNECTIONS", 3)
         crowd = [await asyncio.open_connection(*address) for _ in range(6)]
         for _, writer in crowd:
             writer.write(b"GET ")
-        turned_away = 0
         async with asyncio.timeout(10):
-            for reader, writer in crowd:
-                try:
-                    turned_away += await reader.read() == b""
-                except ConnectionError:
-                    pass
-                writer.close()
-        assert turned_away >= 1
-        for attempt in itertools.count():
-            try:
+            for _ in range(20):
                 assert (await request(address, b"GET /live HTTP/1.1\r\n\r\n"))[0] == 200
-                break
-            except (IndexError, ConnectionError):
-                assert attempt < 100
-                await asyncio.sleep(0.02)
+        for _, writer in crowd:
+            writer.close()
 
 
 def test_memory_is_not_shown_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+import redis
 
 from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxFullError, ReplyNotAvailableError
 from fairtrial.mailbox import Message, RedisConnection, RedisMailbox
@@ -282,6 +283,23 @@ class TestTrap9NoMessageIsEvicted:
                 while messages := await mailbox.receive(10, 60, 0):
                     await acknowledge_all(messages)
                 await mailbox.send("there is room again")
+
+
+class TestDeadLettersAreBounded:
+    async def test_the_oldest_give_way_to_new_ones(self, redis_url: str) -> None:
+        async with opened(redis_url) as mailbox:
+            with redis.Redis.from_url(redis_url) as client:
+                old = int(time.time() - 31 * 24 * 3600) * 1000
+                pipe = client.pipeline()
+                for number in range(500):
+                    pipe.xadd(mailbox.keys.dead, {"b": "1", "reason": "old"}, id=f"{old + number}-0")
+                pipe.execute()
+                await fill(mailbox, 1)
+                (message,) = await mailbox.receive(1, 60, 1)
+                await message.dead_letter("new")
+                # Redis trims whole nodes of a hundred entries.
+                assert client.xlen(mailbox.keys.dead) < 150
+                assert (client.xrevrange(mailbox.keys.dead, count=1)[0][1])[b"reason"] == b"new"
 
 
 class TestTrap10AReplyMailboxVanishesWithItsOwner:

@@ -45,8 +45,9 @@ type Pages = Mapping[str, Callable[[], Awaitable[Page]]]
 class HealthServer:
     """Serves pages by path to whoever asks with GET or HEAD, one request per connection.
 
-    Requests that are not HTTP, too long or too slow are turned away, and so are more than `MAX_CONNECTIONS` at once:
-    nothing a client does costs more than a little memory for a few seconds.
+    Requests that are not HTTP, too long or too slow are turned away. At more than `MAX_CONNECTIONS` the one that has
+    kept us waiting longest is closed: a probe, which sends its request at once, is answered beside any number of slow
+    clients.
 
     Args:
         host: The interface to listen on.
@@ -59,7 +60,7 @@ class HealthServer:
         self._port = port
         self._pages = pages
         self._timeout = timeout_seconds
-        self._open = 0
+        self._silent: dict[asyncio.StreamWriter, None] = {}  # Connections without a whole request yet, oldest first.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -110,18 +111,21 @@ class HealthServer:
             server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        if len(self._silent) >= MAX_CONNECTIONS:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
+        self._silent[writer] = None
         try:
-            if self._open > MAX_CONNECTIONS:
-                return
             async with asyncio.timeout(self._timeout):
                 page, head_only = await self._page(reader)
+                self._silent.pop(writer, None)
                 writer.write(_rendered(page, head_only=head_only))
                 await writer.drain()
         except (TimeoutError, OSError):
             writer.transport.abort()  # Too slow, or gone: no goodbye.
         finally:
-            self._open -= 1
+            self._silent.pop(writer, None)
             writer.close()
 
     async def _page(self, reader: asyncio.StreamReader) -> tuple[Page, bool]:

@@ -34,6 +34,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 GROUP: Final = "fairtrial"
+# Older dead letters give way: nobody who has not looked for a month will, and a queue must not fill its server.
+MAX_DEAD_LETTERS: Final = 100_000
+MAX_DEAD_AGE_SECONDS: Final = 30 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +227,10 @@ for a = 2, #ARGV, 3 do
           rest[#rest + 1] = value
         end
       end
-      redis.call('XADD', KEYS[2], '*', 'i', origin, 'n', n + 1, 'reason', ARGV[a + 1], 'error', ARGV[a + 2],
-        'at', time, unpack(rest))
+      local how, bound = 'MINID', string.format('%d', math.max(0, time - __MAX_DEAD_AGE_MS__))
+      if redis.call('XLEN', KEYS[2]) >= __MAX_DEAD_LETTERS__ then how, bound = 'MAXLEN', __MAX_DEAD_LETTERS__ end
+      redis.call('XADD', KEYS[2], how, '~', bound, '*', 'i', origin, 'n', n + 1, 'reason', ARGV[a + 1],
+        'error', ARGV[a + 2], 'at', time, unpack(rest))
     end
     forget(id)
     out[#out + 1] = '1'
@@ -235,7 +240,9 @@ for a = 2, #ARGV, 3 do
 end
 if redis.call('EXISTS', KEYS[2]) == 1 then vanish(KEYS[2]) end
 return table.concat(out)
-"""
+""".replace("__MAX_DEAD_AGE_MS__", str(MAX_DEAD_AGE_SECONDS * 1000)).replace(
+        "__MAX_DEAD_LETTERS__", str(MAX_DEAD_LETTERS)
+    )
 )
 
 REVIVE = Script("""
