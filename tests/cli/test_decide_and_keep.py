@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import anyio
 import pyarrow.parquet
 import pytest
 
 from fairtrial import EvalReport, open_store
+from fairtrial.runs import run_lease
 from tests.cli.conftest import EVALS, Cli
 
 
@@ -202,6 +204,17 @@ class TestDelete:
         run_id = open_store().runs()[0].run_id
         facts = ran("delete", "doubles", "--yes", "--json").json
         assert facts == {"format": "fairtrial.deleted/1", "deleted": [run_id]}
+
+    def test_a_run_that_a_process_executes_is_not_deleted(self, ran: Cli) -> None:
+        store = open_store()
+        run_id = store.runs()[0].run_id
+        lease = anyio.run(run_lease.acquire, store, run_id)
+        done = ran("delete", "doubles", "--yes")
+        assert done.code == 2
+        assert "is being executed by process" in done.err
+        lease.release()
+        assert ran("delete", "doubles", "--yes").code == 0
+        store.close()
 
 
 class TestStore:

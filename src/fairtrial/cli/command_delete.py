@@ -33,6 +33,7 @@ def delete(
     from fairtrial.cli.faults import ExitCode, Mistake
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import confirm, count, note, print_json
+    from fairtrial.runs.run_lease import active_owner
 
     opened = options.open_existing(store)
     found = {}
@@ -42,6 +43,12 @@ def delete(
             raise Mistake(
                 f"{text} names one experiment, and runs are deleted whole",
                 f"as in: fairtrial delete {name_of(named.run)}",
+            )
+        owner = active_owner(opened, named.run.run_id)
+        if owner is not None:
+            raise Mistake(
+                f"{text} is being executed by {owner}, which would go on to pay for trials that nobody can store",
+                "stop that process first (Ctrl-C), then delete the run",
             )
         found[named.run.run_id] = named.run
     names = ", ".join(f"{name_of(run)} ({run.run_id}, {run.status})" for run in found.values())
