@@ -11,6 +11,7 @@ import pytest
 
 from fairtrial import EvalReport, open_store
 from fairtrial.runs import run_lease
+from fairtrial.store.schema import VERSION
 from tests.cli.conftest import EVALS, Cli
 
 
@@ -226,9 +227,9 @@ class TestStore:
         assert (facts["format"], facts["suites"][0]["results"]) == ("fairtrial.store/1", 8)
 
     def test_it_is_made_or_brought_up_to_date(self, cli: Cli) -> None:
-        assert cli("store", "migrate", "--store", "new.db").err == "new.db is up to date: schema 1\n"
+        assert cli("store", "migrate", "--store", "new.db").err == f"new.db is up to date: schema {VERSION}\n"
         assert cli("store", "stats", "--store", "new.db").out.endswith("no runs yet\n")
-        assert cli("store", "migrate", "--store", "new.db", "--json").json["version"] == 1
+        assert cli("store", "migrate", "--store", "new.db", "--json").json["version"] == VERSION
 
 
 class TestConfig:
@@ -248,6 +249,7 @@ class TestConfig:
             "concurrency": (7, "$FAIRTRIAL_CONCURRENCY"),
             "cache": ("off", "default"),
             "max-error-share": (0.5, "pyproject.toml [tool.fairtrial]"),
+            "prices": ({}, "default"),
         }
         assert "[redacted]" in cli("config").out
         monkeypatch.setenv("COLUMNS", "140")
