@@ -136,6 +136,27 @@ def test_outputs_are_scored_anew_without_the_task(ran: Cli, two: Path) -> None:
     assert ran("rescore", "doubles@1", "evals.py", "--json").json["format"] == "fairtrial.report/1"
 
 
+class TestRescore:
+    def test_another_suite_is_refused_with_the_difference(self, ran: Cli, two: Path) -> None:
+        two.write_text(two.read_text().replace('Experiment("plain"', 'Experiment("other"'))
+        done = ran("rescore", "doubles", "evals.py")
+        assert done.code == 2
+        assert "it has an experiment 'plain' and the suite has" in done.err
+        assert "use the suite that the run was made with" in done.err
+        assert len(open_store().runs()) == 1
+
+    def test_scoring_that_failed_is_repeated_by_the_same_command(self, ran: Cli, two: Path) -> None:
+        judge = "lambda output, expected: 1 / 0 if __import__('os').path.exists('broken') else True"
+        two.write_text(two.read_text().replace("double, exact_match,", f"double, {judge},"))
+        Path("broken").touch()
+        done = ran("rescore", "doubles", "evals.py")
+        assert done.code == 4
+        assert "the same command scores them again" in done.err
+        Path("broken").unlink()
+        assert ran("rescore", "doubles@1", "evals.py").code == 0
+        assert [run.status for run in open_store().runs()] == ["finished", "finished"]
+
+
 class TestExport:
     @pytest.mark.proves("R93")
     @pytest.mark.parametrize("format", ["csv", "jsonl", "parquet", "html", "junit", "markdown", "json", "run"])

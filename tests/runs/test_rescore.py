@@ -297,9 +297,16 @@ async def test_no_store_call_blocks_the_event_loop() -> None:
 
     class Watched(MemoryStore):
         def __getattribute__(self, name: str) -> Any:
-            if not name.startswith("_") and threading.get_ident() == loop and watching:
-                blocked.add(name)
-            return super().__getattribute__(name)
+            found = super().__getattribute__(name)
+            if name.startswith("_") or not callable(found):
+                return found
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() == loop and watching:
+                    blocked.add(name)
+                return found(*args, **kwargs)
+
+            return call
 
     watching: list[bool] = []
     store = Watched()

@@ -19,33 +19,50 @@ def rescore(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="The suite whose evaluator scores: file.py[:name].")],
     max_cost: options.MaxCost = None,
     strict_cost: options.StrictCost = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run even if a rescoring is unfinished.")] = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Score the stored outputs of a run anew; no task is called.
+    """Score the stored outputs of a run again; no task is called.
 
-    The evaluator is the suite's as it is now. The scores become a new run, so both can be compared.
+    The evaluator is the suite's as it is now. The scores become a new run, so both can be compared. After an
+    interruption, or where scoring failed, the same command scores what is missing. The suite must have the samples and
+    experiments of the run. Outputs in which secrets were redacted are not scored.
 
     \b
     Examples:
       fairtrial rescore support@3 evals.py
       fairtrial rescore 5f2c19 evals.py:strict --json
     """
+    from fairtrial.cli.faults import ExitCode, Mistake
     from fairtrial.cli.loading import load
     from fairtrial.cli.names import RunName, find_run, name_of
     from fairtrial.cli.reporting import show_report
     from fairtrial.cli.rerun import NOTE
-    from fairtrial.cli.screen import note
+    from fairtrial.cli.screen import count, note
     from fairtrial.cli.selection import Selection, selected
+    from fairtrial.errors import RunMismatchError
 
     opened = options.open_existing(store)
     named = find_run(opened, run)
     settings, _ = options.settings_with(store)
     with settings.prices():
         loaded = selected(load(suite), Selection(max_cost=max_cost, strict_cost=strict_cost))
-        report = loaded.rescore_sync(named.run.run_id, store=opened)
+        try:
+            report = loaded.rescore_sync(named.run.run_id, store=opened, fresh=fresh)
+        except RunMismatchError as error:
+            what, _, remedy = str(error).rpartition(". ")
+            raise Mistake(what, f"{remedy[:1].lower()}{remedy[1:]}") from None
+        except KeyboardInterrupt:
+            note("interrupted: the scores so far are stored; the same command scores the rest")
+            return int(ExitCode.INTERRUPTED)
     opened.update_run(report.run_id, notes={NOTE: [suite]})
     made = opened.get_run(report.run_id)
     note(f"scored {name_of(named.run)} anew as {name_of(made)}; no task was called")
+    if redacted := made.notes.get("redacted"):
+        note(f"{count(int(redacted), 'trial')} not scored: secrets were redacted in the stored output or transcript")
     show_report(opened, RunName(made), json=json, next_commands=False)
-    return 0
+    if made.status in ("unscored", "incomplete"):
+        note("some outputs could not be scored; the same command scores them again")
+        return int(ExitCode.ERRORED)
+    return int(ExitCode.OK if made.status == "finished" else ExitCode.INCONCLUSIVE)
