@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 from fairtrial.cli.encoding import make_exact, make_printable
-from tests.cli.conftest import TWO, Cli
+from tests.cli.conftest import EVALS, TWO, Cli
 from tests.cli.test_screens import environment
 
 NAMES = (
@@ -122,3 +122,29 @@ def test_a_list_of_runs_that_is_cut_says_so(cli: Cli, evals: Path) -> None:
     assert (len(done.out.splitlines()), done.err) == (3, "and 1 older: see them with --limit 3\n")
     assert cli("runs").err == ""
     assert evals.exists()
+
+
+HOSTILE = "\x1b]0;PWNED\x07\x1b[2J\u061c\u202e"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "evals.py"),
+        ("runs",),
+        ("show", "doubles"),
+        ("failures", "doubles"),
+        ("show", "doubles", "--sample", f"nope{HOSTILE}"),
+        ("runs", "--suite", f"x{HOSTILE}"),
+        ("run", f"nope{HOSTILE}.py"),
+        ("export", f"x{HOSTILE}", "--format", "csv"),
+    ],
+    ids=lambda words: ascii(" ".join(words)),
+)
+def test_no_name_reaches_the_terminal_as_a_command_to_it(cli: Cli, place: Path, words: tuple[str, ...]) -> None:
+    evals = EVALS.replace('"doubles"', f'"doubles{HOSTILE.encode("unicode_escape").decode()}"')
+    (place / "evals.py").write_text(evals.replace('"numbers"', repr(f"numbers{HOSTILE}")))
+    cli("run", "evals.py")
+    done = cli(*(word.replace("doubles", f"doubles{HOSTILE}") for word in words))
+    for mark in ("\x1b]0;", "\x1b[2J", "\u061c", "\u202e"):
+        assert mark not in done.out + done.err

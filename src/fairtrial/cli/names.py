@@ -39,7 +39,7 @@ class RunName:
 
 def name_of(run: RunRecord) -> str:
     """What to type for a run."""
-    return f"{run.suite}@{run.number}"
+    return f"{plain(run.suite)}@{run.number}"
 
 
 def find_run(store: RunStore, text: str) -> RunName:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fairtrial.report.untrusted import plain
+from fairtrial.report.untrusted import lines, plain
 
 _LEAST = 8  # What is left of a column that gives way.
 _PIPED_WIDTH = 120  # A file or a pipe has no width; wide enough for every table, narrow enough to be read.
@@ -38,6 +38,7 @@ def _console(file: Any) -> Console:
 
 def sentence(console: Console, text: str, *, style: str | None = None) -> None:
     """Print text that may be long: wrapped between words in a terminal, left whole in a pipe."""
+    text = lines(text)  # It may name what a dataset, a suite or another program chose.
     head, colon, rest = text.partition(": ")
     styled = Text.assemble((head + colon, style), rest) if style and colon else Text(text, style=style or "")
     console.print(styled, soft_wrap=not console.is_terminal)
@@ -116,7 +117,7 @@ def _text(cell: Any) -> str:
 
 def commands(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Commands to type next, with what each is for; where both do not fit, the remark goes."""
-    rows = list(rows)
+    rows = [(plain(command), plain(remark)) for command, remark in rows]
     if not rows:
         return
     console.print(Text(title, style="bold"))
