@@ -160,18 +160,18 @@ def dying_store(store: RunStore, *, after: int) -> RunStore:
     commits = 0
     whole = store.commit
 
-    def commit(*args: Any) -> Any:
+    def commit(*args: Any, **rest: Any) -> Any:
         nonlocal commits
         commits += 1
         if commits > after:
             raise Crash
-        return whole(*args)
+        return whole(*args, **rest)
 
     def update_run(run_id: str, **changes: Any) -> None:
         if changes.get("status") != "interrupted":
             type(store).update_run(store, run_id, **changes)
 
-    store.commit = commit  # type: ignore[method-assign,assignment]  # a store that fails
+    store.commit = commit  # type: ignore[method-assign]  # a store that fails
     store.update_run = update_run  # type: ignore[method-assign]  # a store that fails
     return store
 
@@ -486,14 +486,14 @@ async def test_the_database_may_be_away_for_a_while() -> None:
     away = 2
     whole = store.commit
 
-    def commit(*args: Any) -> Any:
+    def commit(*args: Any, **rest: Any) -> Any:
         nonlocal away
         if away:
             away -= 1
             raise StoreUnavailableError("restarting")
-        return whole(*args)
+        return whole(*args, **rest)
 
-    store.commit = commit  # type: ignore[method-assign,assignment]  # a store that fails
+    store.commit = commit  # type: ignore[method-assign]  # a store that fails
     async with FakeWorker(office, "numbers").at_work():
         report = await suite_of(10).run(store=store, mailbox=office)
     assert (report.status, report.total, away) == ("finished", 10, 0)

@@ -495,7 +495,7 @@ class TestWhatItSurvives:
         assert backoff(60) < 120
 
     @pytest.mark.proves("R55")
-    async def test_a_result_nobody_can_take_for_too_long_is_given_back_without_ending_the_worker(self) -> None:
+    async def test_a_result_is_kept_while_its_receiver_is_unavailable_however_long_that_is(self) -> None:
         requests, _ = boxes()
         away = [MailboxConnectionError("away") for _ in range(3)]
         results = Flaky("r", EvalReply, *away, on="send")
@@ -504,7 +504,7 @@ class TestWhatItSurvives:
         loop = EvalLoop(requests=requests, rules=rules(), results=results, config=config)
         await loop.run(until_empty=True)
         assert len(await take(results)) == 1
-        assert (loop.counters.retried, loop.counters.received) == (1, 2)
+        assert (loop.counters.retried, loop.counters.received) == (0, 1)
 
     @pytest.mark.proves("R55", "R80", "R82")
     async def test_a_reply_mailbox_that_is_gone_for_good_makes_a_dead_letter(self) -> None:

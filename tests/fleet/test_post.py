@@ -9,7 +9,6 @@ import pytest
 from fairtrial import ConfigurationError, Dataset, EvalResult, EvalSuite, Sample, TrialKey, exact_match
 from fairtrial.errors import MailboxConnectionError, ReplyNotAvailableError
 from fairtrial.fleet import EvalReply, MemoryPostOffice, PostOffice, RedisPostOffice, open_post_office
-from fairtrial.fleet.patience import persistently
 from fairtrial.fleet.post import requests_name, results_name
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.protocol import checked_name
@@ -109,16 +108,3 @@ def test_other_addresses_are_refused_without_repeating_them(url: str) -> None:
     with pytest.raises(ConfigurationError, match="use redis://host:port") as caught:
         open_post_office(url)
     assert "secret" not in str(caught.value)
-
-
-async def test_patience_ends() -> None:
-    calls = 0
-
-    async def away() -> None:
-        nonlocal calls
-        calls += 1
-        raise MailboxConnectionError("away")
-
-    with pytest.raises(MailboxConnectionError):
-        await persistently(away, "asking", seconds=0.12)
-    assert calls > 1

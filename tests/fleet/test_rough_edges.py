@@ -180,7 +180,7 @@ class TestMainLoops:
         await requests.send(MainLoopRequest("b"), reply_to=replies)
         hasty = MainLoop(str.upper, requests=requests, config=MainLoopConfig(delivery_seconds=0, dlq=QUICK))
         await hasty.run(until_empty=True)
-        assert (hasty.counters.retried, hasty.counters.received) == (1, 2)
+        assert (hasty.counters.retried, hasty.counters.received) == (0, 1)
 
     async def test_a_resource_that_does_not_close_costs_no_answer(self, caplog: pytest.LogCaptureFixture) -> None:
         @asynccontextmanager

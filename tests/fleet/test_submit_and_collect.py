@@ -132,8 +132,8 @@ async def test_a_batch_is_committed_before_it_is_acknowledged(office: MemoryPost
     steps: list[str] = []
     whole, settle = store.commit, results._settle
 
-    def commit(*args: Any) -> Any:
-        done = whole(*args)
+    def commit(*args: Any, **rest: Any) -> Any:
+        done = whole(*args, **rest)
         steps.append("commit")
         return done
 
@@ -141,7 +141,7 @@ async def test_a_batch_is_committed_before_it_is_acknowledged(office: MemoryPost
         steps.append("acknowledge")
         settle(*args)
 
-    store.commit = commit  # type: ignore[method-assign,assignment]  # to see the order
+    store.commit = commit  # type: ignore[method-assign]  # to see the order
     results._settle = settled  # type: ignore[method-assign,assignment]  # to see the order
     for place in range(3):
         await results.send(reply(place))
@@ -157,12 +157,12 @@ async def test_a_collector_that_dies_before_its_commit_has_acknowledged_nothing(
     store = open_store(f"{tmp_path}/runs.db")
     whole = store.commit
 
-    def commit(*args: Any) -> Any:
+    def commit(*args: Any, **rest: Any) -> Any:
         raise RuntimeError("the machine is gone")
 
     for place in range(5):
         await results.send(reply(place))
-    store.commit = commit  # type: ignore[method-assign,assignment]  # a crash
+    store.commit = commit  # type: ignore[method-assign]  # a crash
     with pytest.raises(RuntimeError, match="gone"):
         await collect_results(results, 5, store=store)
     assert await results.approximate_count() == 5

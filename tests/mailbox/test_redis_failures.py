@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -21,6 +23,8 @@ from fairtrial.errors import (
     MailboxError,
 )
 from fairtrial.mailbox import RedisConnection, RedisMailbox
+from fairtrial.mailbox.redis.coalesce import Coalescer
+from fairtrial.mailbox.redis.scripts import SEND
 from tests.mailbox.ageing import age
 from tests.redis_server import RedisServer, free_port
 
@@ -399,3 +403,51 @@ class TestSweeper:
             await age(mailbox, 1e6)
             assert await mailbox.sweep() == 0
             assert (await mailbox.depth()).in_flight == 1
+
+
+class TestResets:
+    """A connection that is reset makes redis-py raise AttributeError, TypeError or RuntimeError out of itself."""
+
+    @pytest.mark.parametrize("error", [AttributeError, TypeError, RuntimeError])
+    async def test_whatever_redis_py_raises_for_a_lost_connection_may_be_tried_again(
+        self, redis_url: str, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    ) -> None:
+        from redis.asyncio.connection import AbstractConnection
+
+        real = AbstractConnection.read_response
+        failures = 0
+
+        async def reset(self: Any, *args: Any, **options: Any) -> Any:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                await self.disconnect(nowait=True)
+                raise error("'NoneType' object has no attribute 'read'")
+            return await real(self, *args, **options)
+
+        async with RedisConnection(redis_url) as connection, RedisMailbox("resets", int, connection) as mailbox:
+            await mailbox.send(1)
+            monkeypatch.setattr(AbstractConnection, "read_response", reset)
+            for call in (
+                lambda: mailbox.send(2),
+                mailbox.approximate_count,
+                lambda: asyncio.gather(*(mailbox.send(n) for n in range(3))),
+            ):
+                failures = 1
+                with pytest.raises(MailboxConnectionError):
+                    await call()
+                await mailbox.approximate_count()
+            for _ in range(3):  # A read that lost its connection may be repeated inside.
+                failures = 1
+                with contextlib.suppress(MailboxConnectionError):
+                    await mailbox.receive(1, 60, 0)
+                failures = 0
+            await mailbox.approximate_count()
+
+    async def test_a_failure_while_operations_leave_together_is_passed_on(self) -> None:
+        async def run(calls: Any) -> list[Any]:
+            raise AttributeError("'NoneType' object has no attribute 'write'")
+
+        coalescer = Coalescer(run)
+        with pytest.raises(MailboxConnectionError, match="object has no attribute 'write'"):
+            await coalescer.submit(SEND, ("key",), (), ("a", "b"))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -200,3 +201,28 @@ class TestVersions:
                 store.create_run(run_record())
         finally:
             store.close()
+
+
+class TestTimeLimits:
+    """Every connection to PostgreSQL has time limits, and the URL can set others."""
+
+    def test_a_connection_has_time_limits(self, pg_url: str, opened: Callable[[str], RunStore]) -> None:
+        store = opened(pg_url)
+        assert isinstance(store, SqlStore)
+        with store._engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            settings = driver.info.get_parameters()
+            timeout = connection.exec_driver_sql("SHOW statement_timeout").scalar()
+        assert timeout == "5min"
+        limits = {"connect_timeout": "10", "keepalives_idle": "15", "keepalives_interval": "5"}
+        limits |= {"keepalives_count": "3", "tcp_user_timeout": "30000"}
+        assert {name: settings.get(name) for name in limits} == limits
+
+    def test_parameters_of_the_url_come_first(self, pg_url: str, opened: Callable[[str], RunStore]) -> None:
+        mark = "&" if "?" in pg_url else "?"
+        store = opened(f"{pg_url}{mark}tcp_user_timeout=1000&options=-c%20statement_timeout%3D7000")
+        assert isinstance(store, SqlStore)
+        with store._engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            assert driver.info.get_parameters()["tcp_user_timeout"] == "1000"
+            assert connection.exec_driver_sql("SHOW statement_timeout").scalar() == "7s"

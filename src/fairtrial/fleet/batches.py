@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 
-from fairtrial.data.sample import Sample
+from fairtrial.backoff import retry_while_unavailable
 from fairtrial.errors import BodyError, MailboxConnectionError, MailboxFullError
-from fairtrial.fleet.patience import log, persistently
+from fairtrial.fleet.log import log
 from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.mailbox import bulk
 from fairtrial.mailbox.protocol import Mailbox, Message
-from fairtrial.runs.writer import log_problems, patiently
+from fairtrial.runs.writer import Item, commit_items
 from fairtrial.store.protocol import Committed, RunStore
-from fairtrial.trials.result import EvalResult
 
 LINGER_SECONDS = 0.02
 
@@ -63,7 +62,7 @@ async def send_all(
         if away is not None:
             raise away
 
-    await persistently(attempt, f"sending to {requests.name}", enough=enough)
+    await retry_while_unavailable(attempt, f"sending to {requests.name}", log, enough=enough)
     return refused
 
 
@@ -83,12 +82,10 @@ async def take(
 
 
 async def commit(
-    store: RunStore, run_id: str, results: Sequence[EvalResult], samples: Mapping[int, Sample[Any, Any]]
+    store: RunStore, run_id: str, items: Sequence[Item], on_failure: Callable[[], None] = lambda: None
 ) -> Committed:
-    """Keep a batch durably; a database that is away is waited for."""
-    committed = await in_thread(lambda: patiently(lambda: store.commit(run_id, results, samples)))
-    log_problems(committed)
-    return committed
+    """Commit results in a thread; see `commit_items`."""
+    return await in_thread(lambda: commit_items(store, run_id, items, on_failure))
 
 
 async def acknowledge(mailbox: Mailbox[Any], messages: Sequence[Message[Any]]) -> None:

@@ -7,15 +7,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import anyio
 
+from fairtrial.backoff import retry_while_unavailable
 from fairtrial.codec import to_json
-from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, StoreError, UnknownRunError
 from fairtrial.fleet.batches import acknowledge, commit, given_back, in_thread, take
-from fairtrial.fleet.patience import persistently
+from fairtrial.fleet.log import log
 from fairtrial.fleet.wire import EvalReply
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.portal import call_sync
@@ -74,7 +73,7 @@ async def collect_results(
         async def receive(wait: float = wait) -> Sequence[Message[EvalReply]]:
             return await take(results, _BATCH, lease_seconds=_LEASE_SECONDS, wait_seconds=wait)
 
-        messages = await persistently(receive, f"collecting from {results.name}", seconds=left)
+        messages = await retry_while_unavailable(receive, f"collecting from {results.name}", log, seconds=left)
         if messages:
             async with given_back(messages):
                 await collector.keep(results, messages)
@@ -175,14 +174,10 @@ class _Collector:
         """Commit a batch, then acknowledge it, then count what was new in it."""
         run = self._run or await self._open(self._run_id or messages[0].body.result.key.run_id, messages[0].body)
         assert run is not None  # noqa: S101 - a first reply always opens one
-        rows: list[EvalResult] = []
-        samples: dict[int, Sample[Any, Any]] = {}
-        for message in messages:
-            reply = message.body
-            rows.append(self._placed(run, reply))
-            if reply.sample is not None:
-                samples[reply.sample_ordinal] = reply.sample
-        committed = await commit(self._store, run.run_id, rows, samples)
+        replies = [message.body for message in messages]
+        rows = [self._placed(run, reply) for reply in replies]
+        items = [(row, reply.sample_ordinal, reply.sample) for row, reply in zip(rows, replies, strict=True)]
+        committed = await commit(self._store, run.run_id, items)
         if committed.refused:
             key, problem = committed.refused[0]
             raise StoreError(f"{len(committed.refused)} results cannot be stored, the first of trial {key}: {problem}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 
+from fairtrial.backoff import patience_seconds
 from fairtrial.errors import ConfigurationError
 from fairtrial.mailbox.dead_letters import DLQPolicy
 
@@ -20,7 +21,8 @@ class LoopConfig:
         visibility_seconds: How long a message may be held in all, renewals included. Worked out unless given; given,
             it must leave room for everything that can happen to a message (see `buffer_seconds`).
         buffer_seconds: The room to leave beside timeouts, for settling and for a machine that is busy.
-        delivery_seconds: How long to try to deliver a result before its message is given back or set aside.
+        delivery_seconds: How long to try to deliver a result that its receiver does not take, before its message is set
+            aside. While a queue or a store is unavailable, results are kept as long as the process lives.
         drain_seconds: How long work in flight may go on after `stop` before it is handed back.
         stall_seconds: When given, leases are not renewed while the event loop has not turned for this long.
         dlq: When to try again, when to try alone, and when to give up.
@@ -31,7 +33,7 @@ class LoopConfig:
     wait_seconds: float = 20.0
     visibility_seconds: float | None = None
     buffer_seconds: float = 30.0
-    delivery_seconds: float = 300.0
+    delivery_seconds: float = field(default_factory=patience_seconds)
     drain_seconds: float = 30.0
     stall_seconds: float | None = None
     dlq: DLQPolicy = field(default_factory=DLQPolicy)

@@ -13,10 +13,10 @@ from fairtrial.fleet.wire import EvalReply, EvalRequest, by_run
 from fairtrial.mailbox.bulk import reply_all, send_all
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.offload import DaemonThreads
+from fairtrial.runs.writer import size_of, split_batches
 from fairtrial.store.protocol import RunStore
 
 _log = logging.getLogger("fairtrial.fleet")
-_MAX_BATCH = 500
 
 
 class Delivery(Protocol):
@@ -99,7 +99,8 @@ class ToStore:
     async def _commit_all(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
+                batch = next(split_batches(self._waiting, _size))
+                self._waiting = self._waiting[len(batch) :]
                 problems: dict[int, Exception] = {}
                 for run_id, (results, samples) in by_run(reply for reply, _ in batch).items():
                     try:
@@ -114,6 +115,11 @@ class ToStore:
                 _settle(batch, problems)
         finally:
             self._committing = None
+
+
+def _size(waiting: tuple[EvalReply, asyncio.Future[None]]) -> int:
+    reply = waiting[0]
+    return size_of((reply.result, reply.sample_ordinal, reply.sample))
 
 
 def _shared(error: Exception) -> Exception:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import anyio
 
+from fairtrial.backoff import retry_while_unavailable
 from fairtrial.errors import ConfigurationError, MailboxError
 from fairtrial.fleet.dispatcher import Dispatch, DispatchConfig
-from fairtrial.fleet.patience import log, persistently
+from fairtrial.fleet.log import log
 from fairtrial.fleet.post import PostOffice
 from fairtrial.offload import on_trio
 from fairtrial.runs.runner import Interrupt, OnResult, OpenRun, RunRequest, carry_out
@@ -34,8 +35,9 @@ async def dispatch_run(
     async def carry(work: OpenRun) -> None:
         suite, run_id = work.request.suite, work.run.run_id
         opening = f"opening the mailboxes of {suite!r}"
-        requests = await persistently(lambda: office.requests(suite), opening, seconds=settings.open_seconds)
-        results = await persistently(lambda: office.results(suite, run_id), opening, seconds=settings.open_seconds)
+        seconds = settings.open_seconds
+        requests = await retry_while_unavailable(lambda: office.requests(suite), opening, log, seconds=seconds)
+        results = await retry_while_unavailable(lambda: office.results(suite, run_id), opening, log, seconds=seconds)
         complete = False
         try:
             dispatch = Dispatch(work, requests, results, fingerprint, settings)

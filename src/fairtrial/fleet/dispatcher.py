@@ -16,12 +16,13 @@ from typing import Any
 
 import anyio
 
+from fairtrial.backoff import retry_while_unavailable
 from fairtrial.data.sample import Sample
 from fairtrial.errors import MailboxConnectionError, MailboxError, MailboxFullError, RunBusyError
 from fairtrial.fleet.batches import acknowledge, commit, given_back, hand_back, in_thread, send_all, take
 from fairtrial.fleet.hints import hint, undelivered
 from fairtrial.fleet.ledger import Ledger
-from fairtrial.fleet.patience import log, persistently
+from fairtrial.fleet.log import log
 from fairtrial.fleet.window import Window
 from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.mailbox import bulk
@@ -31,7 +32,7 @@ from fairtrial.runs.events import SampleEvaluated, TrialStarted
 from fairtrial.runs.plan import PlannedTrial
 from fairtrial.runs.runner import Again, OpenRun
 from fairtrial.runs.scheduler import Limits, run_trials, unwrapped
-from fairtrial.runs.writer import Writer, patiently
+from fairtrial.runs.writer import Item, Writer, call_store
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
@@ -105,6 +106,7 @@ class Dispatch:
         self._hinted = False
         self._handed_back = False  # Whether requests were seen to be handed back since the last result.
         self._refused: set[int] = set()  # Trials of which the store takes nothing.
+        self._was_away = False  # Whether the store was unavailable since its results were last compared with ours.
         self._vanished = 0  # How often committed results were not in the store.
         self._joined = False  # Another client owns the run.
         self._ledger: Ledger
@@ -263,21 +265,28 @@ class Dispatch:
 
     async def _stored[T](self, call: Callable[[], T]) -> T:
         """The result of a call to the store, which may be away for a while."""
-        return await in_thread(lambda: patiently(call))
+        return await in_thread(lambda: call_store(call, f"asking for run {self._run.run_id}", self._store_away))
+
+    def _store_away(self) -> None:
+        self._was_away = True
 
     def _stopped(self) -> bool:
         return self._stop.reason is not None
 
-    async def _persistently[T](self, call: Callable[[], Awaitable[T]], doing: str) -> T:
-        return await persistently(call, doing, enough=self._stopped)
+    async def _ask[T](self, call: Callable[[], Awaitable[T]], doing: str) -> T:
+        """The result of a call to a mailbox, which may be away for a while."""
+        return await retry_while_unavailable(call, doing, log, enough=self._stopped)
 
     async def _look(self) -> None:
         """See how the fleet is doing: how much to keep out, whether anything got lost, whether there is a fleet."""
-        depth = await self._persistently(self._requests.depth, "looking at the requests")
+        depth = await self._ask(self._requests.depth, "looking at the requests")
+        if self._was_away:
+            self._was_away = False
+            await self._resend_vanished()
         now = self._looked = time.monotonic()
         requested = depth.waiting + depth.delayed + depth.in_flight
         # Results that pile up hold submission back; those a dead client left leased, and what got lost, must not.
-        coming = await self._persistently(self._results.approximate_count, "looking at the results")
+        coming = await self._ask(self._results.approximate_count, "looking at the results")
         crowded = coming > 2 * self._config.lanes * self._config.batch
         self._window.look(depth, full=self._full, crowded=crowded)
         self._full = False
@@ -302,9 +311,7 @@ class Dispatch:
         now = time.monotonic()
         if now < self._search_again:
             return False
-        asked = await self._persistently(
-            lambda: bulk.asked_from(self._requests, self._results.name), "looking for requests"
-        )
+        asked = await self._ask(lambda: bulk.asked_from(self._requests, self._results.name), "looking for requests")
         if asked is not None:
             # Ours are usually the first that are seen; where they are behind many others, look less often.
             self._search_again = time.monotonic() + max(self._config.heal_seconds, 20 * (time.monotonic() - now))
@@ -319,7 +326,7 @@ class Dispatch:
         # A worker delivers before it acknowledges and we commit before we do: what had left the requests is in the
         # results or in the books by now. Looking at the results first would miss what moves in between.
         before = self._fresh
-        if await self._persistently(self._results.approximate_count, "looking at the results") or self._fresh != before:
+        if await self._ask(self._results.approximate_count, "looking at the results") or self._fresh != before:
             return
         if await self._read_store():
             return
@@ -357,14 +364,14 @@ class Dispatch:
 
         A database that failed over to an older copy, or was restored from a backup, loses commits.
         """
+        if self._vanished >= self._config.max_rounds:
+            return False  # The run will be `incomplete`.
         known = self._ledger.known()
         stored = await self._stored(lambda: self._store.done(self._run.run_id))
         vanished = self._ledger.reopen(known, stored, self._refused)
         if vanished is None:
             return False
         self._vanished += 1
-        if self._vanished > self._config.max_rounds:
-            return False  # The run is `incomplete`.
         log.warning(
             "%d results of run %s were committed and are not in the store: sending these trials again",
             self._ledger.missing,
@@ -401,7 +408,7 @@ class Dispatch:
             with anyio.CancelScope() as scope:
                 self._receiving.add(scope)
                 try:
-                    messages = await persistently(self._take, "collecting results")
+                    messages = await retry_while_unavailable(self._take, "collecting results", log)
                 finally:
                     self._receiving.discard(scope)
             if messages:
@@ -435,18 +442,19 @@ class Dispatch:
         """Commit replies; returns the results that were news."""
         ledger = self._ledger
         fresh: list[EvalResult] = []
-        samples: dict[int, Sample[Any, Any]] = {}
+        items: list[Item] = []
         seen: set[int] = set()
         for reply in replies:
+            sample: Sample[Any, Any] | None = None
             if ledger.is_fresh(reply) and reply.result.ordinal not in seen:
                 seen.add(reply.result.ordinal)
                 fresh.append(self._again.with_earlier_cost(reply.result))
-                samples[reply.sample_ordinal] = ledger.sample(reply)
+                sample = ledger.sample(reply)
+            items.append((self._again.with_earlier_cost(reply.result), reply.sample_ordinal, sample))
         if self._observers:
             for result in fresh:
                 self._observers.publish(SampleEvaluated(self._run.run_id, result))
-        kept = [self._again.with_earlier_cost(reply.result) for reply in replies]
-        committed = await commit(self._store, self._run.run_id, kept, samples)
+        committed = await commit(self._store, self._run.run_id, items, self._store_away)
         if committed.refused:
             refused = {key for key, _problem in committed.refused}
             self._refused.update(result.ordinal for result in fresh if result.key in refused)

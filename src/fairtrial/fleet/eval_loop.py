@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fairtrial.backoff import UNAVAILABLE
 from fairtrial.errors import (
     BodyError,
     CodecError,
@@ -21,10 +22,8 @@ from fairtrial.errors import (
     FairtrialError,
     LeaseLostError,
     MailboxConnectionError,
-    MailboxFullError,
     MessageTooLargeError,
     ReplyNotAvailableError,
-    StoreUnavailableError,
 )
 from fairtrial.fleet.config import EvalLoopConfig
 from fairtrial.fleet.counters import LoopCounters
@@ -53,7 +52,6 @@ _KNOWN_EXPERIMENTS = 256
 _DEPARTURES = 2
 _MAX_DEPARTING = 500
 _REOPEN_SECONDS = 5.0  # How long a reply mailbox that does not exist is waited for.
-_AWAY = (MailboxConnectionError, MailboxFullError, StoreUnavailableError)
 
 
 class EvalLoop:
@@ -379,25 +377,20 @@ class EvalLoop:
                     # A client whose Redis lost its data opens its mailbox again within a moment. One that does not is
                     # gone, and its requests must not hold up this worker.
                     end = min(end, self._unreachable.setdefault(address, time.monotonic() + _REOPEN_SECONDS))
-                if time.monotonic() >= end:
-                    await self._give_up(message, error)
+                # What is unavailable comes back, and the result was paid for: it is kept while this process lives.
+                if time.monotonic() >= end and not isinstance(error, UNAVAILABLE):
+                    why = f"the result could not be delivered: {error}"
+                    await self._set_aside(message, why, type(error).__name__)
                     return False
                 self.counters.delivery_retries += 1
                 delay = backoff(failures)
-                job.keep_until(end + self.config.buffer_seconds)
+                job.keep_until(max(end, time.monotonic() + delay) + self.config.buffer_seconds)
                 _log.warning("the result of %s is delivered again in %.1f s: %s", reply.result.key, delay, error)
                 await asyncio.sleep(delay)
                 continue
             self._unreachable.pop(address, None)
             self.counters.outcomes[reply.result.outcome] += 1
             return True
-
-    async def _give_up(self, message: Message[EvalRequest], error: FairtrialError) -> None:
-        """The result could not be delivered: later it may be, unless there is nobody who wants it."""
-        if isinstance(error, _AWAY):
-            await self._worker.fail(message, error)
-        else:
-            await self._set_aside(message, f"the result could not be delivered: {error}", type(error).__name__)
 
     async def _settled(self, job: Job[EvalRequest], settle: Any) -> None:
         """Settle a message whose result is delivered; a server that is away is asked again while the lease lasts."""

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from redis.exceptions import RedisError
 
+from fairtrial.backoff import backoff
 from fairtrial.errors import ConfigurationError, MailboxAccessError, MailboxError
 from fairtrial.fleet.connections import LoopConnections, running_loop
 from fairtrial.fleet.limit_scripts import LEASE, LISTEN, LONGEST_COOLDOWN, REFUSED
@@ -395,14 +396,14 @@ class _Lane:
         return answer
 
     async def _without_redis(self) -> None:
-        backoff = min(_LONGEST_BACKOFF, 0.05 * 2.0 ** min(self._away, 10)) * (0.5 + random.random() / 2)  # noqa: S311
+        pause = backoff(self._away + 1, first=0.05, longest=_LONGEST_BACKOFF)
         if self._settings.share is None:
-            await asyncio.sleep(backoff)
+            await asyncio.sleep(pause)
             return
         # A block of our own at our share of the rate; then Redis is asked again.
         gap = 1 / (self._settings.share * (self.rate or self._settings.first or self._settings.largest))
         now = time.monotonic()
         turn = max(self._own_turn, now, self._not_before)
-        count = max(1, round(backoff / gap))
+        count = max(1, round(pause / gap))
         self._slots.extend(turn + number * gap for number in range(count))
         self._own_turn = turn + count * gap

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fairtrial.backoff import UNAVAILABLE
 from fairtrial.data.sample import Sample
 from fairtrial.errors import (
     BodyError,
@@ -247,12 +248,13 @@ class MainLoop(TaskLoop[InputT, OutputT]):
                 result = MainLoopResult(result.request_id, error=f"the answer cannot travel: {error}")
             except FairtrialError as error:
                 failures += 1
-                if time.monotonic() >= end:
+                if time.monotonic() >= end and not isinstance(error, UNAVAILABLE):
                     raise
                 self.counters.delivery_retries += 1
-                job.keep_until(end + self.config.buffer_seconds)
+                delay = backoff(failures)
+                job.keep_until(max(end, time.monotonic() + delay) + self.config.buffer_seconds)
                 _log.warning("the answer to %s is sent again: %s", result.request_id, error)
-                await asyncio.sleep(backoff(failures))
+                await asyncio.sleep(delay)
 
 
 async def _close(context: TrialContext) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from fairtrial.backoff import backoff
 from fairtrial.errors import ConfigurationError, LoopCrashedError, MailboxAccessError
 
 _log = logging.getLogger(__name__)
@@ -98,8 +99,7 @@ class RestartPolicy:
 
     def pause(self, crashes: int) -> float:
         """Seconds to wait after so many crashes in a row; half of it is drawn, so that a fleet does not march."""
-        ceiling = min(self.max_seconds, self.base_seconds * 2.0 ** min(crashes - 1, 64))
-        return ceiling * (0.5 + 0.5 * self.draw())
+        return backoff(crashes, first=self.base_seconds, longest=self.max_seconds, draw=self.draw)
 
 
 class Supervised:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from fairtrial.backoff import backoff as growing_pause
 from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxAccessError, MailboxClosedError, MailboxError
 from fairtrial.fleet.counters import LoopCounters
 from fairtrial.mailbox.dead_letters import DLQPolicy
@@ -424,8 +424,7 @@ class Worker[T]:
 
 def backoff(failures: int) -> float:
     """Seconds to wait after so many failures in a row: capped, and half of it drawn at random."""
-    ceiling = min(_MAX_BACKOFF, 0.1 * 2.0 ** min(failures - 1, 32))
-    return ceiling * random.uniform(0.5, 1.0)  # noqa: S311 - a delay, not a secret
+    return growing_pause(failures, first=0.1, longest=_MAX_BACKOFF)
 
 
 def run_interruptibly(call: Callable[[], Awaitable[None]], stop: Callable[[], None], drain_seconds: float) -> None:

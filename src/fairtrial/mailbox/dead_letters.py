@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from fairtrial.backoff import backoff
 from fairtrial.errors import BodyError, CodecError, ConfigurationError, MailboxError, StoreUnavailableError
 from fairtrial.mailbox.body import decode_body
 
@@ -115,5 +116,4 @@ class DLQPolicy:
 
     def delay(self, delivery_count: int) -> float:
         """Seconds to wait before the next delivery: capped exponential, and half of it drawn at random."""
-        ceiling = min(self.max_seconds, self.base_seconds * 2.0 ** min(delivery_count - 1, 64))
-        return ceiling * (0.5 + 0.5 * self.draw())
+        return backoff(delivery_count, first=self.base_seconds, longest=self.max_seconds, draw=self.draw)

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import anyio
 
+from fairtrial.backoff import retry_while_unavailable_sync
 from fairtrial.data.sample import Sample
-from fairtrial.errors import StoreUnavailableError
 from fairtrial.offload import loop_caller
 from fairtrial.runs.events import log
 from fairtrial.store.protocol import Committed, RunStore
 from fairtrial.trials.result import EvalResult
 
-_BATCH = 500
+BATCH_COUNT = 500
+BATCH_BYTES = 16 * 1024 * 1024
+SLOW_COMMIT_SECONDS = 10.0
 _WAIT_SECONDS = 0.2
-_RETRY_SECONDS = 120.0
 
 
-type _Item = tuple[EvalResult, int, Sample[Any, Any]]
+type Item = tuple[EvalResult, int, Sample[Any, Any] | None]
+"""A result to commit, the ordinal of its sample and, unless it is known to be stored, the sample."""
 
 
 class Writer:
     """Commits results from a thread of its own.
 
     A result is safe when its batch is committed, at most a fraction of a second after it was handed over. When the
-    database cannot be reached, the thread tries again for two minutes; the trials wait for it meanwhile.
+    database cannot be reached, the thread tries again (`backoff.patience_seconds`); the trials wait for it meanwhile.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Writer:
         run_id: str,
         *,
         epoch: int | None = None,
-        batch: int = _BATCH,
+        batch: int = BATCH_COUNT,
         wait_seconds: float = _WAIT_SECONDS,
     ) -> None:
         """Begin to write. With `epoch`, nothing is stored once another process has taken the run over."""
@@ -49,8 +52,10 @@ class Writer:
         self._wake = loop_caller()
         self._lock = threading.Lock()
         self._filled = threading.Event()
-        self._waiting: list[_Item] = []
+        self._waiting: list[Item] = []
+        self._waiting_bytes = 0
         self._pending = 0
+        self._pending_bytes = 0
         self._closing = False
         self._room: anyio.Event | None = None
         self._error: BaseException | None = None
@@ -66,10 +71,14 @@ class Writer:
             # Under the lock: a thread that fails after this test still sees, and wakes, whoever waits for room.
             if self._error is not None:
                 raise self._error
-            self._waiting.append((result, sample_ordinal, sample))
+            item: Item = (result, sample_ordinal, sample)
+            size = size_of(item)
+            self._waiting.append(item)
+            self._waiting_bytes += size
             self._pending += 1
-            full = len(self._waiting) >= self._batch
-            crowded = self._pending > 2 * self._batch
+            self._pending_bytes += size
+            full = len(self._waiting) >= self._batch or self._waiting_bytes >= BATCH_BYTES
+            crowded = self._pending > 2 * self._batch or self._pending_bytes > 2 * BATCH_BYTES
             if crowded and self._room is None:
                 self._room = anyio.Event()
             room = self._room if crowded else None
@@ -102,54 +111,105 @@ class Writer:
                 closing = self._closing  # Read before the list: what is put before closing is in the list.
                 with self._lock:
                     self._filled.clear()
-                    batch, self._waiting = self._waiting, []
-                for start in range(0, len(batch), self._batch):
-                    self._commit(batch[start : start + self._batch])
-                self._make_room(len(batch))
+                    waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+                for batch in split_batches(waiting, size_of, self._batch):
+                    self._commit(batch)
+                    self._make_room(batch)
                 if closing:
                     return
         except BaseException as error:
             with self._lock:
                 self._error = error
-            self._make_room(0)
+            self._make_room(())
 
-    def _commit(self, batch: list[_Item]) -> None:
-        results = [result for result, _, _ in batch]
-        samples = {ordinal: sample for _, ordinal, sample in batch}
-        committed = patiently(lambda: self._store.commit(self._run_id, results, samples, epoch=self._epoch))
+    def _commit(self, batch: Sequence[Item]) -> None:
+        committed = _commit_batch(self._store, self._run_id, batch, epoch=self._epoch)
         self.new += committed.new
         self.duplicate += committed.duplicate
         if committed.refused:
             refused = {key for key, _problem in committed.refused}
-            self.refused_ordinals.update(result.ordinal for result in results if result.key in refused)
-        log_problems(committed)
+            self.refused_ordinals.update(result.ordinal for result, _, _ in batch if result.key in refused)
 
-    def _make_room(self, count: int) -> None:
+    def _make_room(self, batch: Sequence[Item]) -> None:
         with self._lock:
-            self._pending -= count
+            self._pending -= len(batch)
+            self._pending_bytes -= sum(map(size_of, batch))
             room, self._room = self._room, None
         if room is not None:
             self._wake(room.set)
 
 
-def log_problems(committed: Committed) -> None:
-    """Log the results of a batch that could not be stored as they were."""
+def call_store[T](call: Callable[[], T], doing: str, on_failure: Callable[[], None] = lambda: None) -> T:
+    """The result of a call to a store, repeated while its database cannot be reached (`patience_seconds`)."""
+    return retry_while_unavailable_sync(call, doing, log, on_failure=on_failure)
+
+
+def commit_items(
+    store: RunStore, run_id: str, items: Sequence[Item], on_failure: Callable[[], None] = lambda: None
+) -> Committed:
+    """Commit results in batches of bounded count and size; a database that is away is waited for."""
+    parts = [_commit_batch(store, run_id, batch, on_failure) for batch in split_batches(items, size_of)]
+    return Committed(
+        sum(part.new for part in parts),
+        sum(part.duplicate for part in parts),
+        tuple(chain.from_iterable(part.refused for part in parts)),
+        tuple(chain.from_iterable(part.unstorable for part in parts)),
+    )
+
+
+def _commit_batch(
+    store: RunStore,
+    run_id: str,
+    batch: Sequence[Item],
+    on_failure: Callable[[], None] = lambda: None,
+    *,
+    epoch: int | None = None,
+) -> Committed:
+    results = [result for result, _, _ in batch]
+    samples = {ordinal: sample for _, ordinal, sample in batch if sample is not None}
+    said = "committing %d results of run %s has taken more than %g s"
+    slow = threading.Timer(SLOW_COMMIT_SECONDS, log.warning, (said, len(batch), run_id, SLOW_COMMIT_SECONDS))
+    slow.daemon = True
+    slow.start()
+    try:
+        doing = f"committing results of run {run_id}"
+        committed = call_store(partial(store.commit, run_id, results, samples, epoch=epoch), doing, on_failure)
+    finally:
+        slow.cancel()
     for key, problem in committed.refused:
         log.error("trial %s could not be stored: %s", key, problem)
     for key, problem in committed.unstorable:
         log.error("the result of trial %s is stored as an error: %s", key, problem)
+    return committed
 
 
-def patiently[T](call: Callable[[], T]) -> T:
-    """The result of a call to a store; while the database cannot be reached, it is made again for two minutes."""
-    until = time.monotonic() + _RETRY_SECONDS
-    delay = 0.1
-    while True:
-        try:
-            return call()
-        except StoreUnavailableError as error:
-            if time.monotonic() > until:
-                raise
-            log.warning("%s; trying again in %.1f s", error, delay)
-        time.sleep(delay)
-        delay = min(delay * 2, 5.0)
+def split_batches[T](items: Sequence[T], size: Callable[[T], int], count: int = BATCH_COUNT) -> Iterator[list[T]]:
+    """Items in batches of at most `count` and `BATCH_BYTES`; an item that is larger is a batch of its own."""
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        weight = size(item)
+        if batch and (len(batch) >= count or total + weight > BATCH_BYTES):
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += weight
+    if batch:
+        yield batch
+
+
+def size_of(item: Item) -> int:
+    """About how many bytes a result and its sample take up in the database."""
+    result, _ordinal, sample = item
+    size = len(result.snapshot or b"") + len(result.output_json or "")
+    return size if sample is None else size + _text_size(sample.input) + _text_size(sample.expected)
+
+
+def _text_size(value: Any, depth: int = 4) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    if depth and isinstance(value, Mapping):
+        return sum(_text_size(part, depth - 1) for part in value.values())
+    if depth and isinstance(value, list | tuple):
+        return sum(_text_size(part, depth - 1) for part in value)
+    return 16

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, DefaultClause, Engine, Table, create_engine, event, inspect, select, text
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import QueuePool
@@ -23,6 +23,19 @@ from fairtrial.store.redact import current, register_guess
 
 _BUSY_SECONDS = 30.0
 _MIGRATION_LOCK = 0x66616972  # Any number no one else locks by.
+
+STATEMENT_TIMEOUT_SECONDS = 300
+_POSTGRES_SETTINGS: dict[str, Any] = {
+    "application_name": "fairtrial",
+    "connect_timeout": 10,
+    # A server that answers nothing is given up after 30 s, whether we wait for it or it has yet to take what we sent.
+    # The kernel's own limits are two hours and about 15 minutes.
+    "keepalives": 1,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
 
 WRITE = "fairtrial_write"
 
@@ -122,8 +135,21 @@ def postgres_engine(url: str) -> Engine:
         pool_size=4,
         max_overflow=28,
         hide_parameters=True,
-        connect_args={"connect_timeout": 10, "application_name": "fairtrial"},
+        connect_args=_connection_settings(parsed),
     )
+
+
+def _connection_settings(url: URL) -> dict[str, Any]:
+    """What every connection is opened with: time limits, so that a server which went silent is noticed.
+
+    Parameters of the URL come first: `?tcp_user_timeout=0`, `?options=-c%20statement_timeout%3D0`.
+    """
+    options = url.query.get("options", "")
+    given = options if isinstance(options, str) else " ".join(options)
+    if "statement_timeout" not in given:
+        given = f"{given} -c statement_timeout={STATEMENT_TIMEOUT_SECONDS * 1000}".strip()
+    settings = {name: value for name, value in _POSTGRES_SETTINGS.items() if name not in url.query}
+    return {**settings, "options": given}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from fairtrial.errors import MailboxClosedError
+from fairtrial.errors import MailboxClosedError, MailboxConnectionError, MailboxError
 from fairtrial.mailbox.redis.scripts import SEND, Script
 
 MAX_OPERATIONS = 200
@@ -81,8 +81,11 @@ class Coalescer:
                 for call, answer in zip(calls, await self._run(calls), strict=True):
                     _deliver(call, answer)
         except BaseException as error:  # Whoever waits must hear of it, whatever it is.
+            # A cancelled sender means that the connection is being closed; anything else may be tried again.
+            kind = MailboxConnectionError if isinstance(error, Exception) else MailboxClosedError
+            told = error if isinstance(error, MailboxError) else kind(f"the operation was not run: {error!r}")
             for call in [*calls, *self._full, *self._open.values()]:
-                _deliver(call, MailboxClosedError(f"the operation was not run: {error!r}"))
+                _deliver(call, told)
             self._full, self._open = [], {}
             if not isinstance(error, Exception):
                 raise

@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from fairtrial.errors import ConfigurationError, MailboxClosedError, MailboxError
 from fairtrial.mailbox.redis.coalesce import Call, Coalescer
-from fairtrial.mailbox.redis.errors import translated
+from fairtrial.mailbox.redis.errors import lost_connections, translated
 from fairtrial.mailbox.redis.scripts import ALL, Script
 from fairtrial.store.redact import register_guess
 
@@ -100,7 +100,7 @@ class RedisConnection:
             RedisError: what the server or the wire said; callers look at it before they translate it.
         """
         self.check_loop()
-        with self._using():
+        with self._using(), lost_connections():
             return await self._commands.execute_command(*args)
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
@@ -148,20 +148,23 @@ class RedisConnection:
     async def _pipelined(self, calls: Sequence[Call]) -> list[Any]:
         if len(calls) == 1:
             try:
-                return [await self._commands.execute_command(*calls[0].command())]
+                with lost_connections():
+                    return [await self._commands.execute_command(*calls[0].command())]
             except redis.exceptions.ResponseError as error:
                 return [error]
         pipeline = self._commands.pipeline(transaction=False)
         for call in calls:
             pipeline.execute_command(*call.command())
-        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        with lost_connections():
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
         return answers
 
     async def _load(self, scripts: Iterable[Script]) -> None:
         pipeline = self._commands.pipeline(transaction=False)
         for script in {*ALL, *scripts}:  # The others will be missed next.
             pipeline.execute_command("SCRIPT LOAD", script.text)
-        await pipeline.execute()
+        with lost_connections():
+            await pipeline.execute()
 
     async def check_server(self) -> None:
         """Refuse a server that is too old, or that may throw messages away to make room.
@@ -217,7 +220,7 @@ class RedisConnection:
 
     async def unblock(self, client_id: int) -> None:
         """End a blocking read on the server's side, as if its time were over: nothing it was given gets lost."""
-        with self._using():
+        with self._using(), lost_connections():
             await self._commands.execute_command("CLIENT UNBLOCK", client_id)
 
     async def close(self) -> None:
@@ -247,9 +250,10 @@ class Reader:
 
     async def read(self, *command: Any) -> Any:
         """Run a command that may block for up to `BLOCK_SECONDS`."""
-        if self._id is None:
-            self._id = int(await self._client.execute_command("CLIENT ID"))
-        return await self._client.execute_command(*command)
+        with lost_connections():
+            if self._id is None:
+                self._id = int(await self._client.execute_command("CLIENT ID"))
+            return await self._client.execute_command(*command)
 
     async def interrupt(self, reading: asyncio.Task[Any]) -> None:
         """End a read early, without losing what it may have been given in the meantime."""
@@ -293,7 +297,8 @@ class ThreadConnection:
                 answers = self._pipelined(self._client, calls)
                 if any(isinstance(answer, NoScriptError) for answer in answers):
                     for script in {call.script for call in calls}:
-                        self._client.script_load(script.text)
+                        with lost_connections():
+                            self._client.script_load(script.text)
                     answers = self._pipelined(self._client, calls)
             except (RedisError, OSError) as error:
                 raise translated(error, "renewing leases") from None
@@ -303,7 +308,8 @@ class ThreadConnection:
         pipeline = client.pipeline(transaction=False)
         for call in calls:
             pipeline.execute_command(*call.command())
-        return list(pipeline.execute(raise_on_error=False))
+        with lost_connections():
+            return list(pipeline.execute(raise_on_error=False))
 
     def close(self) -> None:
         """Let go of the connection."""

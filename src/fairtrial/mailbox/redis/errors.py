@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import redis.exceptions as theirs
 
@@ -11,6 +13,19 @@ from fairtrial.errors import MailboxAccessError, MailboxConnectionError, Mailbox
 
 _PASSING = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "UNBLOCKED", "MISCONF")
 _REFUSED = ("NOAUTH", "NOPERM", "WRONGPASS", "NOPROTO")
+
+
+@contextmanager
+def lost_connections() -> Iterator[None]:
+    """Raise redis-py's own ConnectionError where it fails over a connection that was reset under it.
+
+    Depending on the moment, redis-py lets an AttributeError, a TypeError or a RuntimeError out (its issue 4287): its
+    reader or writer is None by then.
+    """
+    try:
+        yield
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise theirs.ConnectionError(f"the connection was lost ({error!r})") from error
 
 
 def translated(error: BaseException, doing: str) -> MailboxError:

@@ -1,0 +1,10 @@
+"""The log of fleets, without secrets."""
+
+from __future__ import annotations
+
+import logging
+
+from fairtrial.store.redact import RedactingFilter
+
+log = logging.getLogger("fairtrial.fleet")
+log.addFilter(RedactingFilter())

@@ -1,0 +1,75 @@
+"""Calls that are repeated while a store or a queue is unavailable."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from fairtrial.backoff import backoff, patience_seconds, retry_while_unavailable, retry_while_unavailable_sync
+from fairtrial.errors import ConfigurationError, MailboxConnectionError, MailboxFullError, StoreUnavailableError
+
+pytestmark = pytest.mark.anyio
+log = logging.getLogger("test")
+
+
+def test_patience_is_600_seconds_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FAIRTRIAL_PATIENCE_SECONDS", raising=False)
+    assert patience_seconds() == 600.0
+    monkeypatch.setenv("FAIRTRIAL_PATIENCE_SECONDS", "2.5")
+    assert patience_seconds() == 2.5
+
+
+@pytest.mark.parametrize("text", ["long", "-1", "nan", "inf"])
+def test_a_patience_that_is_no_number_of_seconds_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("FAIRTRIAL_PATIENCE_SECONDS", text)
+    with pytest.raises(ConfigurationError, match="FAIRTRIAL_PATIENCE_SECONDS must be a number of seconds"):
+        patience_seconds()
+
+
+@pytest.mark.parametrize("error", [MailboxConnectionError, MailboxFullError, StoreUnavailableError])
+async def test_a_call_is_repeated_until_patience_ends(error: type[Exception]) -> None:
+    calls = 0
+
+    async def away() -> None:
+        nonlocal calls
+        calls += 1
+        raise error("away")
+
+    with pytest.raises(error):
+        await retry_while_unavailable(away, "asking", log, seconds=0.12)
+    assert calls > 1
+
+
+async def test_a_call_is_not_repeated_when_it_is_enough() -> None:
+    calls = 0
+
+    async def away() -> None:
+        nonlocal calls
+        calls += 1
+        raise MailboxConnectionError("away")
+
+    with pytest.raises(MailboxConnectionError):
+        await retry_while_unavailable(away, "asking", log, enough=lambda: True)
+    assert calls == 1
+
+
+def test_waiting_is_logged_once_and_each_failure_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    failures = iter([StoreUnavailableError("away"), StoreUnavailableError("away")])
+    told: list[int] = []
+
+    def call() -> int:
+        error = next(failures, None)
+        if error is not None:
+            raise error
+        return 3
+
+    assert retry_while_unavailable_sync(call, "asking", log, on_failure=lambda: told.append(1)) == 3
+    assert caplog.text.count("asking: away; trying again") == 1
+    assert told == [1, 1]
+
+
+def test_pauses_double_up_to_a_limit_and_half_of_each_is_random() -> None:
+    assert [backoff(n, first=1, longest=8, draw=lambda: 1.0) for n in range(1, 6)] == [1, 2, 4, 8, 8]
+    assert backoff(1, first=1, longest=8, draw=lambda: 0.0) == 0.5
+    assert backoff(10_000, first=1, longest=8, draw=lambda: 1.0) == 8
