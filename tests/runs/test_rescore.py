@@ -158,6 +158,18 @@ class TestAnotherSuite:
         other = EvalSuite("t", numbers(3), same, exact_match, experiments=[Experiment("a"), Experiment("c")])
         assert "with suite 't': it has an experiment 'b' and the suite has a, c" in await self.refused(other)
 
+    async def test_a_suite_without_experiments_of_its_own_scores_any(self) -> None:
+        store = open_store("memory:")
+        experiments = [Experiment("a", {"limit": 1}), Experiment("b", {"limit": 2})]
+        first = await EvalSuite("s", numbers(2), same, exact_match, experiments=experiments).run(store=store)
+
+        def judge(output: int, expected: int) -> Score:
+            return Score(current_trial().experiment.params["limit"] / 2)
+
+        second = await EvalSuite("t", numbers(2), same, judge).rescore(first.run_id, store=store)
+        scores = {result.experiment: result.score for result in second.results}
+        assert {name: score and score.value for name, score in scores.items()} == {"a": 0.5, "b": 1.0}
+
     async def test_other_samples_are_refused(self) -> None:
         other = EvalSuite("t", numbers(2), same, exact_match, experiments=[Experiment("a"), Experiment("b")])
         assert "its sample 's2' is not in the suite's dataset (1 of 3 are not)" in await self.refused(other)

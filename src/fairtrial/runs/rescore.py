@@ -37,17 +37,20 @@ from fairtrial.trials.run_trial import TrialRules
 _UNFINISHED = ("running", "interrupted", "incomplete", "unscored")
 
 
-async def rescore_run(request: RunRequest, run_id: str, *, interrupt: Interrupt | None = None) -> RunRecord:
+async def rescore_run(
+    request: RunRequest, run_id: str, *, any_experiment: bool = False, interrupt: Interrupt | None = None
+) -> RunRecord:
     """Score the outputs and sessions of a stored run with the request's evaluator; the task is not called.
 
     Trials without an output keep their error. The scores become a new run; the same call again resumes it if it was
-    interrupted, and repeats the scoring that failed.
+    interrupted, and repeats the scoring that failed. With `any_experiment`, for a suite that names none of its own, the
+    experiments of the run may have any names.
 
     Raises:
         RunMismatchError: the run has samples or experiments that the suite has not.
     """
     parent = await blocking(lambda: request.store.get_run(run_id))
-    matched = await blocking(lambda: _match_suite(request, parent))
+    matched = await blocking(lambda: _match_suite(request, parent, any_experiment))
     return await carry_out(
         matched,
         lambda work: execute_trials(work, _RescoredTrials),
@@ -56,18 +59,21 @@ async def rescore_run(request: RunRequest, run_id: str, *, interrupt: Interrupt 
     )
 
 
-def _match_suite(request: RunRequest, parent: RunRecord) -> RunRequest:
+def _match_suite(request: RunRequest, parent: RunRecord, any_experiment: bool) -> RunRequest:
     """The request with the experiments, parameters and seed that the stored outputs were made with."""
     own = {experiment.name: place for place, experiment in enumerate(request.experiments)}
-    for name in parent.experiments:
+    for name in () if any_experiment else parent.experiments:
         if name not in own:
             raise _mismatch(request, parent, f"it has an experiment {name!r} and the suite has {', '.join(own)}")
     if parent.dataset_fingerprint != request.dataset.fingerprint:
         difference = _different_sample(request.store, parent, request.dataset)
         if difference is not None:
             raise _mismatch(request, parent, difference)
-    places = [own[name] for name in parent.experiments]
-    experiments = tuple(_as_stored(request.experiments[place], parent.params) for place in places)
+    places = [own.get(name, 0) for name in parent.experiments]
+    experiments = tuple(
+        _as_stored(replace(request.experiments[place], name=name), parent.params)
+        for place, name in zip(places, parent.experiments, strict=True)
+    )
     seed = parent.config.get("seed")
     rules = replace(
         request.rules,

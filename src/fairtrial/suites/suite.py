@@ -228,7 +228,7 @@ class EvalSuite:
         """
         opened = _opened(store)
         request = self._rescoring(opened, evaluator, bus, fresh)
-        return EvalReport(opened, await rescore_run(request, run_id))
+        return EvalReport(opened, await rescore_run(request, run_id, any_experiment=not self.experiments))
 
     def rescore_sync(
         self,
@@ -243,7 +243,7 @@ class EvalSuite:
         opened = _opened(store)
         request = self._rescoring(opened, evaluator, bus, fresh)
         run = run_interruptibly(
-            lambda interrupt: rescore_run(request, run_id, interrupt=interrupt),
+            lambda interrupt: rescore_run(request, run_id, any_experiment=not self.experiments, interrupt=interrupt),
             durable=not isinstance(opened, MemoryStore),
         )
         return EvalReport(opened, run)
