@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 _PROPERTY = "fairtrial"
+_RUNS = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +35,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if assertions is None:
         return (yield)
     settings = assertions.Settings(item.config.getoption("eval_store"), item.config.getoption("eval_max_samples"))
-    with assertions.recording(settings, lambda entry: item.user_properties.append((_PROPERTY, entry))):
+    runs = item.config.stash.setdefault(_RUNS, assertions.SharedRuns())
+    with assertions.recording(settings, lambda entry: item.user_properties.append((_PROPERTY, entry)), runs):
         return (yield)
 
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from fairtrial import ConfigurationError, Dataset, EvalConfig, EvalSuite, Experiment, TrialContext, exact_match
+from fairtrial import (
+    ConfigurationError,
+    Dataset,
+    EvalConfig,
+    EvalSuite,
+    Experiment,
+    TrialContext,
+    exact_match,
+    open_store,
+)
 from fairtrial.testing import assert_eval, eval_test
 
 
@@ -75,6 +85,58 @@ def test_fewer_samples_can_be_asked_for(tmp_path: Path) -> None:
     assert assert_eval(make(config=EvalConfig(max_samples=10)), floor=0.5, max_samples=20).total == 10
 
 
+@pytest.fixture
+def counted() -> tuple[EvalSuite, Counter[str]]:
+    calls: Counter[str] = Counter()
+
+    def count(question: str, ctx: TrialContext) -> str:
+        calls[ctx.experiment.name] += 1
+        return answer(question, ctx)
+
+    dataset = Dataset.of({str(number): str(number) for number in range(60)}, name="numbers")
+    experiments = (Experiment("now"), Experiment("next", params={"wrong": 30}), Experiment("other"))
+    return EvalSuite("counted", dataset, count, exact_match, experiments=experiments), calls
+
+
+def test_tests_of_one_suite_share_runs_and_run_only_what_they_ask_for(
+    counted: tuple[EvalSuite, Counter[str]], tmp_path: Path
+) -> None:
+    suite, calls = counted
+    first = assert_eval(suite, floor=0.5, experiment="now")
+    assert (calls, first.experiments) == ({"now": 60}, ("now",))
+    with pytest.raises(AssertionError, match=r"\[next\] did not pass"):
+        assert_eval(suite, rules={"margin": 0.02}, baseline="now", experiment="next")
+    assert calls == {"now": 60, "next": 60}
+    assert assert_eval(suite, rules={"margin": 0.02}, baseline="next", experiment="now").run_id == first.run_id
+    assert assert_eval(suite, floor=0.5, experiment="now", max_samples=20, inconclusive="pass").total == 20
+    assert calls == {"now": 80, "next": 60}
+    store = f"sqlite:///{tmp_path}/runs.db"  # Asked for a store: it must be there.
+    assert assert_eval(suite, floor=0.5, experiment="now", store=store).run_id != first.run_id
+    assert assert_eval(suite, floor=0.5, experiment="now", fresh=True).run_id != first.run_id
+    assert calls == {"now": 200, "next": 60}
+    whole = assert_eval(suite, rules={"min_pass_rate": 0.1})
+    assert whole.experiments == ("now", "next", "other")
+    assert assert_eval(suite, rules={"min_pass_rate": 0.1}).run_id == whole.run_id
+    assert calls == {"now": 260, "next": 120, "other": 60}
+
+
+def test_an_experiment_that_the_suite_lacks_is_named(counted: tuple[EvalSuite, Counter[str]]) -> None:
+    with pytest.raises(ConfigurationError, match="has no experiment 'nxt'; it has now, next, other"):
+        assert_eval(counted[0], floor=0.5, experiment="nxt")
+
+
+def test_a_run_of_other_experiments_that_was_broken_off_in_a_lasting_store_is_left_alone(
+    counted: tuple[EvalSuite, Counter[str]], tmp_path: Path
+) -> None:
+    suite, _ = counted
+    store = open_store(f"{tmp_path}/runs.db")
+    part = EvalSuite(
+        suite.name, suite.dataset, lambda question: 1 / 0, exact_match, config=EvalConfig(stop_on_error=True)
+    )
+    assert part.run_sync(store=store).status == "interrupted"
+    assert assert_eval(suite, floor=0.5, experiment="now", store=store).status == "finished"
+
+
 def test_a_suite_becomes_a_test_function() -> None:
     eval_test(make(), floor=0.9)()
     with pytest.raises(AssertionError):
@@ -131,7 +193,7 @@ def test_pytest_lists_every_eval_at_the_end_and_writes_a_step_summary(tmp_path: 
 def test_options_of_the_session_reach_every_eval(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, "--eval-store", f"sqlite:///{tmp_path}/kept.db", "--eval-max-samples", "60")
     assert "60 samples" in done.stdout, done.stdout
-    assert (tmp_path / "kept.db").exists()
+    assert [run.planned for run in open_store(f"{tmp_path}/kept.db").runs()] == [60]  # Both tests share one run.
 
 
 def test_a_session_without_evals_says_nothing_and_loads_nothing_of_ours(tmp_path: Path) -> None:
