@@ -198,6 +198,10 @@ def test_a_wrong_list_is_refused_before_anything_runs(mutate: Mutate, text: str,
     assert problem in printed
 
 
+def test_faults_that_are_not_asked_for_may_be_out_of_date(mutate: Mutate) -> None:
+    assert mutate(entry() + entry(id="stale", find="gone"), "doubles")[0] == 0
+
+
 def test_faults_are_chosen_by_id_or_by_seed_and_listed(mutate: Mutate) -> None:
     text = "".join(entry(id=f"f{number}") for number in range(20))
     assert mutate(text, "--list", "f3", "f1")[1].splitlines()[::3] == ["f1", "f3"]
