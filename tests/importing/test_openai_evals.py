@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from fairtrial.errors import DataError, DatasetError
 from fairtrial.importing import IMPORTERS, detect_format, load_importer
 from fairtrial.importing.openai_evals import OpenAIEvals
 from fairtrial.importing.storing import store_run, write_suite
-from fairtrial.portal import call_sync
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.suites.loading import load_suite
 from fairtrial.testing.model_server import HostedEvals
@@ -197,18 +195,9 @@ def test_numbers_that_mean_other_rows_in_another_run_do_not_pair_different_quest
     runs = imported(project, store, tmp_path / "saved")
     first, second = ({r.sample_id: r.sample.input["country"] for r in store.results(run.run_id)} for run in runs)
     assert first == second
-    assert set(first.values()) == {
-        "France",
-        "Japan",
-        "Peru",
-        "Italy",
-        "Kenya",
-        "Chile",
-        "Egypt",
-        "Spain",
-        "Nepal",
-        "Cuba",
-    }
+    for result in store.results(runs[1].run_id):
+        country, said = result.sample.input["country"], result.output
+        assert (country, "Valparaiso" if country == "Chile" else result.sample.expected) == (country, said)
 
 
 def test_a_run_keeps_its_origin_messages_tokens_and_times(store: RunStore, tmp_path: Path) -> None:
@@ -334,7 +323,7 @@ def test_the_dataset_is_read_by_dataset_load_and_the_suite_scores_like_the_sourc
         "exact_match", "contains, any case", "exact_match, negated", "contains"
     ]  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    again = call_sync(partial(load_suite(str(module)).rescore, run.run_id, store=store))
+    again = load_suite(str(module)).rescore_sync(run.run_id, store=store)
     theirs = {one.sample_id: one.score for one in store.results(run.run_id)}
     for result in again.results:
         assert result.score is not None

@@ -107,6 +107,15 @@ class _Run:
     def id(self) -> str:
         return str(self.record["id"])
 
+    @property
+    def model(self) -> str:
+        return _text(self.record.get("model"))
+
+    @property
+    def experiment(self) -> str:
+        name = self.model or _text(self.record.get("name"))
+        return re.sub(r"[:@/\s]+", "-", name).strip("-")[:_LONGEST_NAME] or "imported"
+
     def read(self) -> Iterator[Row]:
         """Its output items."""
         for item in _latest(self.items):
@@ -160,7 +169,8 @@ class _Eval:
             title = f"{_text(self.record.get('name')) or self.name} ({self.record['id']})"
 
             def code(data: str) -> str:
-                return suite_code(self.name, title, data, graders, self.expected, prompt)
+                models = {run.experiment: run.model for run in self.runs} or {"baseline": ""}
+                return suite_code(self.name, title, data, graders, self.expected, prompt, models)
 
         return ImportedSuite(
             name=self.name,
@@ -244,7 +254,8 @@ class _Eval:
         return ImportedRun(
             source_id=run.id,
             name=_text(record.get("name")) or run.id,
-            experiments=(_safe_experiment(_text(record.get("model")) or _text(record.get("name")) or "imported"),),
+            experiments=(run.experiment,),
+            params={run.experiment: {"model": run.model}},
             dataset=Dataset([self._sample(name, self.samples[name]) for name in order], name=self.name),
             repeats=max(run.repeats.values(), default=1),
             trials=lambda: self._trials(run, {name: place for place, name in enumerate(order)}),
@@ -407,10 +418,6 @@ def _hash(path: Path) -> str:
 def _safe(name: str) -> str:
     """A name that a suite and a file can have."""
     return re.sub(r"[^\w.]+", "-", name).strip("-._").lower()[:_LONGEST_NAME] or "imported"
-
-
-def _safe_experiment(name: str) -> str:
-    return re.sub(r"[:@/\s]+", "-", name).strip("-")[:_LONGEST_NAME] or "imported"
 
 
 def _error_text(error: Any) -> str:

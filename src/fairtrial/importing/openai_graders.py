@@ -232,11 +232,12 @@ def suite_code(
     graders: Sequence[Grader],
     expected: str | None,
     prompt: Sequence[Mapping[str, Any]] | None,
+    models: Mapping[str, str],
 ) -> str:
-    """The text of a suite with the translated graders."""
+    """The text of a suite with the translated graders, and an experiment for every model that was run."""
     made = [grader for grader in graders if grader.evaluator]
-    needed = sorted({"Dataset", "EvalSuite", "all_of", *(one for grader in made for one in grader.imports)},
-                    key=lambda one: (one.islower(), one))  # fmt: skip
+    used = {one for grader in made for one in grader.imports}
+    needed = sorted({"Dataset", "EvalSuite", "Experiment", "TrialContext", "all_of", *used}, key=_import_order)
     judges = sorted({str(grader.evaluator) for grader in made if grader.judge})
     definitions = "\n\n".join(grader.definition for grader in made)
     lines = [f'"""{_in_docstring(title)}, imported from OpenAI Evals by `fairtrial import`. Yours to edit."""\n']
@@ -250,7 +251,10 @@ def suite_code(
     if prompt:
         lines.append("\n# What the source sent to its model; {{item.x}} stands for a field of the item.")
         lines.append(f"PROMPT = {pprint.pformat(list(prompt), width=100, sort_dicts=False)}")
-    lines.append('\n\ndef answer(item):\n    raise NotImplementedError("call your model or agent here")\n\n')
+    lines.append(
+        "\n\ndef answer(item, ctx: TrialContext):\n"
+        "    raise NotImplementedError(\"call your model, ctx.experiment.params['model'], or your agent here\")\n\n"
+    )
     if "text" in helpers:
         lines.append(
             'def text(value):\n    """A value as a template shows it."""\n'
@@ -262,12 +266,19 @@ def suite_code(
     for grader in graders:
         left = f"# Not translated: {grader.record.name!r} ({grader.record.kind}): {_in_comment(grader.record.remark)}"
         lines.append(f"{grader.definition or left}\n")
+    experiments = "".join(
+        f"        Experiment({experiment!r}, params={{'model': {model!r}}}),\n" for experiment, model in models.items()
+    )
     members = ", ".join(grader.variable for grader in made)
     lines.append(
         f"suite = EvalSuite(\n    name={name!r},\n    dataset=Dataset.load(Path(__file__).with_name({data!r})),\n"
-        f"    task=answer,\n    evaluator=all_of({members}),\n)\n"
+        f"    task=answer,\n    evaluator=all_of({members}),\n    experiments=[\n{experiments}    ],\n)\n"
     )
     return "\n".join(lines)
+
+
+def _import_order(name: str) -> tuple[bool, str]:
+    return name.islower(), name
 
 
 def _in_docstring(text: str) -> str:

@@ -49,6 +49,7 @@ class ImportedRun:
     finished_at: float
     status: Literal["finished", "stopped"] = "finished"
     stopped: str | None = None  # Why the source ended early.
+    params: Mapping[str, JSON] = EMPTY  # Experiment name -> its parameters.
     tags: Mapping[str, str] = EMPTY
     origin: Mapping[str, JSON] = EMPTY
     remarks: tuple[str, ...] = ()  # What is different from the source, or missing there.

@@ -78,6 +78,7 @@ def _record(suite: ImportedSuite, source: ImportedRun, format: str) -> RunRecord
         dataset_size=len(source.dataset),
         experiments=source.experiments,
         repeats=source.repeats,
+        params=source.params,
         tags={"origin": format, **source.tags},
         evaluator=f"{format} graders",
         code_hash=f"imported:{format}",
