@@ -257,6 +257,7 @@ class TestConfig:
     def test_each_setting_has_its_origin(self, cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (place / "pyproject.toml").write_text(
             '[tool.fairtrial]\nsuites = ["evals/a.py", "pkg.mod"]\nmax_error_share = 0.5\nstore = "here.db"\n'
+            "[tool.fairtrial.prices]\ntiny = { input = 1, output = 2.5 }\n"
         )
         monkeypatch.setenv("FAIRTRIAL_MAILBOX", "redis://:a-long-password@queue:6379")
         monkeypatch.setenv("FAIRTRIAL_CONCURRENCY", "7")
@@ -270,8 +271,9 @@ class TestConfig:
             "concurrency": (7, "$FAIRTRIAL_CONCURRENCY"),
             "cache": ("off", "default"),
             "max-error-share": (0.5, "pyproject.toml [tool.fairtrial]"),
-            "prices": ({}, "default"),
+            "prices": ({"tiny": {"input": 1, "output": 2.5, "cached": None}}, "pyproject.toml [tool.fairtrial]"),
         }
+        assert "tiny" in cli("config").out
         assert "[redacted]" in cli("config").out
         monkeypatch.setenv("COLUMNS", "140")
         assert "what it is" in cli("config").out
@@ -297,6 +299,12 @@ class TestConfig:
             ("stor = 'x'", "error: pyproject.toml: [tool.fairtrial] has no setting 'stor'\n  did you mean store?\n"),
             ("zzz = 'x'", "error: pyproject.toml: [tool.fairtrial] has no setting 'zzz'\n  the settings are store,"),
             ("= 3", "error: pyproject.toml is not valid TOML: "),
+            ("prices = 3", "error: pyproject.toml [tool.fairtrial] prices is a table of US dollars per million tokens"),
+            (
+                "prices = { m = { input = 1 } }",
+                "error: pyproject.toml [tool.fairtrial] prices is a table of US dollars",
+            ),
+            ('prices = "gone.toml"', "error: pyproject.toml [tool.fairtrial] prices names a file that cannot be read"),
         ],
     )
     def test_wrong_settings_are_named(self, cli: Cli, place: Path, text: str, said: str) -> None:
