@@ -753,3 +753,64 @@ async def test_a_run_is_incomplete_when_the_store_takes_nothing_for_a_trial() ->
             report = await suite_of(20).run(store=Picky(), mailbox=office)
     assert (report.status, report.successful, report.not_run) == ("incomplete", 19, 1)
     assert len(worker.seen) == 20
+
+
+class Refuser(FakeWorker):
+    """A worker that gives requests made from other code back for a moment, as `EvalLoop` does."""
+
+    fingerprint = ""
+
+    async def one(self, message: Any) -> None:
+        if message.body.fingerprint != self.fingerprint:
+            await message.hand_back(0.3)
+        else:
+            await super().one(message)
+
+
+async def two_clients(run: Callable[[], Any], worker: FakeWorker) -> list[Any]:
+    """Have two clients carry a run out, the second from when the first one's trials are being executed."""
+    first = asyncio.create_task(run())
+    await until(lambda: len(worker.seen) > 5)
+    return list(await asyncio.gather(first, run()))
+
+
+async def test_two_clients_end_beside_requests_of_older_code(tmp_path: Path) -> None:
+    """A killed client's requests stay in the queue; the code changes; one worker and two clients start."""
+    office, store = MemoryPostOffice(), open_store(f"{tmp_path}/runs.db")
+    older = suite_of(60)
+    killed = asyncio.create_task(older.run(store=store, mailbox=office))
+    requests = await office.requests("numbers")
+
+    async def queued() -> int:
+        return (await requests.depth()).waiting
+
+    while await queued() < 20:  # noqa: ASYNC110 - a mailbox has no event
+        await asyncio.sleep(0.01)
+    killed.cancel()
+    await asyncio.wait([killed])
+
+    newer = suite_of(60)
+    newer.version = "2"
+    worker = Refuser(office, "numbers", concurrency=5, delay=lambda _: asyncio.sleep(0.05))
+    worker.fingerprint = fingerprint_of(newer, newer.prepared())
+    async with worker.at_work():
+        # The worker has seen the older requests and keeps them from coming back.
+        while await queued():  # noqa: ASYNC110 - a mailbox has no event
+            await asyncio.sleep(0.01)
+        with anyio.fail_after(30), pytest.warns(UserWarning, match="has changed"):
+            reports = await two_clients(lambda: newer.run(store=store, mailbox=office), worker)
+    assert [(report.status, report.total) for report in reports] == [("finished", 60)] * 2
+
+
+async def test_a_client_that_retries_errors_learns_of_results_another_client_stored(tmp_path: Path) -> None:
+    office, store = MemoryPostOffice(), open_store(f"{tmp_path}/runs.db")
+    failing = FakeWorker(office, "numbers", lambda request: answer(request, outcome="task_error", error="no"))
+    async with failing.at_work():
+        await suite_of(20).run(store=store, mailbox=office)
+    worker = FakeWorker(office, "numbers", concurrency=2, delay=lambda _: asyncio.sleep(0.05))
+    async with worker.at_work():
+        with anyio.fail_after(30):
+            reports = await two_clients(
+                lambda: suite_of(20).run(store=store, mailbox=office, retry_errors=True), worker
+            )
+    assert [(report.status, report.successful) for report in reports] == [("finished", 20)] * 2

@@ -38,6 +38,7 @@ from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
 
 _NOTE = "fleet"
+_RETRIES_READ = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class Dispatch:
         self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
         self._hinted = False
         self._handed_back = False  # Whether requests were seen to be handed back since the last result.
+        self._stale = False  # Whether requests of this run that were made from other code may be queued.
         self._refused: set[int] = set()  # Trials of which the store takes nothing.
         self._was_away = False  # Whether the store was unavailable since its results were last compared with ours.
         self._vanished = 0  # How often committed results were not in the store.
@@ -130,7 +132,8 @@ class Dispatch:
         note: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
         known = isinstance(note.get("cursor"), int) and note.get("fingerprint") == self._fingerprint
         if note and not known:
-            await self._withdraw()  # Requests made for other code, which no worker of this one would accept.
+            self._stale = True  # Requests made for other code, which no worker of this one would accept.
+            await self._withdraw(stale_only=True)
         self._ledger = Ledger(
             self._run, self._work.request.dataset, done, cursor=note["cursor"] if known else 0, attempts=attempts
         )
@@ -154,7 +157,7 @@ class Dispatch:
         complete = self._ledger.missing == 0
         if complete:
             await self._drain()
-            if known or self._fresh_at_heal >= 0:
+            if known or self._stale or self._fresh_at_heal >= 0:
                 await self._withdraw()  # Something may have been sent twice; what is left of it is of no use.
         return complete
 
@@ -296,8 +299,11 @@ class Dispatch:
         out = self._ledger.outstanding
         if out and quiet >= self._config.heal_seconds and await self._may_be_lost(depth, quiet):
             await self._heal()
-        elif out > requested and quiet >= self._config.heal_seconds / 4 and now >= self._read_again:
+        elif out and quiet >= self._config.heal_seconds / (4 if out > requested else 1) and now >= self._read_again:
+            # Also if there are as many requests as trials out: they may be others', or made for other code.
             await self._read_store()
+            if self._stale:
+                await self._withdraw(stale_only=True)
         if quiet >= self._config.hint_seconds and not self._hinted:
             self._hint(depth)
         if now - self._noted >= run_lease.HEARTBEAT_SECONDS:
@@ -349,7 +355,7 @@ class Dispatch:
         now = time.monotonic()
         # It grows with the run: a tenth of the time at most goes into it.
         self._read_again = now + max(self._config.heal_seconds / 4, 10 * (now - began))
-        news = self._ledger.news(done)
+        news = self._ledger.news(done) + await self._stored(self._retried_elsewhere)
         for ordinal in news:
             self._ledger.back(ordinal)
         if news:
@@ -358,6 +364,19 @@ class Dispatch:
             if self._observers or self._work.on_result is not None or self._limits.matter or self._stop.adaptive:
                 await self._tell(news)
         return len(news)
+
+    def _retried_elsewhere(self) -> list[int]:
+        """Trials that are to be executed again and have the result of that by now; the bitmap cannot tell."""
+        found = []
+        for ordinal, attempt in islice(self._ledger.retries_out(), _RETRIES_READ):
+            stored = self._stored_result(ordinal)
+            if stored is not None and (stored.success or stored.attempt >= attempt):
+                found.append(ordinal)
+        return found
+
+    def _stored_result(self, ordinal: int) -> EvalResult | None:
+        found = next(iter(self._store.results(self._run.run_id, after=ordinal - 1, limit=1, outputs=False)), None)
+        return found if found is not None and found.ordinal == ordinal else None
 
     async def _resend_vanished(self) -> bool:
         """Send again the trials whose committed results are not in the store; whether there were any.
@@ -484,15 +503,22 @@ class Dispatch:
         # What was taken back is not out: with nothing out, the next start need not wait to find that out.
         await self._store_cursor(ledger.position if ledger.outstanding else 0)
 
-    async def _withdraw(self) -> None:
-        """Take this run's requests out of the mailbox, as far as nobody has begun with them."""
+    async def _withdraw(self, *, stale_only: bool = False) -> None:
+        """Take this run's requests out of the mailbox, as far as nobody has begun with them.
+
+        With `stale_only`, only those that were made from other code than this client's.
+        """
         others: list[Message[EvalRequest]] = []
         try:
             while messages := await self._requests.receive(self._config.batch, self._config.lease_seconds, 0):
-                ours = [message for message in messages if message.body.key.run_id == self._run.run_id]
-                others += [message for message in messages if message.body.key.run_id != self._run.run_id]
+                ours: list[Message[EvalRequest]] = []
+                for message in messages:
+                    body = message.body
+                    stale = body.fingerprint != self._fingerprint
+                    mine = body.key.run_id == self._run.run_id and (stale or not stale_only)
+                    (ours if mine else others).append(message)
                 await acknowledge(self._requests, ours)
-                for message in ours:
+                for message in () if stale_only else ours:
                     self._taken_back(message.body)
         except MailboxConnectionError as error:
             log.warning("requests that are waiting could not be taken back: %s", error)

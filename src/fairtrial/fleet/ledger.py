@@ -117,6 +117,10 @@ class Ledger:
             return False
         return result.success or result.attempt >= self._attempts.get(result.ordinal, 1)
 
+    def retries_out(self) -> Iterator[tuple[int, int]]:
+        """The trials that are to be executed again and have no result of that yet, with the number of the attempt."""
+        return ((ordinal, attempt) for ordinal, attempt in self._attempts.items() if not self.is_done(ordinal))
+
     def news(self, done: bytearray) -> list[int]:
         """The trials that are done in this bitmap of the store's, and were not known to be."""
         found: list[int] = []
