@@ -41,7 +41,13 @@ REQUEST = EvalRequest(
 def a_result(**changes: Any) -> EvalResult:
     session = Session(tags={"run_id": "run"})
     session.record(TokenUsage(1, 2))
-    score = Score(0.75, True, "fine", [Metric("tone", 0.5, 1.0, {"by": "judge"})], name="support")
+    score = Score(
+        0.75,
+        True,
+        "fine",
+        [Metric("tone", 0.5, 1.0, {"by": "judge"}), Metric("polite", 1.0, passed=True, reason="kind")],
+        name="support",
+    )
     return replace(
         EvalResult(
             key=KEY,

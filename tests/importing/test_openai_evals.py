@@ -91,7 +91,7 @@ def test_imported_means_and_counts_are_those_of_the_source(store: RunStore, tmp_
         assert (run.status, part.planned, part.successful) == ("finished", 47, 47)
         assert part.pass_rate == pytest.approx(counts["passed"] / counts["total"], abs=1e-9)
         theirs = means(items)
-        ours = {name: mean for name, (_, mean) in store.metric_means(run.run_id)[part.name].items()}
+        ours = {name: totals.mean for name, totals in store.metric_totals(run.run_id)[part.name].items()}
         assert ours["exact"] == pytest.approx(theirs[EXACT], abs=1e-9)
         if run.suite == "capitals":
             assert ours["names it"] == pytest.approx(theirs[NAMES], abs=1e-9)
@@ -166,8 +166,8 @@ def test_a_result_without_a_score_is_left_out_of_the_mean(store: RunStore, tmp_p
     items[4] |= {"results": [], "status": "pass"}
     items[5] |= {"results": [result_of(EXACT, None, None)], "status": "fail", "sample": None}
     (run,) = imported(one_run(items), store, tmp_path / "saved")
-    count, mean = store.metric_means(run.run_id)["gpt-4.1-mini"]["names it"]
-    assert (count, mean) == (7, 1.0)
+    totals = store.metric_totals(run.run_id)["gpt-4.1-mini"]["names it"]
+    assert (totals.trials, totals.mean) == (7, 1.0)
     found = results(store, run)
     assert found["4#0"].score is not None
     assert (found["4#0"].score.value, found["4#0"].score.metrics) == (1.0, ())

@@ -160,10 +160,55 @@ async def test_judges_compose_with_each_other_and_with_plain_evaluators_and_keep
     score = await evaluator.score(Case(SAMPLE, "4"))
     values = {metric.name: metric.value for metric in score.metrics}
     assert values["exact_match"] == 1.0
-    assert (values["llm_judge"], values["llm_judge#2"]) == (0.75, 0.25)
+    assert (values["Polite"], values["Right"]) == (0.75, 0.25)
     by_name = {metric.name: metric for metric in score.metrics}
-    assert by_name["llm_judge#2.rating"].metadata["judge_model"] == "b"
-    assert not score.passed
+    assert list(by_name) == ["exact_match", "Polite", "Right"]
+    assert by_name["Right"].metadata["judge_model"] == "b"
+    assert (by_name["Polite"].passed, by_name["Right"].passed, by_name["Right"].reason) == (True, False, "because")
+    assert (score.passed, score.reason) == (False, "Right: because")
+
+
+async def test_a_fair_rating_fails_its_criterion_and_is_named_although_its_value_is_half() -> None:
+    judge = llm_judge(ScriptedAdapter([rating("fair", "half of it is missing")]), "Complete.")
+    score = await all_of(exact_match, judge).score(Case(SAMPLE, "4"))
+    assert [(m.name, m.value, m.passed) for m in score.criteria] == [
+        ("exact_match", 1.0, True),
+        ("Complete", 0.5, False),
+    ]
+    assert score.reason == "Complete: half of it is missing"
+
+
+@pytest.mark.parametrize(
+    ("criterion", "name"),
+    [
+        ("Factually accurate", "Factually accurate"),
+        ("Well-structured response.", "Well-structured response"),
+        ("Is it polite, and does it answer the question?", "Is it polite"),
+        ("Helpful (to a customer)", "Helpful"),
+        ("  The answer\n is right: all of it.", "The answer is right"),
+        ("Version 2.5 is named", "Version 2.5 is named"),
+        ("word " * 40, "word word word word word word word word word..."),
+        ("?", "?"),
+    ],
+)
+def test_a_judge_is_named_after_its_criterion(criterion: str, name: str) -> None:
+    adapter = ScriptedAdapter([])
+    for make in (llm_judge, numeric_judge, pairwise_judge):
+        assert make(adapter, criterion).name == name
+    assert llm_judge(adapter, criterion, name="own").name == "own"
+
+
+async def test_a_judge_alone_has_one_metric_that_is_its_criterion() -> None:
+    score = await llm_judge(ScriptedAdapter([rating("good")]), "Right.").score(Case(SAMPLE, "4"))
+    (metric,) = score.metrics
+    assert (metric.name, metric.value, metric.passed, metric.reason) == ("Right", 0.75, True, "because")
+
+
+async def test_judges_of_one_criterion_in_a_panel_are_told_apart_by_their_models() -> None:
+    judges = [llm_judge(ScriptedAdapter([rating("good")], model=model), "Right.") for model in ("small", "large")]
+    score = await panel(*judges, exact_match).score(Case(SAMPLE, "4"))
+    assert [metric.name for metric in score.metrics] == ["Right (small)", "Right (large)", "exact_match", "agreement"]
+    assert score.metrics[0].metadata["judge_model"] == "small"
 
 
 async def test_what_a_judge_does_is_recorded_as_the_judges() -> None:
@@ -255,8 +300,12 @@ async def test_a_checklist_reports_every_question() -> None:
     }
     judge = checklist(ScriptedAdapter([answers]), ["Is it right?", "Is it short?"])
     score = await judge.score(Case(SAMPLE, "4"))
-    assert (score.value, score.passed, score.reason) == (0.5, False, "no: Is it short?")
-    assert score.metric("1: Is it right?") == 1.0
+    assert (score.value, score.passed, score.reason) == (0.5, False, "2: Is it short? no")
+    assert [(m.name, m.passed, m.reason) for m in score.criteria] == [
+        ("checklist", False, "2: Is it short? no"),
+        ("1: Is it right?", True, "it does"),
+        ("2: Is it short?", False, "no"),
+    ]
     with pytest.raises(OutputParseError, match="not 1 to 2"):
         await checklist(ScriptedAdapter([{"answers": answers["answers"][:1]}]), ["a?", "b?"]).score(Case(SAMPLE, "4"))
 

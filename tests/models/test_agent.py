@@ -107,6 +107,18 @@ async def test_the_model_is_shown_the_tools_of_the_functions() -> None:
     assert two.parameters["properties"]["place"]["required"] == ["city"]
 
 
+async def test_a_tool_that_says_in_its_result_that_it_failed_is_a_failed_tool() -> None:
+    def search(query: str) -> dict[str, Any]:
+        """Searches."""
+        return {"success": False, "error": "not found"}
+
+    adapter = ScriptedAdapter([ToolCall("search", {"query": "x"}), "done"])
+    result, session = await run(agent_task(adapter, tools=[search]), scorer=all_tools_succeeded())
+    assert session[ToolInvoked].all()[0].failed
+    assert result.score is not None
+    assert (result.score.passed, result.score.reason) == (False, "failed tools: search")
+
+
 @pytest.mark.parametrize(
     ("call", "problem"),
     [

@@ -284,6 +284,19 @@ async def test_observers_hear_of_the_run_and_of_every_trial_and_cannot_break_it(
     assert "the run goes on" in caplog.text
 
 
+async def test_the_end_of_a_run_of_several_experiments_has_the_figures_of_each_and_no_common_ones() -> None:
+    async def zero(given: int) -> int:
+        return -1
+
+    recorder = Recorder()
+    experiments = [Experiment("right"), Experiment("wrong", task=zero)]
+    await EvalSuite("s", doubles(3), double, exact_match, experiments=experiments).run(store="memory:", bus=[recorder])
+    (completed,) = recorder.of(EvalRunCompleted)
+    assert (completed.pass_rate, completed.mean_score) == (None, None)
+    assert {name: figures.pass_rate for name, figures in completed.experiments.items()} == {"right": 1.0, "wrong": 0.0}
+    assert completed.experiments["right"].mean_score == 1.0
+
+
 @pytest.mark.proves("R112", "R100")
 async def test_results_stream_out_as_they_come() -> None:
     suite = EvalSuite("s", doubles(6), double, exact_match)

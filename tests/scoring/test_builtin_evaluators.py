@@ -51,9 +51,30 @@ class TestText:
     @pytest.mark.proves("R17")
     def test_exact_match_passes_equal_values_of_any_kind(self) -> None:
         assert exact_match("a", "a") == Score(1.0, True)
-        assert exact_match("a", "A") == Score(0.0, False)
+        assert exact_match("a", "A") == Score(0.0, False, "expected 'A', got 'a'")
         assert exact_match(Answer("Paris", 2), Answer("Paris", 2)).passed
         assert exact_match(None, None).passed
+
+    def test_exact_match_says_what_was_expected_and_what_came_in_a_few_words(self) -> None:
+        assert exact_match("4", 4).reason == "expected 4, got '4'"
+        assert exact_match({"a": 1}, {"a": 2}).reason == "expected {'a': 2}, got {'a': 1}"
+        beginning = "The same words, over and over. " * 10
+        reason = exact_match(f"{beginning}Lyon", f"{beginning}Paris").reason
+        assert reason == "expected ...'rds, over and over. Paris', got ...'rds, over and over. Lyon'"
+        assert exact_match(beginning, f"{beginning}Paris").reason.startswith(
+            "expected ...'rds, over and over. Paris', got "
+        )
+        assert len(exact_match("x" * 100_000, ["y" * 1000] * 1000).reason) < 700
+
+    def test_exact_match_without_an_expected_value_says_so(self) -> None:
+        assert exact_match("Paris", None).reason == "got 'Paris', and the sample has no expected value"
+
+    def test_contains_says_what_is_missing_and_refuses_a_sample_without_expected(self) -> None:
+        assert contains("the capital", "Paris").reason == "expected 'Paris' in 'the capital'"
+        assert contains([1, 2], 3).reason == "expected 3 in [1, 2]"
+        assert contains([None], None).passed
+        with pytest.raises(TypeError, match="contains needs an expected value"):
+            contains("Paris", None)
 
     @pytest.mark.proves("R18")
     def test_contains_looks_inside_the_output(self) -> None:
@@ -63,7 +84,7 @@ class TestText:
 
     def test_one_of_takes_several_accepted_answers(self) -> None:
         assert one_of("b", ["a", "b"]).passed
-        assert one_of("c", ["a", "b"]).reason == "not one of 2 accepted answers"
+        assert one_of("c", ["a", "b"]).reason == "'c' is not one of 2 accepted answers"
         for wrong in ("abc", 3, None):
             with pytest.raises(TypeError, match="one_of needs a list of accepted answers"):
                 one_of("b", wrong)  # type: ignore[arg-type]
@@ -71,7 +92,7 @@ class TestText:
     def test_matches_searches_for_a_regular_expression(self) -> None:
         assert matches(r"\bParis\b")("It is Paris.", None).passed
         assert matches("PARIS", flags=re.IGNORECASE)("It is Paris.", None).passed
-        assert matches("x+")("abc", None).reason == "no match for /x+/"
+        assert matches("x+")("abc", None).reason == "no match for /x+/ in 'abc'"
         assert matches()("a1", r"\d").passed
         assert matches("a+").__name__ == "found"
         assert resolve(matches("a+")).name == "matches(a+)"

@@ -67,7 +67,7 @@ class TestAllAndAny:
         )
         assert both(1, 1).value == 0.5
         assert both(1, 1).passed
-        assert both(1, 1).reason == "good; fine"
+        assert both(1, 1).reason == "a: good; fixed: fine"
         assert not all_of(exact_match, fixed(Score(1.0, False)))(1, 1).passed
 
     @pytest.mark.proves("R20")
@@ -107,7 +107,8 @@ class TestAllAndAny:
     def test_two_negations_cancel(self, score: Score) -> None:
         twice = negate(negate(fixed(score)))(1, 1)
         assert (twice.passed, twice.value) == (score.passed, pytest.approx(score.value, abs=1e-15))
-        assert twice.reason == (f"not: not: {score.reason}" if score.reason else "")
+        verdict = "passed" if score.passed else "failed"
+        assert twice.reason.endswith(f"fixed {verdict}: {score.reason}" if score.reason else f"fixed {verdict}")
 
     @given(scores)
     def test_one_member_alone_is_itself(self, score: Score) -> None:
@@ -138,6 +139,44 @@ class TestParts:
         assert all(metric.weight == 0 for metric in score.metrics)
         assert score.metrics[1].metadata == {"why": "x"}
         assert score.reward == score.value
+
+    @pytest.mark.proves("R9")
+    def test_every_part_keeps_its_verdict_and_reason(self) -> None:
+        judge = fixed(Score(0.5, False, "too terse"), "judge")
+        inner = all_of(exact_match, fixed(Score(0.8, True, "fine"), "tone"))
+        score = all_of(judge, inner, fixed(Score(1.0, True, metrics=[Metric("turns", 3)]), "quick"))("a", "b")
+        assert [(m.name, m.value, m.passed, m.reason) for m in score.criteria] == [
+            ("judge", 0.5, False, "too terse"),
+            ("all_of", 0.4, False, "exact_match: expected 'b', got 'a'"),
+            ("all_of.exact_match", 0.0, False, "expected 'b', got 'a'"),
+            ("all_of.tone", 0.8, True, "fine"),
+            ("quick", 1.0, True, ""),
+        ]
+        assert [metric.name for metric in score.metrics if metric.passed is None] == ["quick.turns"]
+
+    @pytest.mark.parametrize("combine", [all_of, any_of, composite_by_score])
+    def test_the_reason_of_a_failure_names_the_parts_that_failed_and_no_other(self, combine: Any) -> None:
+        members = [fixed(Score(0.4, False), "short"), fixed(Score(0.0, False, "no greeting"), "polite")]
+        good = [fixed(Score(1.0, True, "used 21 tokens"), "tokens")] if combine is not any_of else []
+        score = combine(*good, *members)(1, 1)
+        assert score.reason == "short: failed with 0.4; polite: no greeting"
+
+    def test_a_mapping_keeps_the_verdict_of_each_key(self) -> None:
+        def grade(output: Any, expected: Any) -> Any:
+            return {"polite": True, "short": Score(0.6, False, "12 words")}
+
+        score = resolve(grade).score_now(Case(Sample("s", None), "x"))
+        assert [(m.name, m.passed, m.reason) for m in score.criteria] == [
+            ("polite", True, ""),
+            ("short", False, "12 words"),
+        ]
+        assert score.reason == "short: 12 words"
+
+    def test_a_metric_of_the_name_and_value_of_its_part_is_that_part(self) -> None:
+        judged = Score(0.5, False, "meh", [Metric("judge", 0.5, metadata={"model": "m"}), Metric("votes", 3)])
+        score = all_of(fixed(judged, "judge"), exact_match)(1, 1)
+        assert [metric.name for metric in score.metrics] == ["judge", "judge.votes", "exact_match"]
+        assert score.metrics[0] == Metric("judge", 0.5, 0.0, {"model": "m"}, False, "meh")
 
     @pytest.mark.proves("R9")
     def test_names_never_collide(self) -> None:
@@ -178,7 +217,7 @@ class TestMixing:
         for backend in ("asyncio", "trio"):
             score = anyio.run(wait, backend=backend)
             assert [metric.name for metric in score.metrics] == ["later", "exact_match", "later#2"]
-            assert score.reason == "later; later"
+            assert score.reason == "later: later; later#2: later"
 
     def test_async_members_run_at_the_same_time(self) -> None:
         async def meet(output: Any, expected: Any) -> bool:
@@ -290,7 +329,14 @@ class TestWeights:
         with pytest.raises(ConfigurationError):
             make()
 
+    def test_a_weighted_failure_says_what_was_missed_and_by_whom(self) -> None:
+        low, high = fixed(Score(0.2, False, "rude"), "polite"), fixed(Score(0.9), "right")
+        assert weighted((low, 3), (high, 1))(1, 1).reason == "weighted mean 0.375 is below 0.5; polite: rude"
+        assert weighted((high, 1), (high, 1), pass_at=0.95)(1, 1).reason == "weighted mean 0.9 is below 0.95"
+        assert negate(exact_match)(1, 1).reason == "exact_match passed"
+
     @given(scores, st.floats(0, 1))
     def test_threshold_passes_from_the_value_on(self, score: Score, at: float) -> None:
         found = threshold(fixed(score), at)(1, 1)
-        assert (found.value, found.passed, found.reason) == (score.value, score.value >= at, score.reason)
+        assert (found.value, found.passed) == (score.value, score.value >= at)
+        assert found.reason == score.reason if found.passed else "is below" in found.reason

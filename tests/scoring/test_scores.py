@@ -71,7 +71,14 @@ def test_the_reward_is_the_weighted_mean_of_the_metrics_that_have_a_weight() -> 
     assert (score.metric("turns"), score.metric("none")) == (12.0, None)
     assert Score(0.2, metrics=metrics).reward == 0.75
     assert Score(0.2, metrics=[Metric("turns", 3)]).reward == 0.2
-    assert dataclasses.asdict(metrics[2]) == {"name": "turns", "value": 12.0, "weight": 0.0, "metadata": {}}
+    assert dataclasses.asdict(metrics[2]) == {
+        "name": "turns",
+        "value": 12.0,
+        "weight": 0.0,
+        "metadata": {},
+        "passed": None,
+        "reason": "",
+    }
 
 
 @pytest.mark.proves("R10", "R11")
@@ -138,3 +145,13 @@ def test_the_metadata_of_a_metric_cannot_be_changed() -> None:
     metric = Metric("m", 1.0, metadata={"a": [1]})
     with pytest.raises(TypeError):
         metric.metadata["a"].append(2)  # type: ignore[union-attr]
+
+
+def test_a_metric_with_a_verdict_is_a_criterion_and_one_without_is_not() -> None:
+    met, tracked = Metric("polite", 0.25, passed=True, reason="kind"), Metric("turns", 12)
+    assert Score(0.25, False, metrics=[tracked, met]).criteria == (met,)
+    assert Score(1.0).criteria == ()
+    with pytest.raises(TypeError, match=r"passed of metric 'polite' must be True, False or None \(got 1\)"):
+        Metric("polite", 1.0, passed=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="reason of metric 'polite' must be text"):
+        Metric("polite", 1.0, passed=True, reason=None)  # type: ignore[arg-type]

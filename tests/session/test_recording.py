@@ -173,7 +173,7 @@ class TestRecording:
         ("call", "failed"),
         [
             (ToolInvoked("t"), False),
-            (ToolInvoked("t", success=True, result={"success": False}), False),
+            (ToolInvoked("t", success=True, result={"success": False}), True),
             (ToolInvoked("t", success=False), True),
             (ToolInvoked("t", error="boom"), True),
             (ToolInvoked("t", error=""), True),

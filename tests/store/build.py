@@ -63,7 +63,8 @@ def rich_result(run: RunRecord, ordinal: int) -> EvalResult:
         'half "right"\n\0',
         [
             Metric("accuracy", 0.5, 2.0, {"of": [1, 2]}),
-            Metric("f1 \0", 0.25),
+            Metric("f1 \0", 0.25, passed=False, reason='too "low" \0'),
+            Metric("polite", 1.0, 0.5, passed=True),
             Metric("speed", 12.0, 0.0, {"unit": "s"}),
         ],
         name="judge",

@@ -13,6 +13,7 @@ import pytest
 from fairtrial import Metric, Sample, Score, TokenUsage
 from fairtrial.errors import RunBusyError, SessionError, StoreError, UnknownRunError
 from fairtrial.store import Label, RunStore
+from fairtrial.store.protocol import ScoreRow
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from tests.store.build import result, rich_result, run_record, sample, samples
@@ -112,7 +113,7 @@ class TestRuns:
             lambda: store.ordinals("nope", ["scored"]),
             lambda: store.results("nope"),
             lambda: store.totals("nope"),
-            lambda: store.metric_means("nope"),
+            lambda: store.metric_totals("nope"),
             lambda: store.group_totals("nope", "topic"),
             lambda: store.sample("nope", 0),
             lambda: store.samples("nope"),
@@ -165,7 +166,8 @@ class TestResults:
         assert found == given
         assert found.score is not None
         assert found.score.reward == given.score.reward  # type: ignore[union-attr]  # a rich result has a score
-        assert [metric.weight for metric in found.score.metrics] == [2.0, 0.0, 0.0]
+        assert [metric.weight for metric in found.score.metrics] == [2.0, 0.0, 0.5, 0.0]
+        assert [metric.passed for metric in found.score.metrics] == [None, False, True, None]
         assert found.sample == samples([1])[1]
         assert found.session[TokenUsage].all() == (TokenUsage(3, 2),)
         assert found.session.tags == {"run": "r1"}
@@ -572,19 +574,36 @@ class TestTotals:
         assert (baseline.latency_sum, baseline.latency_max, baseline.input_tokens) == (3 * most, most, 3 * most)
         assert baseline.slowest == "s0"
 
+    def test_totals_and_groups_add_up_rewards_beyond_0_to_1(self, store: RunStore) -> None:
+        run = store.create_run(run_record(repeats=1))
+        rewards = {0: -5.0, 1: 0.25, 2: None, 3: 0.5, 4: 7.0, 6: None}
+        batch = [
+            result(run, ordinal, score=Score(0.75, metrics=() if own is None else [Metric("m", own, 1.0)]))
+            for ordinal, own in rewards.items()
+        ]
+        store.commit("r1", [*batch, result(run, 8, "timeout")], samples(range(5)))
+        baseline, terse = store.totals("r1")
+        assert (baseline.reward_sum, baseline.reward_min, baseline.reward_max) == (3.5, -5.0, 7.0)
+        assert (baseline.reward_squares, baseline.value_sum) == (25 + 2 * 0.75**2 + 49, 3.0)
+        assert (terse.reward_sum, terse.reward_min, terse.reward_max) == (0.75, 0.25, 0.5)
+        groups = {(value, one.experiment): one for value, one in store.group_totals("r1", "topic")}
+        even, odd = groups["even", "baseline"], groups["odd", "baseline"]
+        assert (even.reward_sum, even.reward_min, even.reward_max) == (2.0, -5.0, 7.0)
+        assert (odd.reward_sum, odd.reward_squares) == (1.5, 2 * 0.75**2)
+
     def test_metric_means_are_over_scored_trials(self, store: RunStore) -> None:
         run = store.create_run(run_record())
         batch = [
             result(run, 0, score=Score(1.0, metrics=[Metric("f1", 0.5), Metric("odd \0", 2.0)])),
-            result(run, 1, score=Score(1.0, metrics=[Metric("f1", 1.0)])),
-            result(run, 2, score=Score(0.0, metrics=[Metric("f1", 0.0)])),
+            result(run, 1, score=Score(1.0, metrics=[Metric("f1", 1.0, passed=True)])),
+            result(run, 2, score=Score(0.0, metrics=[Metric("f1", 0.0, passed=False)])),
             result(run, 3, "timeout"),
             result(run, 4),
         ]
         store.commit("r1", batch, samples(range(2)))
-        assert store.metric_means("r1") == {
-            "baseline": {"f1": (2, 0.75), "odd \0": (1, 2.0)},
-            "terse": {"f1": (1, 0.0)},
+        assert store.metric_totals("r1") == {
+            "baseline": {"f1": (2, 0.75, 1, 1), "odd \0": (1, 2.0, 0, 0)},
+            "terse": {"f1": (1, 0.0, 1, 0)},
         }
 
     @pytest.mark.parametrize(
@@ -672,13 +691,14 @@ class TestNumbers:
         rows = [result(run, 0), rich_result(run, 2), result(run, 4, "timeout", metadata={"warmup": True})]
         store.commit(run.run_id, rows, samples(range(3)))
         first, second, third = store.scores(run.run_id, experiment="baseline")
-        assert first == (0, "scored", True, 0.75, 100, 15, 0.25, {}, None)
+        assert first == ScoreRow(0, "scored", True, 0.75, 100, 15, 0.25, {}, 0.75, None)
         assert (second.ordinal, second.passed, second.value) == (2, False, 0.5)
-        assert list(second.metrics.items()) == [("accuracy", 0.5), ("f1 \0", 0.25), ("speed", 12.0)]
+        assert list(second.metrics.items()) == [
+            ("accuracy", 0.5), ("f1 \0", 0.25), ("polite", 1.0), ("speed", 12.0),
+        ]  # fmt: skip
+        assert (second.reward, second.verdicts) == (0.6, "-01-")
         assert (third.outcome, third.passed, third.value, third.latency_ms) == ("timeout", None, None, None)
-        assert second.weights is None
-        weights = [row.weights for row in store.scores(run.run_id, experiment="baseline", weights=True)]
-        assert weights == [None, [2.0, 0.0, 0.0], None]
+        assert (third.reward, third.verdicts) == (None, None)
         assert list(store.scores(run.run_id, experiment="terse")) == []
         with pytest.raises(StoreError, match="no experiment 'fast'"):
             store.scores(run.run_id, experiment="fast")

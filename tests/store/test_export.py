@@ -21,16 +21,22 @@ from fairtrial.store import Label, RunRecord, RunStore, export_results, load_run
 from tests.store.build import result, rich_result, run_record, sample, samples
 
 COLUMNS = [
-    "run", "suite", "experiment", "sample_id", "repeat", "outcome", "passed", "value", "metrics.f1", "metrics.=cmd",
+    "run", "suite", "experiment", "sample_id", "repeat", "outcome", "passed", "value", "reward", "reason",
+    "metrics.f1", "metrics.=cmd", "passed.=cmd", "reason.=cmd",
     "latency_ms", "tokens", "cost", "judge_cost", "cache_hits", "unpriced_calls", "error", "stage", "output",
     "expected", "input", "metadata.topic", "metadata.n",
 ]  # fmt: skip
 
 
+PARTS = Score(
+    0.25, False, "f1 is low", [Metric("f1", -0.5, weight=2.0), Metric("=cmd", 1.0, passed=True, reason="=ok")]
+)
+
+
 def filled(store: RunStore) -> RunRecord:
     run = store.create_run(run_record(size=3, repeats=1))
     batch = [
-        result(run, 0, score=Score(0.25, metrics=[Metric("f1", -0.5), Metric("=cmd", 1.0)]), output="=1+1"),
+        result(run, 0, score=PARTS, output="=1+1"),
         result(run, 1, "timeout", error="@late", usage=TokenUsage()),
         result(run, 2, output={"text": "é \ud800\0"}),
         result(run, 5, score=Score(1.0), output="-5", usage=TokenUsage(1, 1)),
@@ -58,6 +64,9 @@ class TestExport:
             "r1", "support", "baseline", "s0",
         )  # fmt: skip
         assert (first["passed"], first["value"], first["metrics.f1"]) == ("False", "0.25", "-0.5")
+        assert (first["reward"], first["reason"]) == ("-0.5", "f1 is low")
+        assert (first["passed.=cmd"], first["reason.=cmd"], second["reward"]) == ("True", "'=ok", "0.75")
+        assert (late["reward"], late["reason"], late["passed.=cmd"]) == ("", "", "")
         assert first["cost"] == "0.25"
         assert (first["tokens"], first["latency_ms"], first["repeat"]) == ("15", "100", "0")
         assert (late["outcome"], late["passed"], late["value"], late["cost"]) == ("timeout", "", "", "")
@@ -92,6 +101,7 @@ class TestExport:
         assert list(lines[0]) == COLUMNS
         assert lines[0]["output"] == "=1+1"
         assert lines[0]["passed"] is False
+        assert (lines[0]["reward"], lines[0]["reason"], lines[0]["passed.=cmd"]) == (-0.5, "f1 is low", True)
         assert lines[1]["value"] is None
         assert lines[2]["output"] == {"text": "é \ud800\0"}
         assert lines[2]["input"] == ["list"]
@@ -105,6 +115,8 @@ class TestExport:
         found = table.to_pylist()
         assert found[0]["metrics.f1"] == -0.5
         assert found[0]["passed"] is False
+        assert (found[0]["reward"], found[0]["reason"]) == (-0.5, "f1 is low")
+        assert (found[0]["passed.=cmd"], found[1]["passed.=cmd"]) == (True, None)
         assert found[1]["value"] is None
         assert found[0]["output"] == "=1+1"
         assert json.loads(found[2]["input"]) == ["list"]

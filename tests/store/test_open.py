@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from fairtrial import Metric, Score
 from fairtrial.errors import (
     ConfigurationError,
     MissingExtraError,
@@ -24,6 +25,7 @@ from fairtrial.errors import (
 from fairtrial.store import RunStore, default_store, open_store, schema
 from fairtrial.store.engine import translated
 from fairtrial.store.memory import MemoryStore
+from fairtrial.store.open import migrate_store
 from fairtrial.store.sql import SqlStore
 from tests.servers import free_port
 from tests.store.build import result, run_record, samples
@@ -174,6 +176,25 @@ class TestVersions:
         assert f"up to {schema.VERSION}" in message
         assert "pip install --upgrade fairtrial" in message
         assert "store-test-password" not in message
+
+    def test_rewards_of_a_store_of_schema_1_are_computed_when_it_is_migrated(self, database: str) -> None:
+        store = open_store(database)
+        run = store.create_run(run_record(repeats=1))
+        rewarded = result(run, 0, score=Score(1.0, metrics=[Metric("turns", 3.0), Metric("gain", -4.0, 2.0)]))
+        store.commit(run.run_id, [rewarded, result(run, 2), result(run, 4, "timeout")], samples(range(3)))
+        store.close()
+        for table, column in schema.ADDED[2]:
+            self.change(database, f"ALTER TABLE {table.name} DROP COLUMN {column}")
+        self.change(database, "UPDATE meta SET value = '1' WHERE name = 'schema'")
+        assert migrate_store(database) == (1, 2)
+        store = open_store(database)
+        rows = list(store.scores(run.run_id, experiment="baseline"))
+        assert [(row.value, row.reward, row.verdicts) for row in rows] == [
+            (1.0, -4.0, None), (0.75, 0.75, None), (None, None, None),
+        ]  # fmt: skip
+        assert store.totals(run.run_id)[0].reward_sum == -3.25
+        assert next(iter(store.results(run.run_id))).score == rewarded.score
+        store.close()
 
     def test_a_database_with_tables_of_the_same_names_is_left_alone(self, database: str) -> None:
         self.change(database, "CREATE TABLE runs (x TEXT)")

@@ -379,7 +379,7 @@ def scan(column: Any) -> str:
 
 
 def everything_read(store: RunStore) -> str:
-    parts: list[Any] = [store.runs(), list(store.labels("r1")), store.totals("r1"), store.metric_means("r1")]
+    parts: list[Any] = [store.runs(), list(store.labels("r1")), store.totals("r1"), store.metric_totals("r1")]
     parts += [(found, found.output, found.snapshot, found.sample) for found in store.results("r1", snapshots=True)]
     return repr(parts)
 

@@ -61,11 +61,12 @@ def compare(
     """
     from fairtrial.cli.reporting import record_of
     from fairtrial.cli.screen import out, print_json
+    from fairtrial.report.compare import DEFAULT_METRICS
     from fairtrial.report.compare import compare as compared
 
     opened = options.open_existing(store)
     sides = sides_of(opened, runs)
-    wanted = None if every else tuple(metric) if metric else ("passed", "value")
+    wanted = None if every else tuple(metric) if metric else DEFAULT_METRICS
     found = compared(*sides, metrics=wanted, cluster=cluster, slice_by=tuple(by or ()), alpha=alpha, seed=seed)
     if json:
         print_json(record_of(found))

@@ -119,15 +119,13 @@ def _table(run: Any, found: list[EvalResult]) -> Any:
 
 
 def why(result: EvalResult) -> str:
-    """One line on why a trial did not pass: its error, the criteria it did not meet, or the reason for its score."""
+    """One line on why a trial did not pass: its error, or the reason for its score, which names failed criteria."""
     from fairtrial.cli.trial import value_text
 
     if result.score is None:
         return (result.error or "").removeprefix("fairtrial.errors.")
-    metrics = result.score.metrics
-    low = [metric.name for metric in metrics if metric.value < 0.5]
-    if low and len(low) < len(metrics):
-        # The reasons of all parts stand together, those of the parts that were content too: the answer says more.
-        return f"{', '.join(low)}: {value_text(result.output)}"
-    reason = result.score.reason or f"got {value_text(result.output)}"
-    return f"{', '.join(low)}: {reason}" if low else reason
+    failed = result.score.failed_criteria
+    if len(failed) > 1:  # All names first: the end of a long line is cut.
+        reasons = "; ".join(metric.reason for metric in failed if metric.reason)
+        return f"{', '.join(metric.name for metric in failed)}: {reasons or f'got {value_text(result.output)}'}"
+    return result.score.explain() or f"got {value_text(result.output)}"

@@ -59,6 +59,7 @@ def totals_facts(totals: Totals, params: Any = None) -> dict[str, Any]:
         "pass_rate": totals.passed / scored if scored else None,
         "pass_rate_all": totals.passed / total if total else None,
         "mean_score": totals.value_sum / scored if scored else None,
+        "mean_reward": totals.reward_sum / scored if scored else None,
         "mean_latency_ms": totals.latency_sum / totals.timed if totals.timed else None,
         "tokens": {
             "input": totals.input_tokens,
@@ -83,8 +84,12 @@ def trial_facts(result: EvalResult, *, whole: bool = False) -> dict[str, Any]:
         "outcome": result.outcome,
         "passed": None if score is None else score.passed,
         "value": None if score is None else score.value,
+        "reward": None if score is None else score.reward,
         "reason": None if score is None else score.reason,
         "metrics": {} if score is None else {metric.name: metric.value for metric in score.metrics},
+        "criteria": []
+        if score is None
+        else [{"name": m.name, "value": m.value, "passed": m.passed, "reason": m.reason} for m in score.criteria],
         "error": result.error,
         "stage": result.stage,
         "redacted": list(result.redacted_parts),

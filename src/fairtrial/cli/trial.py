@@ -14,7 +14,9 @@ from fairtrial.cli.names import name_of
 from fairtrial.cli.rerun import rerun_command
 from fairtrial.cli.screen import count
 from fairtrial.codec import to_json
+from fairtrial.report.render.of_report import criterion_text
 from fairtrial.report.untrusted import plain
+from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult
 
@@ -65,11 +67,20 @@ def _verdict(result: EvalResult) -> tuple[str, str]:
 def _score(console: Console, result: EvalResult) -> None:
     if result.score is None:
         return
-    if result.score.reason:
-        _part(console, "reason", result.score.reason)
-    for position, metric in enumerate(result.score.metrics):
-        weight = f"  weight {metric.weight:g}" if metric.weight else ""
-        _part(console, "" if position else "score", f"{metric.name} {metric.value:.3f}{weight}")
+    score = result.score
+    if why := score.explain():
+        _part(console, "reason", why)
+    if len(score.criteria) > 1:
+        for position, metric in enumerate(score.criteria):
+            _part(console, "" if position else "criteria", f"{criterion_text(metric)}{_weight(metric)}")
+    for position, metric in enumerate(metric for metric in score.metrics if metric.passed is None):
+        _part(console, "" if position else "metrics", f"{metric.name} {metric.value:.3f}{_weight(metric)}")
+    if score.reward != score.value:
+        _part(console, "reward", f"{score.reward:.3f}")
+
+
+def _weight(metric: Metric) -> str:
+    return f"  weight {metric.weight:g}" if metric.weight else ""
 
 
 def _events(console: Console, result: EvalResult) -> None:

@@ -526,8 +526,13 @@ def _is_key(value: Any) -> bool:
 
 
 def _score_tree(score: Score) -> list[Any]:
-    metrics = [[metric.name, metric.value, metric.weight, metric.metadata] for metric in score.metrics]
+    metrics = [_metric_tree(metric) for metric in score.metrics]
     return [score.value, score.passed, score.reason, metrics, score.name]
+
+
+def _metric_tree(metric: Metric) -> list[Any]:
+    tree: list[Any] = [metric.name, metric.value, metric.weight, metric.metadata]
+    return tree if metric.passed is None and not metric.reason else [*tree, metric.passed, metric.reason]
 
 
 def _read_score(tree: list[Any]) -> Score:
@@ -542,10 +547,10 @@ def _read_score(tree: list[Any]) -> Score:
 
 
 def _read_metric(tree: Any) -> Metric:
-    name, value, weight, metadata = tree
+    name, value, weight, metadata, *verdict = tree
     if type(name) is not str or not {type(value), type(weight)} <= {int, float} or type(metadata) is not dict:
-        raise CodecError("a metric is name, value, weight and metadata")
-    return Metric(name, value, weight, metadata)
+        raise CodecError("a metric must be name, value, weight, metadata and, of a criterion, passed and reason")
+    return Metric(name, value, weight, metadata, *verdict)
 
 
 def _read_output(text: str) -> Any:

@@ -59,12 +59,12 @@ class Checklist(Judging):
         yes = [answer.answer == "yes" for answer in verdict.answers]
         value = sum(yes) / len(yes)
         metrics = [
-            Metric(f"{answer.question}: {question}", float(good), metadata={"reason": answer.reason})
+            Metric(f"{answer.question}: {question}", float(good), passed=good, reason=answer.reason)
             for answer, question, good in zip(verdict.answers, self.questions, yes, strict=True)
         ]
-        metrics.append(Metric("rating", value, metadata=self.provenance(case, completion, asked)))
-        failed = [question for question, good in zip(self.questions, yes, strict=True) if not good]
-        return Score(value, value >= self._pass_at, f"no: {'; '.join(failed)}" if failed else "", metrics)
+        failed = [f"{metric.name} {metric.reason}".rstrip() for metric in metrics if not metric.passed]
+        details = self.provenance(case, completion, asked)
+        return self.verdict(value, value >= self._pass_at, "; ".join(failed), details, metrics)
 
 
 def checklist(

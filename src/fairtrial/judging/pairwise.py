@@ -9,7 +9,7 @@ from typing import Any, Literal
 import anyio
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.judging.judge import Judging, is_empty
+from fairtrial.judging.judge import Judging, is_empty, short_name
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.scoring.evaluator import Case
 from fairtrial.scoring.score import Metric, Score
@@ -42,7 +42,7 @@ class PairwiseJudge(Judging):
                 f"judge {self.name!r} has nothing to compare with: the sample has no expected output"
             )
         if is_empty(case.output):
-            return Score(0.0, False, "the output is empty; the judge was not asked")
+            return self.verdict(0.0, False, "the output is empty; the judge was not asked")
         answers: dict[bool, tuple[float, str, dict[str, Any]]] = {}
         errors: list[Exception] = []
 
@@ -68,7 +68,7 @@ class PairwiseJudge(Judging):
             Metric("ours_second", second, metadata=kept_second),
             Metric("consistent", float(agreed)),
         ]
-        return Score(value, value >= 0.5, reason, metrics)
+        return self.verdict(value, value >= 0.5, reason, metrics=metrics)
 
     async def _ask_once(self, case: Case, other: Any, *, ours_first: bool) -> tuple[float, str, dict[str, Any]]:
         pieces: dict[str, Any] = {}
@@ -101,6 +101,6 @@ def pairwise_judge(
         criterion: What makes one output better.
         other: Gives the output to compare with; the sample's `expected` unless given.
         include_input: Show the judge the sample's input too.
-        name: Its name in reports.
+        name: Its name in reports; the beginning of the criterion unless given.
     """
-    return PairwiseJudge(adapter, criterion, other, include_input=include_input, name=name or "pairwise_judge")
+    return PairwiseJudge(adapter, criterion, other, include_input=include_input, name=name or short_name(criterion))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.judging.judge import Judging
 from fairtrial.scoring.combine import Combined
-from fairtrial.scoring.evaluator import Evaluator, Scorer
+from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.scoring.score import Metric, Score, mean_value, merge
 
 
@@ -17,7 +18,17 @@ def panel(*judges: Evaluator | Scorer) -> Combined:
     """
     if len(judges) < 2:
         raise ConfigurationError("a panel needs at least two judges")
-    return Combined("panel", judges, _majority)
+    members = [resolve(judge) for judge in judges]
+    return Combined("panel", members, _majority, names=_names(members))
+
+
+def _names(members: Sequence[Scorer]) -> list[str]:
+    """The judges' names; judges of the same criterion are told apart by their models."""
+    names = [member.name for member in members]
+    return [
+        f"{name} ({member.adapter.model})" if names.count(name) > 1 and isinstance(member, Judging) else name
+        for name, member in zip(names, members, strict=True)
+    ]
 
 
 def _majority(parts: Sequence[tuple[str, Score]]) -> Score:

@@ -57,7 +57,7 @@ def _judged(part: ExperimentReport, metric: str) -> Columns:
     columns = read_columns(part, metrics=[metric])
     if metric in columns.values:
         return columns
-    known = ", ".join([PASSED, VALUE, *part.scores_by_criterion])
+    known = ", ".join([PASSED, VALUE, *part.store.metric_totals(part.run.run_id).get(part.name, {})])
     raise ConfigurationError(f"no trial of experiment {part.name!r} has a metric {metric!r}; there are {known}")
 
 

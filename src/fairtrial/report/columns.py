@@ -19,7 +19,6 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.report.adaptive import adaptive_note
 from fairtrial.report.report import EvalReport, ExperimentReport
-from fairtrial.scoring.score import Metric, Score
 from fairtrial.stats import Repeats
 from fairtrial.store.protocol import ScoreRow
 from fairtrial.trials.config import EvalConfig
@@ -49,6 +48,18 @@ BUILT_IN = (PASSED, VALUE, REWARD, *COSTS)
 _PAGE = 5_000  # Trials taken over together.
 CLUSTER_KEY = EvalConfig().cluster
 UNIT = (0.0, 1.0)
+_VERDICT = f"{PASSED}:"
+_VERDICTS = {"1": 1.0, "0": 0.0}
+
+
+def verdict_column(criterion: str) -> str:
+    """The column with the verdicts on a criterion: "passed:polite"."""
+    return _VERDICT + criterion
+
+
+def is_verdict(metric: str) -> bool:
+    """Whether a metric says of each trial whether it, or one criterion of it, passed: its mean is a rate."""
+    return metric == PASSED or metric.startswith(_VERDICT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +159,7 @@ class Columns:
 
     def bounds(self, metric: str) -> tuple[float, float] | None:
         """The range of a metric as far as it is known: 0 to 1 for scores, and for what was never seen outside."""
-        if metric in (PASSED, VALUE):
+        if metric == VALUE or is_verdict(metric):
             return UNIT
         if metric in self.limits:
             return self.limits[metric]
@@ -190,7 +201,8 @@ def read_columns(
 ) -> Columns:
     """The columns of one experiment, read from its store.
 
-    `metrics` None reads all there are, and of what is built in "passed" and "value". Clusters come from the metadata
+    `metrics` None reads all there are, the verdicts on each criterion ("passed:polite") and of what is built in
+    "passed", "value" and, where it differs from the value, "reward". Clusters come from the metadata
     key `cluster`; None stands for the run's own (`EvalConfig.cluster`, "cluster" unless changed), "" for none.
     `groups` gets the values of the metadata `keys`, and what the functions `inputs` say of each sample's input.
     """
@@ -210,8 +222,7 @@ def read_columns(
         groups |= _of_inputs(part, ordinals, inputs)
     wanted = None if metrics is None else frozenset(metrics)
     table = _Table(run.dataset_size, run.repeats, len(run.experiments), wanted)
-    rows = store.scores(run.run_id, experiment=part.name, weights=wanted is not None and REWARD in wanted)
-    for page in batched(rows, _PAGE):
+    for page in batched(store.scores(run.run_id, experiment=part.name), _PAGE):
         table.add(page)
     outcomes, values = table.arrays(ordinals)
     note = adaptive_note(run)
@@ -234,6 +245,9 @@ def cluster_key(part: ExperimentReport) -> str:
     return key if isinstance(key, str) else CLUSTER_KEY
 
 
+_NO_VERDICTS: Mapping[str, str] = {}
+
+
 class _Table:
     """Cells by place, sample-major as the plan is, filled many at a time."""
 
@@ -241,6 +255,7 @@ class _Table:
         self._shape = (samples, repeats)
         self._experiments = experiments
         self._wanted = wanted
+        self._wants_verdicts = wanted is None or any(name.startswith(_VERDICT) for name in wanted)
         self._outcomes = np.zeros(samples * repeats, dtype=np.int8)
         self._values: dict[str, FloatArray] = {}
         for name in (PASSED, VALUE):
@@ -267,13 +282,22 @@ class _Table:
             self._set(PASSED, scored, [row.passed for row in some])
         if self._wants(VALUE):
             self._set(VALUE, scored, [row.value for row in some])
-        if self._wanted is not None and REWARD in self._wanted:
-            self._set(REWARD, scored, [_reward(row) for row in some])
+        if self._wants(REWARD):
+            self._set(REWARD, scored, [row.reward for row in some])
         metrics = [row.metrics for row in some]
         for name in dict.fromkeys(chain.from_iterable(metrics)):
             # A metric that has the name of something built in gives way to it.
-            if self._wants(name) and name not in BUILT_IN:
+            if self._wants(name) and name not in BUILT_IN and not is_verdict(name):
                 self._set(name, scored, [found.get(name) for found in metrics])
+        if self._wants_verdicts:
+            self._add_verdicts(scored, some)
+
+    def _add_verdicts(self, cells: IntArray, rows: Sequence[ScoreRow]) -> None:
+        judged = [dict(zip(row.metrics, row.verdicts, strict=True)) if row.verdicts else _NO_VERDICTS for row in rows]
+        for criterion in dict.fromkeys(chain.from_iterable(judged)):
+            name = verdict_column(criterion)
+            if self._wants(name):
+                self._set(name, cells, [_VERDICTS.get(verdicts.get(criterion, "")) for verdicts in judged])
 
     def _set(self, name: str, cells: IntArray, values: Sequence[float | None]) -> None:
         numbers = np.array(values, dtype=np.float64)  # None becomes NaN.
@@ -283,16 +307,11 @@ class _Table:
     def arrays(self, ordinals: IntArray) -> tuple[NDArray[np.int8], dict[str, FloatArray]]:
         outcomes = self._outcomes.reshape(self._shape)
         values = {name: array.reshape(self._shape) for name, array in self._values.items()}
+        if self._wanted is None and REWARD in values and np.array_equal(values[REWARD], values[VALUE], equal_nan=True):
+            del values[REWARD]
         if ordinals.size == self._shape[0]:
             return outcomes, values
         return outcomes[ordinals], {name: array[ordinals] for name, array in values.items()}
-
-
-def _reward(row: ScoreRow) -> float:
-    if not row.weights or row.value is None:
-        return row.value or 0.0
-    weighted = zip(row.metrics.items(), row.weights, strict=True)
-    return Score(row.value, metrics=[Metric(name, value, weight) for (name, value), weight in weighted]).reward
 
 
 def _facts(part: ExperimentReport, keys: Sequence[str]) -> tuple[IntArray, list[str], list[list[Hashable]]]:

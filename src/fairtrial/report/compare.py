@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from fairtrial.report.columns import (
     COSTS,
     FAILED,
     PASSED,
+    REWARD,
     SCORED,
     VALUE,
     Columns,
@@ -45,10 +46,14 @@ from fairtrial.stats import PairedDifference
 __all__ = ["Comparison", "compare", "compare_columns"]
 
 
+DEFAULT_METRICS = (PASSED, VALUE, REWARD)
+"""What is compared unless metrics are named: rewards only if those of one side differ from its values."""
+
+
 def compare(
     baseline: EvalReport | ExperimentReport,
     *candidates: EvalReport | ExperimentReport,
-    metrics: Sequence[str] | str | None = (PASSED, VALUE),
+    metrics: Sequence[str] | str | None = DEFAULT_METRICS,
     cluster: str | None = None,
     slice_by: SliceBy | Sequence[SliceBy] = (),
     alpha: float = 0.05,
@@ -66,8 +71,9 @@ def compare(
     Args:
         baseline: What the candidates are held against.
         *candidates: What may be better or worse.
-        metrics: "passed", "value", "reward", "latency_ms", "tokens", "cost_usd" and the names of metrics; None for
-            "passed", "value" and every metric there is.
+        metrics: "passed", "value", "reward", "latency_ms", "tokens", "cost_usd", the names of metrics, and for the
+            pass rate of a criterion "passed:" before its name. None for all of them but latency, tokens and cost.
+            Unless given, "passed", "value" and, where rewards differ from values, "reward".
         cluster: The metadata key whose value samples share that are not independent; None for the runs' own
             (`EvalConfig.cluster`), "" for none.
         slice_by: Metadata keys, `by_input`, `by_metric` or functions of the input: the comparison is repeated on each
@@ -132,13 +138,15 @@ def compare_columns(
     baseline: Columns,
     candidates: Sequence[Columns],
     *,
-    metrics: Sequence[str] | None = (PASSED, VALUE),
+    metrics: Sequence[str] | None = DEFAULT_METRICS,
     slice_by: SliceBy | Sequence[SliceBy] = (),
     settings: Settings | None = None,
     reports: Sequence[ExperimentReport] = (),
 ) -> Comparison:
     """`compare` for columns: a pure function of numbers, but for `reports`, which say where results can be read."""
     settings = settings or Settings()
+    if metrics is None or metrics is DEFAULT_METRICS:
+        baseline, *candidates = _with_rewards([baseline, *candidates])
     names = _known_metrics([baseline, *candidates], metrics)
     ways = settled(slice_by)
     joined = [pair(candidate, baseline) for candidate in candidates]
@@ -315,10 +323,25 @@ def _absent(scores: Scores, names: tuple[str, str]) -> str | None:
     return None
 
 
+def _with_rewards(sides: Sequence[Columns]) -> list[Columns]:
+    """The sides, all of them with rewards if one has any that differ from its values, else none."""
+    values = [side.values for side in sides]
+    differ = any(REWARD in one and not np.array_equal(one[REWARD], one[VALUE], equal_nan=True) for one in values)
+    made = []
+    for side, one in zip(sides, values, strict=True):
+        others = {name: array for name, array in one.items() if name != REWARD}
+        own = {REWARD: one.get(REWARD, one[VALUE])} if differ and VALUE in one else {}
+        made.append(replace(side, values={**others, **own}))
+    return made
+
+
 def _known_metrics(sides: Sequence[Columns], metrics: Sequence[str] | None) -> list[str]:
     known = list(dict.fromkeys(name for side in sides for name in side.values))
+    main = [PASSED, VALUE, *([REWARD] if REWARD in known else [])]
+    if metrics is DEFAULT_METRICS:
+        return main
     if metrics is None:
-        return [PASSED, VALUE, *(name for name in known if name not in BUILT_IN)]
+        return [*main, *(name for name in known if name not in BUILT_IN)]
     if not metrics:
         raise ConfigurationError("name at least one metric to compare, such as passed")
     names = list(dict.fromkeys(metrics))

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fairtrial.report.columns import BUILT_IN, PASSED, VALUE, Columns, View, read_columns
-from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.report.columns import (
+    BUILT_IN,
+    PASSED,
+    REWARD,
+    VALUE,
+    Columns,
+    View,
+    is_verdict,
+    read_columns,
+    verdict_column,
+)
+from fairtrial.report.report import CRITERION, EvalReport, ExperimentReport
 from fairtrial.report.sequential import mean_at_any_time
 from fairtrial.report.slices import SliceBy
 from fairtrial.report.slicing import cut, needs, settled
@@ -73,9 +83,11 @@ def estimates(
 ) -> tuple[Estimate, ...]:
     """Pass rate and mean score, over what was scored and with errors as failures, and every metric, with intervals.
 
-    They are named "pass_rate", "pass_rate_all", "mean_score", "mean_score_all", with repeats "pass@K" and "pass^K",
-    and then after the metrics. Repeats are averaged per sample. Clusters are taken from the samples' metadata:
-    see `read_columns`. Of a run that ended by its own rule only pass rates have an interval, one that allows for it.
+    They are named "pass_rate", "pass_rate_all", "mean_score", "mean_score_all", "mean_reward" (where rewards differ
+    from scores), with repeats "pass@K" and "pass^K", and then after the metrics: "polite" is the mean of that metric
+    and, if it is a criterion, "pass_rate:polite" the share of trials that met it. Repeats are averaged
+    per sample. Clusters are taken from the samples' metadata: see `read_columns`. Of a run that ended by its
+    own rule only pass rates have an interval, one that allows for it.
     """
     columns = of if isinstance(of, Columns) else read_columns(of, cluster=cluster).looked_at()
     return tuple(_estimates(columns, level))
@@ -87,6 +99,7 @@ def _estimates(columns: Columns, level: float) -> Iterator[Estimate]:
         ("pass_rate_all", PASSED, "all"),
         ("mean_score", VALUE, "scored"),
         ("mean_score_all", VALUE, "all"),
+        ("mean_reward", REWARD, "scored"),
     )
     for name, metric, view in main:
         if metric in columns.values:
@@ -98,9 +111,11 @@ def _estimates(columns: Columns, level: float) -> Iterator[Estimate]:
             # A sample counts if it has all its repeats.
             found = replace(found, trials=found.n * columns.repeats)
             yield _named(f"{name}{columns.repeats}", PASSED, "system", found)
-    for metric in columns.values:
-        if metric not in BUILT_IN:
-            yield estimate(columns, metric, level=level)
+    metrics = [metric for metric in columns.values if metric not in BUILT_IN and not is_verdict(metric)]
+    for metric in sorted(metrics, key=lambda metric: verdict_column(metric) not in columns.values):  # Criteria first.
+        if (verdicts := verdict_column(metric)) in columns.values:
+            yield estimate(columns, verdicts, name=f"{CRITERION}{metric}", level=level)
+        yield estimate(columns, metric, level=level)
 
 
 def estimate(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fairtrial.report.columns import COSTS, FAILED, PASSED, UNIT, VALUE, Columns, FloatArray, IntArray, View
+from fairtrial.report.columns import COSTS, FAILED, PASSED, UNIT, VALUE, Columns, FloatArray, IntArray, View, is_verdict
 from fairtrial.report.scores import Scores, Settings
 from fairtrial.report.sequential import difference_at_any_time
 from fairtrial.stats import PairedDifference, paired_difference
@@ -86,7 +86,9 @@ def scores_of(pairs: Pairs, metric: str, view: View, settings: Settings) -> Scor
         bounds = settings.bounds[metric]
     else:
         found = [side.bounds(metric) for side in sides if np.isfinite(side.values.get(metric, np.empty(0))).any()]
-        bounds = UNIT if metric in (PASSED, VALUE) or (found and all(one == UNIT for one in found)) else None
+        bounds = (
+            UNIT if metric == VALUE or is_verdict(metric) or (found and all(one == UNIT for one in found)) else None
+        )
     worst = None if bounds is None else bounds[1] if settings.lower(metric) else bounds[0]
     left_out = 0
     if worst is None and view != "scored" and metric not in COSTS:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 type ReportFormat = ExportFormat | Literal["html", "md", "json", "xml"]
 """Tables of results, one row per trial; or the report itself as a page, Markdown, JSON or JUnit XML."""
 
+CRITERION = "pass_rate:"
+"""What begins the name of an estimate that is the pass rate of one criterion."""
+_ROUNDING = 1e-15
 ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
 
 
@@ -96,6 +99,11 @@ class ExperimentReport(Rendered):
         return self.totals.value_sum / self.total if self.total else None
 
     @property
+    def mean_reward(self) -> float | None:
+        """The mean reward of scored trials; the mean score unless metrics have weights."""
+        return self.totals.reward_sum / self.successful if self.successful else None
+
+    @property
     def mean_latency_ms(self) -> float | None:
         """How long the task took on average, in milliseconds."""
         return self.totals.latency_sum / self.totals.timed if self.totals.timed else None
@@ -159,19 +167,50 @@ class ExperimentReport(Rendered):
 
     @property
     def scores_by_criterion(self) -> Mapping[str, float]:
-        """The mean of every metric over the scored trials that have it."""
-        means = self._store.metric_means(self.run.run_id).get(self.name, {})
-        return {metric: mean for metric, (_, mean) in means.items()}
+        """The mean of every criterion and metric over the scored trials that have it.
+
+        Scores without any are a criterion of their own, under the evaluator's name.
+        """
+        found = self._store.metric_totals(self.run.run_id).get(self.name, {})
+        if not found and self.mean_score is not None:
+            return {self.run.evaluator: self.mean_score}
+        return {name: totals.mean for name, totals in found.items()}
+
+    @property
+    def criteria(self) -> Mapping[str, Estimate]:
+        """The pass rate of every criterion, with its interval; a score without criteria is one of its own."""
+        found = {
+            estimate.name.removeprefix(CRITERION): estimate
+            for estimate in self.estimates
+            if estimate.name.startswith(CRITERION)
+        }
+        whole = self.figures.get("pass_rate")
+        return found if found or whole is None else {self.run.evaluator: whole}
 
     @property
     def summary(self) -> dict[str, Any]:
-        """n, mean, std, min and max of the score values, the pass rates and the number of errors."""
+        """n, mean, std, min and max of the rewards, the mean score, the pass rates and the number of errors.
+
+        `summarize` says what is in it, and gives the same figures for any results.
+        """
         totals, count = self.totals, self.successful
-        mean = totals.value_sum / count if count else 0.0
-        squares = totals.value_squares - count * mean * mean
-        low = math.inf if totals.value_min is None else totals.value_min
-        high = -math.inf if totals.value_max is None else totals.value_max
-        return describe(count, self.total - count, totals.passed, mean, squares, low, high)
+        mean = totals.reward_sum / count if count else 0.0
+        squares = totals.reward_squares - count * mean * mean
+        if squares < totals.reward_squares * count * _ROUNDING:
+            squares = 0.0  # All rewards are equal: what is left is the rounding of two large sums.
+        low = math.inf if totals.reward_min is None else totals.reward_min
+        high = -math.inf if totals.reward_max is None else totals.reward_max
+        return describe(count, self.total - count, totals.passed, totals.value_sum, mean, squares, low, high)
+
+    def group_by(self, key: str | Callable[[EvalResult], Any]) -> dict[Any, dict[str, Any]]:
+        """A summary for each value of a metadata key of the samples, or of what a function says of a result."""
+        if callable(key):
+            return {value: summarize(group) for value, group in group_by(self.results, key).items()}
+        return {
+            tuple(value) if isinstance(value, list) else value: ExperimentReport(self._store, self.run, totals).summary
+            for value, totals in self._store.group_totals(self.run.run_id, key)
+            if totals.experiment == self.name
+        }
 
     @property
     def adaptive(self) -> Mapping[str, Any] | None:
@@ -358,6 +397,16 @@ class EvalReport(Rendered):
         return self._only("mean_score").mean_score
 
     @property
+    def mean_reward(self) -> float | None:
+        """The mean reward of scored trials; the mean score unless metrics have weights."""
+        return self._only("mean_reward").mean_reward
+
+    @property
+    def criteria(self) -> Mapping[str, Estimate]:
+        """The pass rate of every criterion, with its interval; a score without criteria is one of its own."""
+        return self._only("criteria").criteria
+
+    @property
     def estimates(self) -> tuple[Estimate, ...]:
         """Every rate and mean with its interval; repeats and clusters are allowed for."""
         return self._only("estimates").estimates
@@ -384,12 +433,12 @@ class EvalReport(Rendered):
 
     @property
     def scores_by_criterion(self) -> Mapping[str, float]:
-        """The mean of every metric over the scored trials that have it."""
+        """The mean of every criterion and metric over the scored trials that have it."""
         return self._only("scores_by_criterion").scores_by_criterion
 
     @property
     def summary(self) -> dict[str, Any]:
-        """n, mean, std, min and max of the score values, the pass rates and the number of errors."""
+        """n, mean, std, min and max of the rewards, the mean score, the pass rates and the number of errors."""
         return self._only("summary").summary
 
     @property
@@ -404,15 +453,10 @@ class EvalReport(Rendered):
         return Results(self.store, self.run_id, count, passed=False)
 
     def group_by(self, key: str | Callable[[EvalResult], Any]) -> dict[Any, dict[str, Any]]:
-        """A summary for each value of a metadata key, or of what a function says of a result."""
+        """A summary for each value of a metadata key of the samples, or of what a function says of a result."""
         if callable(key):
             return {value: summarize(group) for value, group in group_by(self.results, key).items()}
-        self._only("group_by")
-        groups = {}
-        for value, totals in self.store.group_totals(self.run_id, key):
-            part = ExperimentReport(self.store, self.run, totals)
-            groups[tuple(value) if isinstance(value, list) else value] = part.summary
-        return groups
+        return self._only("group_by").group_by(key)
 
     def refresh(self) -> EvalReport:
         """The report as the run stands now."""

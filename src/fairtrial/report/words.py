@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from fairtrial.report.columns import PASSED
+from fairtrial.report.columns import is_verdict
 
 
 def mean_text(metric: str, value: float | None) -> str:
     """A mean as people read it. Only an exact 0 or 1 reads as one: 9,999 of 10,000 is not "100.0%"."""
     if value is None:
         return "-"
-    if metric != PASSED:
+    if not is_verdict(metric):
         return _plain(value, "")
     return "<0.1%" if 0 < value < 0.0005 else ">99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
 
 
 def bound_text(metric: str, value: float) -> str:
     """A floor or a ceiling as it was asked for: 81.25% is not rounded."""
-    if metric != PASSED:
+    if not is_verdict(metric):
         text = _plain(value, "")
         return text if _reads(text) == value else f"{value:,.10g}"
     text = f"{value:.1%}"
@@ -29,7 +29,7 @@ def end_text(metric: str, value: float, bound: float) -> str:
     if value == bound or text != mean_text(metric, bound):
         return text
     for digits in range(2, 12):
-        kind = f".{digits}%" if metric == PASSED else f".{digits + 2}f"
+        kind = f".{digits}%" if is_verdict(metric) else f".{digits + 2}f"
         if f"{value:{kind}}" != f"{bound:{kind}}":
             return f"{value:{kind}}"
     return text
@@ -38,7 +38,7 @@ def end_text(metric: str, value: float, bound: float) -> str:
 def margin_text(metric: str, value: float) -> str:
     """A margin as it was asked for."""
     text = size_text(metric, value)
-    if metric != PASSED:
+    if not is_verdict(metric):
         return text if _reads(text) == value else f"{value:,.10g}"
     number = text.removesuffix(" points")
     return text if abs(_reads(number) - 100 * value) < 1e-9 else f"{100 * value:.10g} points"
@@ -54,7 +54,7 @@ def change_text(metric: str, value: float | None) -> str:
     if value is None:
         return "-"
     value += 0.0  # -0 is 0.
-    if metric != PASSED:
+    if not is_verdict(metric):
         return _plain(value, "+")
     # An end of an interval that is just beyond 0 must not read as 0.
     return f"{100 * value:+.1f} points" if abs(value) >= 0.0005 or not value else f"{100 * value:+.1g} points"

@@ -1,10 +1,19 @@
 """Carrying out a run: scheduling, storing, resuming, scoring again."""
 
-from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, RunEvent, SampleEvaluated, TrialStarted
+from fairtrial.runs.events import (
+    EvalRunCompleted,
+    EvalRunStarted,
+    ExperimentFigures,
+    Observer,
+    RunEvent,
+    SampleEvaluated,
+    TrialStarted,
+)
 
 __all__ = [
     "EvalRunCompleted",
     "EvalRunStarted",
+    "ExperimentFigures",
     "Observer",
     "RunEvent",
     "SampleEvaluated",

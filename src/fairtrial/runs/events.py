@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fairtrial.frozen import EMPTY
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.redact import RedactingFilter
 from fairtrial.trials.keys import TrialKey
@@ -45,14 +46,28 @@ class SampleEvaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class ExperimentFigures:
+    """The figures of one experiment at the end of a run; None where nothing was scored."""
+
+    pass_rate: float | None
+    mean_score: float | None
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EvalRunCompleted:
-    """A run ended; everything it did is stored."""
+    """A run ended; everything it did is stored.
+
+    `pass_rate` and `mean_score` are those of the run's one experiment; with several they are None, because a mean
+    over different systems describes none of them: `experiments` has the figures of each, by name.
+    """
 
     run_id: str
     status: str
     pass_rate: float | None
     mean_score: float | None
     total_tokens: int
+    experiments: Mapping[str, ExperimentFigures] = EMPTY
 
 
 type RunEvent = EvalRunStarted | TrialStarted | SampleEvaluated | EvalRunCompleted

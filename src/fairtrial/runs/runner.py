@@ -15,11 +15,12 @@ import anyio
 
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
+from fairtrial.frozen import FrozenDict
 from fairtrial.offload import DaemonThreads, loop_caller
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters, scored_again
 from fairtrial.runs.costs import check_prices
-from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, Observer, Observers, log
+from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, ExperimentFigures, Observer, Observers, log
 from fairtrial.runs.identity import ResumedRun, code_hash, describe_run, open_run
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed, missing_trials
 from fairtrial.runs.run_lease import RunLease
@@ -482,14 +483,22 @@ async def _break_off(work: OpenRun, error: BaseException) -> None:
 
 
 def _completed(store: RunStore, run: RunRecord) -> EvalRunCompleted:
-    totals = store.totals(run.run_id)
-    scored = sum(total.outcomes.get("scored", 0) for total in totals)
+    figures: dict[str, ExperimentFigures] = {}
+    for totals in store.totals(run.run_id):
+        scored = totals.outcomes.get("scored", 0)
+        figures[totals.experiment] = ExperimentFigures(
+            totals.passed / scored if scored else None,
+            totals.value_sum / scored if scored else None,
+            totals.input_tokens + totals.output_tokens,
+        )
+    only = next(iter(figures.values())) if len(figures) == 1 else None
     return EvalRunCompleted(
         run.run_id,
         run.status,
-        sum(total.passed for total in totals) / scored if scored else None,
-        sum(total.value_sum for total in totals) / scored if scored else None,
-        sum(total.input_tokens + total.output_tokens for total in totals),
+        None if only is None else only.pass_rate,
+        None if only is None else only.mean_score,
+        sum(one.total_tokens for one in figures.values()),
+        FrozenDict(figures),
     )
 
 

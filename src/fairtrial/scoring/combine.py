@@ -12,7 +12,7 @@ import anyio
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
 from fairtrial.scoring.evaluator import Case, EvalContext, Evaluator, Scorer, evaluator, marks_of, resolve
-from fairtrial.scoring.score import Score, mean_value, merge
+from fairtrial.scoring.score import Score, mean_value, merge, weighted_mean
 from fairtrial.session.views import SessionView
 
 type _Parts = Sequence[tuple[str, Score]]
@@ -21,12 +21,20 @@ type _Parts = Sequence[tuple[str, Score]]
 class Combined(Scorer):
     """Several evaluators and the rule that makes one score of theirs. It can be called by hand like any evaluator."""
 
-    __slots__ = ("_rule", "members")
+    __slots__ = ("_names", "_rule", "members")
 
-    def __init__(self, name: str, members: Sequence[Evaluator | Scorer], rule: Callable[[_Parts], Score]) -> None:
+    def __init__(
+        self,
+        name: str,
+        members: Sequence[Evaluator | Scorer],
+        rule: Callable[[_Parts], Score],
+        *,
+        names: Sequence[str] | None = None,
+    ) -> None:
         if not members:
             raise ConfigurationError(f"{name}() needs at least one evaluator")
         self.members = tuple(resolve(member) for member in members)
+        self._names = [member.name for member in self.members] if names is None else names
         self._rule = rule
         self.name = name
         self.needs_session = any(member.needs_session for member in self.members)
@@ -44,9 +52,9 @@ class Combined(Scorer):
     def parts_now(self, case: Case) -> list[tuple[str, Score]]:
         """Every member's own score, in order, without an event loop."""
         parts: list[tuple[str, Score]] = []
-        for member in self.members:
+        for name, member in zip(self._names, self.members, strict=True):
             try:
-                parts.append((member.name, member.score_now(case)))
+                parts.append((name, member.score_now(case)))
             except Exception as error:
                 error.add_note(f"raised by evaluator {member.name!r}")
                 raise
@@ -71,7 +79,7 @@ class Combined(Scorer):
             if isinstance(score, Exception):
                 score.add_note(f"raised by evaluator {member.name!r}")
                 raise score
-            parts.append((member.name, score))
+            parts.append((self._names[position], score))
         return parts
 
     def __call__(self, output: Any, expected: Any, session: SessionView | None = None) -> Any:
@@ -113,6 +121,10 @@ def _any(parts: _Parts) -> Score:
     return merge(parts, value=max(part.value for _, part in parts), passed=any(part.passed for _, part in parts))
 
 
+def _with_reason(score: Score, reason: str) -> Score:
+    return replace(score, reason=f"{reason}; {score.reason}" if score.reason else reason)
+
+
 def _check_share(name: str, value: float) -> None:
     if not 0.0 <= value <= 1.0:
         raise ConfigurationError(f"{name} lies between 0 and 1, not at {value}")
@@ -141,8 +153,9 @@ def weighted(*members: tuple[Evaluator | Scorer, float], pass_at: float = 0.5) -
     _check_share("pass_at", pass_at)
 
     def rule(parts: _Parts) -> Score:
-        merged = merge(parts, value=0.0, passed=False, weights=weights)
-        return replace(merged, value=merged.reward, passed=merged.reward >= pass_at)
+        reward = weighted_mean(zip((part.value for _, part in parts), weights, strict=True)) or 0.0
+        merged = merge(parts, value=reward, passed=reward >= pass_at, weights=weights)
+        return merged if merged.passed else _with_reason(merged, f"weighted mean {reward:.3g} is below {pass_at:g}")
 
     return Combined("weighted", [member for member, _ in members], rule)
 
@@ -151,9 +164,9 @@ def negate(member: Evaluator | Scorer) -> Combined:
     """Passes where the other does not."""
 
     def rule(parts: _Parts) -> Score:
-        (_, part), *_ = parts
-        merged = merge(parts, value=1.0 - part.value, passed=not part.passed)
-        return replace(merged, reason=f"not: {part.reason}" if part.reason else "")
+        (name, part), *_ = parts
+        reason = f"{name} {'passed' if part.passed else 'failed'}{f': {part.reason}' if part.reason else ''}"
+        return merge(parts, value=1.0 - part.value, passed=not part.passed, reason=reason)
 
     return Combined("negate", [member], rule)
 
@@ -163,8 +176,10 @@ def threshold(member: Evaluator | Scorer, at: float) -> Combined:
     _check_share("at", at)
 
     def rule(parts: _Parts) -> Score:
-        (_, part), *_ = parts
-        return merge(parts, value=part.value, passed=part.value >= at)
+        (name, part), *_ = parts
+        passed = part.value >= at
+        why = "" if passed else f"{name}: {part.value:.3g} is below {at:g}"
+        return merge(parts, value=part.value, passed=passed, reason="; ".join(filter(None, (why, part.reason))))
 
     return Combined("threshold", [member], rule)
 

@@ -14,12 +14,18 @@ from fairtrial.types import JSON
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One measured number. Weight 0 means it is only tracked; a weight above 0 makes it part of the reward."""
+    """One measured number. Weight 0 means it is only tracked; a weight above 0 makes it part of the reward.
+
+    A metric with a verdict is a criterion: `passed` says whether the output met it, and `reason` why. Without one
+    (None), it is a number that nothing was required of.
+    """
 
     name: str
     value: float
     weight: float = 0.0
     metadata: Mapping[str, JSON] = EMPTY
+    passed: bool | None = None
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -30,6 +36,10 @@ class Metric:
             raise ValueError(f"the weight of metric {self.name!r} is {self.weight}; a weight cannot be negative")
         if type(self.metadata) is not FrozenDict:
             object.__setattr__(self, "metadata", freeze(self._checked_metadata()))
+        if self.passed is not None and type(self.passed) is not bool:
+            raise TypeError(f"passed of metric {self.name!r} must be True, False or None (got {self.passed!r})")
+        if not isinstance(self.reason, str):
+            raise TypeError(f"reason of metric {self.name!r} must be text (got {self.reason!r})")
 
     def _checked_metadata(self) -> dict[str, Any]:
         try:
@@ -51,7 +61,7 @@ class Score:
         value: From 0 to 1. Left out, it is the reward of the weighted metrics, clipped to that range.
         passed: The verdict. Left out, a value of at least 0.5 passes.
         reason: Why, for the person who reads the failure.
-        metrics: Named numbers; those with a weight make up the reward.
+        metrics: Named numbers; those with a weight make up the reward, those with a verdict are the criteria.
         name: What was judged, where one evaluator judges several things.
     """
 
@@ -75,7 +85,7 @@ class Score:
         if kept:
             _check_metrics(kept)
         if value is None:
-            reward = _weighted_mean(kept)
+            reward = _reward(kept)
             if reward is None:
                 raise ValueError("a score needs a value, or metrics with a weight above 0 to compute one from")
             value = min(max(reward, 0.0), 1.0)
@@ -100,25 +110,80 @@ class Score:
     @property
     def reward(self) -> float:
         """The weighted mean of the metrics that have a weight; the value if none has."""
-        mean = _weighted_mean(self.metrics)
+        mean = _reward(self.metrics)
         return self.value if mean is None else mean
+
+    @property
+    def criteria(self) -> tuple[Metric, ...]:
+        """The metrics that have a verdict, such as the members of `all_of`; none if the score judges one thing."""
+        return tuple(metric for metric in self.metrics if metric.passed is not None)
+
+    @property
+    def failed_criteria(self) -> tuple[Metric, ...]:
+        """The criteria that failed; of a criterion with criteria of its own, those in place of it.
+
+        What failed inside a criterion that passed, such as one member of `any_of`, is left out.
+        """
+        verdicts = {metric.name: metric.passed for metric in self.criteria}
+        failed = [name for name, passed in verdicts.items() if not passed]
+        inner = [name for name in failed if not any(verdicts.get(outer) for outer in _outer_names(name))]
+        return tuple(
+            metric
+            for metric in self.criteria
+            if metric.name in inner and not any(metric.name in _outer_names(name) for name in inner)
+        )
+
+    def explain(self) -> str:
+        """Why the score is what it is, in one line: its reason or, without one, the criteria that failed."""
+        if self.reason or self.passed:
+            return self.reason
+        return "; ".join(f"{m.name}: {m.reason or f'failed with {m.value:g}'}" for m in self.failed_criteria)
 
     def metric(self, name: str) -> float | None:
         """The value of a metric, or None if this score has no such metric."""
         return next((metric.value for metric in self.metrics if metric.name == name), None)
 
 
-def merge(parts: Sequence[tuple[str, Score]], *, value: float, passed: bool, weights: Sequence[float] = ()) -> Score:
-    """One score from several, each kept as a metric under its own name (a second one of that name gets `#2`)."""
+def merge(
+    parts: Sequence[tuple[str, Score]],
+    *,
+    value: float,
+    passed: bool,
+    weights: Sequence[float] = (),
+    reason: str | None = None,
+) -> Score:
+    """Make one score of several. Each part is kept as a criterion under its own name (a second one gets `#2`).
+
+    Unless a reason is given, it names the parts that decided: those that failed if the score failed, else those that
+    passed. A part alone keeps its reason as it is.
+    """
     metrics: list[Metric] = []
     used: set[str] = set()
+    decisive: list[str] = []
     for position, (name, part) in enumerate(parts):
         unique = _unused(name, used)
-        metrics.append(Metric(unique, part.value, weights[position] if weights else 0.0))
+        # A judge describes its verdict in a metric of its own name: that is the criterion itself, not a second number.
+        own = next((m for m in part.metrics if m.name in (name, part.name) and m.value == part.value), None)
+        details = EMPTY if own is None else own.metadata
+        weight = weights[position] if weights else 0.0
+        metrics.append(Metric(unique, part.value, weight, details, part.passed, part.reason))
         # A part's own metrics are kept for reading; only the parts themselves make up a reward.
-        metrics.extend(Metric(_unused(f"{unique}.{m.name}", used), m.value, 0.0, m.metadata) for m in part.metrics)
-    reason = "; ".join(part.reason for _, part in parts if part.reason)
+        metrics.extend(
+            Metric(_unused(f"{unique}.{m.name}", used), m.value, 0.0, m.metadata, m.passed, m.reason)
+            for m in part.metrics
+            if m is not own
+        )
+        if part.passed is passed and (part.reason or not passed):
+            decisive.append(f"{unique}: {part.reason or f'failed with {part.value:g}'}")
+    if reason is None:
+        reason = parts[0][1].reason if len(parts) == 1 else "; ".join(decisive)
     return Score(value, passed, reason, metrics)
+
+
+def _outer_names(name: str) -> list[str]:
+    """The names a nested criterion may be nested in: "a" and "a.b" of "a.b.c"."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def mean_value(parts: Sequence[tuple[str, Score]]) -> float:
@@ -167,13 +232,18 @@ def _check_metrics(metrics: tuple[Metric, ...]) -> None:
         names.add(metric.name)
 
 
-def _weighted_mean(metrics: tuple[Metric, ...]) -> float | None:
-    weighted = [metric for metric in metrics if metric.weight > 0]
+def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """The mean of (value, weight) pairs; None if no weight is above 0."""
+    weighted = [(value, weight) for value, weight in pairs if weight > 0]
     if not weighted:
         return None
     # Scaled by a power of two, which is exact, until all weights together are at most 1: huge ones must not overflow.
-    _, exponent = math.frexp(max(metric.weight for metric in weighted))
+    _, exponent = math.frexp(max(weight for _, weight in weighted))
     shift = -exponent - len(weighted).bit_length()
-    weights = [math.ldexp(metric.weight, shift) for metric in weighted]
-    total = math.fsum(metric.value * weight for metric, weight in zip(weighted, weights, strict=True))
+    weights = [math.ldexp(weight, shift) for _, weight in weighted]
+    total = math.fsum(value * weight for (value, _), weight in zip(weighted, weights, strict=True))
     return total / math.fsum(weights)
+
+
+def _reward(metrics: tuple[Metric, ...]) -> float | None:
+    return weighted_mean((metric.value, metric.weight) for metric in metrics) if metrics else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -11,20 +12,45 @@ from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Score
 
 _LONGEST_FUZZY = 50_000
+_SHOWN = 60  # Characters of a value in a reason.
+_COMPARED = 10_000  # Characters looked at for the place where two texts part.
+_REPR = reprlib.Repr(maxlevel=3, maxdict=6, maxlist=8, maxtuple=8, maxset=8, maxstring=_SHOWN, maxother=_SHOWN)
+
+
+def _short(value: Any, start: int = 0) -> str:
+    """A value as it is written in a reason, from a character on if it is text."""
+    if isinstance(value, str):
+        end = start + _SHOWN
+        return f"{'...' if start else ''}{value[start:end]!r}{'...' if len(value) > end else ''}"
+    return _REPR.repr(value)
+
+
+def _difference(output: Any, expected: Any) -> str:
+    if expected is None:
+        return f"got {_short(output)}, and the sample has no expected value"
+    start = 0
+    if isinstance(output, str) and isinstance(expected, str) and min(len(output), len(expected)) > _SHOWN // 2:
+        # Long texts often begin alike: show them from shortly before the place where they part.
+        limit = min(len(output), len(expected), _COMPARED)
+        pairs = zip(output[:limit], expected[:limit], strict=True)
+        same = next((place for place, (one, other) in enumerate(pairs) if one != other), limit)
+        start = max(same - _SHOWN // 3, 0)
+    return f"expected {_short(expected, start)}, got {_short(output, start)}"
 
 
 @evaluator(inline=True)
 def exact_match(output: Any, expected: Any) -> Score:
     """Passes if output and expected are equal."""
     passed = bool(output == expected)
-    return Score(1.0 if passed else 0.0, passed)
+    return Score(1.0) if passed else Score(0.0, False, _difference(output, expected))
 
 
 @evaluator(inline=True)
 def contains(output: Any, expected: Any) -> Score:
     """Passes if expected occurs in the output."""
-    passed = expected in output
-    return Score(1.0 if passed else 0.0, passed)
+    if expected is None and isinstance(output, str):
+        raise TypeError("contains needs an expected value to look for, and the sample has none")
+    return Score(1.0) if expected in output else Score(0.0, False, f"expected {_short(expected)} in {_short(output)}")
 
 
 @evaluator(inline=True)
@@ -33,7 +59,9 @@ def one_of(output: Any, expected: Collection[Any]) -> Score:
     if isinstance(expected, str) or not isinstance(expected, Collection):
         raise TypeError(f"one_of needs a list of accepted answers as expected, not {type(expected).__name__}")
     passed = any(output == answer for answer in expected)
-    return Score(1.0 if passed else 0.0, passed, "" if passed else f"not one of {len(expected)} accepted answers")
+    if passed:
+        return Score(1.0)
+    return Score(0.0, False, f"{_short(output)} is not one of {len(expected)} accepted answers")
 
 
 def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False) -> Callable[[Any, Any], Score]:
@@ -54,7 +82,7 @@ def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False
     def found(output: Any, expected: Any) -> Score:
         wanted = re.compile(str(expected), flags) if compiled is None else compiled
         passed = wanted.search(str(output)) is not None
-        return Score(1.0 if passed else 0.0, passed, "" if passed else f"no match for /{wanted.pattern}/")
+        return Score(1.0) if passed else Score(0.0, False, f"no match for /{wanted.pattern}/ in {_short(output)}")
 
     return found
 

@@ -84,8 +84,8 @@ class ToolInvoked:
         """True if the call is marked unsuccessful, however the tool reported it."""
         if self.success is False or self.error is not None:
             return True
-        # Some tools put the mark in what they return.
-        return self.success is None and isinstance(self.result, Mapping) and self.result.get("success") is False
+        # A tool that returned without raising may still say in its result that it failed.
+        return isinstance(self.result, Mapping) and self.result.get("success") is False
 
 
 @dataclass(frozen=True, slots=True)

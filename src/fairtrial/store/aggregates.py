@@ -26,7 +26,11 @@ _VALUES: tuple[ColumnElement[Any], ...] = (
     func.min(results.c.value),
     func.max(results.c.value),
     func.sum(results.c.value * results.c.value),
+    func.count(results.c.reward),
 )
+# Most runs have no rewards of their own. These sums take most of the time of a scan, so they are made only if needed.
+_REWARD = func.coalesce(results.c.reward, results.c.value)
+_REWARDS = (func.sum(_REWARD), func.min(_REWARD), func.max(_REWARD), func.sum(_REWARD * _REWARD))
 _USAGE: tuple[ColumnElement[Any], ...] = (
     func.sum(results.c.input_tokens),
     func.sum(results.c.output_tokens),
@@ -67,6 +71,9 @@ def totals(connection: Connection, number: int, run: RunRecord) -> list[Totals]:
     else:
         for part in connection.execute(_grouped(number)):
             _add_part(tallies.__getitem__, *part)
+    if any(tally.own_rewards for tally in tallies):
+        for place, *rewards in connection.execute(_rewards(number)):
+            tallies[place].add_rewards(*rewards)
     name_of = _sample_names(connection, number, run)
     return [tally.totals(name, name_of) for name, tally in zip(run.experiments, tallies, strict=True)]
 
@@ -80,15 +87,18 @@ def group_totals(connection: Connection, number: int, run: RunRecord, key: str) 
     joined = results.outerjoin(
         samples, and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
     )
-    for *row, found in connection.execute(_grouped(number, value_json).select_from(joined)):
+
+    def tallies_of(found: str | None) -> Callable[[int], Tally]:
         value: Any = None if found is None else decode(object, found)
         if extract is None:
             value = value.get(key) if isinstance(value, dict) else None
+        return lambda place: groups.setdefault((place, canonical(value)), (value, Tally()))[1]
 
-        def tally(place: int, value: JSON = value) -> Tally:
-            return groups.setdefault((place, canonical(value)), (value, Tally()))[1]
-
-        _add_part(tally, *row)
+    for *row, found in connection.execute(_grouped(number, value_json).select_from(joined)):
+        _add_part(tallies_of(found), *row)
+    if any(tally.own_rewards for _, tally in groups.values()):
+        for place, *rewards, found in connection.execute(_rewards(number, value_json).select_from(joined)):
+            tallies_of(found)(place).add_rewards(*rewards)
     name_of = _sample_names(connection, number, run)
     return [
         (value, tally.totals(run.experiments[place], name_of))
@@ -100,14 +110,21 @@ def _grouped(number: int, *by: ColumnElement[Any]) -> Select[Any]:
     return select(*_GROUPED, *by).where(results.c.run == number).group_by(_GROUP, *by)
 
 
+def _rewards(number: int, *by: ColumnElement[Any]) -> Select[Any]:
+    query = select(results.c.experiment, *_REWARDS, *by).where(results.c.run == number, results.c.value.is_not(None))
+    return query.group_by(results.c.experiment, *by)
+
+
 def _add_part(tally_of: Callable[[int], Tally], part: int, count: int, *sums: Any) -> None:
     """Add the sums of one experiment, outcome and kind of timing."""
     experiment, rest = divmod(part, 16)
     outcome, timed = divmod(rest, 2)
-    passed, value, low, high, squares, latency, slowest, *usage = sums
+    passed, value, low, high, squares, own_rewards, latency, slowest, *usage = sums
     counts = [count if code == outcome else 0 for code in OUTCOME_NAMES]
     durations = (latency, slowest) if timed else (None, None)
-    tally_of(experiment).add_group(counts, count if timed else 0, passed, value, low, high, squares, *durations, *usage)
+    tally_of(experiment).add_group(
+        counts, count if timed else 0, passed, value, low, high, squares, own_rewards, *durations, *usage
+    )
 
 
 def _sample_names(connection: Connection, number: int, run: RunRecord) -> Callable[[int], str]:

@@ -10,7 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, DefaultClause, Engine, Table, create_engine, event, inspect, select, text
+from sqlalchemy import (
+    Connection,
+    DefaultClause,
+    Engine,
+    Table,
+    and_,
+    create_engine,
+    event,
+    inspect,
+    select,
+    text,
+    tuple_,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -20,8 +32,10 @@ from sqlalchemy.schema import CreateColumn
 from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError, StoreUnavailableError, StoreVersionError
 from fairtrial.store import schema
 from fairtrial.store.redact import current, register_guess
+from fairtrial.store.rows import read_reward
 
 _BUSY_SECONDS = 30.0
+_PAGE = 1_000  # Scores read together by a migration.
 _MIGRATION_LOCK = 0x66616972  # Any number no one else locks by.
 
 STATEMENT_TIMEOUT_SECONDS = 300
@@ -209,6 +223,8 @@ def migrate(engine: Engine, place: str) -> int:
             for table, name in _added_since(found):
                 column = CreateColumn(table.c[name]).compile(dialect=connection.dialect)
                 connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column}")
+            if found < 2:
+                _fill_rewards(connection)
         if found != schema.VERSION:
             connection.execute(schema.meta.delete().where(schema.meta.c.name == "schema"))
             connection.execute(schema.meta.insert().values(name="schema", value=str(schema.VERSION)))
@@ -271,3 +287,24 @@ def _version(connection: Connection, place: str) -> int:
             f"{schema.VERSION}. Upgrade with pip install --upgrade fairtrial, or open another store."
         )
     return int(found)
+
+
+def _fill_rewards(connection: Connection) -> None:
+    """Compute the rewards of scores with weighted metrics, for which schema 1 had no column."""
+    results, details = schema.results, schema.details
+    same = and_(*(results.c[name] == details.c[name] for name in ("run", "ordinal", "execution")))
+    query = (
+        select(results.c.run, results.c.ordinal, results.c.value, results.c.metrics, details.c.score)
+        .join_from(results, details, same)
+        .where(details.c.score.like('%"weights":%'), results.c.value.is_not(None))
+        .order_by(results.c.run, results.c.ordinal)
+        .limit(_PAGE)
+    )
+    after = (-1, -1)
+    while page := connection.execute(query.where(tuple_(results.c.run, results.c.ordinal) > after)).all():
+        for run, ordinal, value, metrics, score in page:
+            reward = read_reward(value, metrics, score)
+            if reward is not None:
+                place = and_(results.c.run == run, results.c.ordinal == ordinal)
+                connection.execute(results.update().where(place).values(reward=reward))
+        after = (page[-1][0], page[-1][1])

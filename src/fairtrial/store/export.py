@@ -19,7 +19,7 @@ from fairtrial.trials.result import EvalResult
 type ExportFormat = Literal["csv", "jsonl", "parquet"]
 
 _FORMATS: tuple[str, ...] = get_args(ExportFormat.__value__)
-_LEFT = ("run", "suite", "experiment", "sample_id", "repeat", "outcome", "passed", "value")
+_LEFT = ("run", "suite", "experiment", "sample_id", "repeat", "outcome", "passed", "value", "reward", "reason")
 _MIDDLE = (
     "latency_ms",
     "tokens",
@@ -43,9 +43,9 @@ def export_results(
 ) -> int:
     """Write the results of a run, one row per trial; returns how many.
 
-    Columns: run, suite, experiment, sample_id, repeat, outcome, passed, value, `metrics.<name>`..., latency_ms,
-    tokens, cost, judge_cost, cache_hits, unpriced_calls, error, stage, output, expected, input, and the sample's
-    `metadata.<key>`...
+    Columns: run, suite, experiment, sample_id, repeat, outcome, passed, value, reward, reason, `metrics.<name>`...,
+    `passed.<name>` and `reason.<name>` of each criterion, latency_ms, tokens, cost, judge_cost, cache_hits,
+    unpriced_calls, error, stage, output, expected, input, and the sample's `metadata.<key>`...
 
     Args:
         store: Where the run is.
@@ -85,7 +85,9 @@ class _Columns:
 
     def __init__(self, store: RunStore, run: RunRecord) -> None:
         self.run = run
-        self.metrics = list(dict.fromkeys(name for means in store.metric_means(run.run_id).values() for name in means))
+        found = store.metric_totals(run.run_id).values()
+        self.metrics = list(dict.fromkeys(name for totals in found for name in totals))
+        self.criteria = list(dict.fromkeys(name for totals in found for name, one in totals.items() if one.judged))
         # A dict for its order: keys appear as the samples first have them.
         self.metadata = list(dict.fromkeys(key for _, sample in store.samples(run.run_id) for key in sample.metadata))
 
@@ -94,6 +96,7 @@ class _Columns:
         return [
             *_LEFT,
             *(f"metrics.{name}" for name in self.metrics),
+            *(f"{column}.{name}" for name in self.criteria for column in ("passed", "reason")),
             *_MIDDLE,
             *(f"metadata.{key}" for key in self.metadata),
         ]
@@ -112,11 +115,15 @@ class _Columns:
         score = result.score
         values: Sequence[Any] = (
             self.run.run_id, self.run.suite, result.experiment, result.sample_id, result.repeat, result.outcome,
-            None if score is None else score.passed, None if score is None else score.value,
+            *((None,) * 4 if score is None else (score.passed, score.value, score.reward, score.reason)),
         )  # fmt: skip
         row = dict(zip(_LEFT, values, strict=True))
-        found = {} if score is None else {metric.name: metric.value for metric in score.metrics}
-        row.update((f"metrics.{name}", found.get(name)) for name in self.metrics)
+        found = {} if score is None else {metric.name: metric for metric in score.metrics}
+        row.update((f"metrics.{name}", found[name].value if name in found else None) for name in self.metrics)
+        for name in self.criteria:
+            metric = found.get(name)
+            row[f"passed.{name}"] = None if metric is None else metric.passed
+            row[f"reason.{name}"] = None if metric is None else metric.reason
         values = (
             result.known_latency_ms, result.usage.total_tokens, result.usage.cost_usd, result.judge_cost_usd,
             result.cache_hits, result.unpriced_calls + result.unpriced_judge_calls, result.error, result.stage,
@@ -168,11 +175,13 @@ def _write_parquet(file: IO[bytes], columns: _Columns, rows: Iterator[dict[str, 
     except ImportError:
         raise MissingExtraError("exporting to Parquet", "parquet") from None
     kinds: dict[str, Any] = {
-        "repeat": pa.int64(), "passed": pa.bool_(), "value": pa.float64(), "latency_ms": pa.int64(),
+        "repeat": pa.int64(), "passed": pa.bool_(), "value": pa.float64(), "reward": pa.float64(),
+        "latency_ms": pa.int64(),
         "tokens": pa.int64(), "cost": pa.float64(), "judge_cost": pa.float64(), "cache_hits": pa.int64(),
         "unpriced_calls": pa.int64(),
     }  # fmt: skip
     kinds |= {f"metrics.{name}": pa.float64() for name in columns.metrics}
+    kinds |= {f"passed.{name}": pa.bool_() for name in columns.criteria}
     schema = pa.schema([(_text(name) or "", kinds.get(name, pa.string())) for name in columns.names])
     count = 0
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:

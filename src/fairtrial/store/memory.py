@@ -21,6 +21,7 @@ from fairtrial.store.protocol import (
     NO_SAMPLES,
     Committed,
     Label,
+    MetricTotals,
     RunOwner,
     RunRecord,
     RunStatus,
@@ -61,7 +62,7 @@ from fairtrial.store.rows import (
     stored_id,
     text_of,
 )
-from fairtrial.store.totals import MetricMeans, Tally
+from fairtrial.store.totals import MetricSums, Tally
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.types import JSON
@@ -322,16 +323,14 @@ class MemoryStore(RunStore):
             for entry in [entry for entry in entries if wanted(entry)][:limit]
         )
 
-    def scores(self, run_id: str, *, experiment: str, weights: bool = False) -> Iterator[ScoreRow]:
+    def scores(self, run_id: str, *, experiment: str) -> Iterator[ScoreRow]:
         """The numbers of an experiment's results in plan order."""
         with self._lock:
             run = self._run(run_id)
             entries = run.ordered()
         column = experiment_index(run.record, experiment)
-        wanted = [entry for entry in entries if entry.row[_COLUMN["experiment"]] == column]
-        rests = (None if entry.detail is None else entry.detail[5] for entry in wanted)
-        rows = [[*(entry.row[place] for place in _SCORES), *((next(rests),) if weights else ())] for entry in wanted]
-        return read_scores(rows)
+        wanted = [entry.row for entry in entries if entry.row[_COLUMN["experiment"]] == column]
+        return read_scores([[row[place] for place in _SCORES] for row in wanted])
 
     def totals(self, run_id: str) -> list[Totals]:
         """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
@@ -343,17 +342,17 @@ class MemoryStore(RunStore):
             tallies[entry.row[_COLUMN["experiment"]]].add_row(entry.row)
         return [tally.totals(name, run.sample_id) for name, tally in zip(run.record.experiments, tallies, strict=True)]
 
-    def metric_means(self, run_id: str) -> Mapping[str, Mapping[str, tuple[int, float]]]:
-        """Experiment -> metric -> (count, mean over scored trials)."""
+    def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, MetricTotals]]:
+        """Experiment -> metric -> its figures over scored trials, in the order in which metrics first occur."""
         with self._lock:
             run = self._run(run_id)
             entries = run.ordered()
-        sums = MetricMeans()
+        sums = MetricSums()
         for entry in entries:
             metrics = entry.row[_COLUMN["metrics"]]
             if metrics is not None and entry.row[_COLUMN["outcome"]] == SCORED:
-                sums.add(entry.key.experiment, read_metrics(metrics))
-        return sums.means()
+                sums.add(entry.key.experiment, read_metrics(metrics), entry.row[_COLUMN["verdicts"]])
+        return sums.totals()
 
     def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, Totals]]:
         """Totals per experiment and per value of a metadata key of the samples."""

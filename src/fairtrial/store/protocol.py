@@ -119,6 +119,10 @@ class Totals:
     value_min: float | None = None
     value_max: float | None = None
     value_squares: float = 0.0  # Sum of squared values.
+    reward_sum: float = 0.0
+    reward_min: float | None = None
+    reward_max: float | None = None
+    reward_squares: float = 0.0
     latency_sum: int = 0
     latency_max: int = 0
     slowest: str | None = None  # Sample id of the slowest trial.
@@ -138,6 +142,18 @@ class Totals:
         return (self.cost_usd or 0.0) + (self.judge_cost_usd or 0.0)
 
 
+class MetricTotals(NamedTuple):
+    """A metric over the scored trials of an experiment that have it.
+
+    `judged` counts those in which it had a verdict, `passed` those in which it passed.
+    """
+
+    trials: int
+    mean: float
+    judged: int
+    passed: int
+
+
 class ScoreRow(NamedTuple):
     """The numbers of one stored trial, without what was said in it."""
 
@@ -149,7 +165,10 @@ class ScoreRow(NamedTuple):
     tokens: int
     cost_usd: float | None
     metrics: Mapping[str, float]
-    weights: Sequence[float] | None  # Of the metrics, in their order; None if there are none or they were left out.
+    reward: float | None
+    verdicts: (
+        str | None
+    )  # One character for each metric, in order: 1 passed, 0 failed, - no verdict; None: none has one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,19 +289,16 @@ class RunStore(Protocol):
         """
         ...
 
-    def scores(self, run_id: str, *, experiment: str, weights: bool = False) -> Iterator[ScoreRow]:
-        """The numbers of an experiment's results in plan order, streamed: statistics need nothing else.
-
-        `weights` True brings the weights of the metrics along, which rest beside the outputs and take longer to read.
-        """
+    def scores(self, run_id: str, *, experiment: str) -> Iterator[ScoreRow]:
+        """The numbers of an experiment's results in plan order, streamed: statistics need nothing else."""
         ...
 
     def totals(self, run_id: str) -> list[Totals]:
         """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
         ...
 
-    def metric_means(self, run_id: str) -> Mapping[str, Mapping[str, tuple[int, float]]]:
-        """Experiment -> metric -> (count, mean over scored trials)."""
+    def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, MetricTotals]]:
+        """Experiment -> metric -> its figures over scored trials, in the order in which metrics first occur."""
         ...
 
     def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, Totals]]:

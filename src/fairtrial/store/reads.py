@@ -28,7 +28,7 @@ from fairtrial.store import aggregates
 from fairtrial.store.aggregates import dataset_of
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
-from fairtrial.store.protocol import Label, RunRecord, RunStatus, RunStore, ScoreRow, Totals
+from fairtrial.store.protocol import Label, MetricTotals, RunRecord, RunStatus, RunStore, ScoreRow, Totals
 from fairtrial.store.records import experiment_index, read_label, read_run
 from fairtrial.store.rows import (
     NOT_RUN,
@@ -47,7 +47,7 @@ from fairtrial.store.rows import (
     text_of,
 )
 from fairtrial.store.schema import blobs, details, labels, results, runs, samples
-from fairtrial.store.totals import MetricMeans
+from fairtrial.store.totals import MetricSums
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.types import JSON
 
@@ -225,12 +225,12 @@ class SqlReads(RunStore):
             if limit is not None:
                 limit -= len(found)
 
-    def scores(self, run_id: str, *, experiment: str, weights: bool = False) -> Iterator[ScoreRow]:
+    def scores(self, run_id: str, *, experiment: str) -> Iterator[ScoreRow]:
         """The numbers of an experiment's results in plan order, streamed."""
         number, run = self._run(run_id)
-        columns: list[ColumnElement[Any]] = [results.c[name] for name in READ_SCORES]
-        query = select(*columns, details.c.score).select_from(_with_details()) if weights else select(*columns)
-        query = query.where(results.c.run == number, results.c.experiment == experiment_index(run, experiment))
+        query = select(*(results.c[name] for name in READ_SCORES)).where(
+            results.c.run == number, results.c.experiment == experiment_index(run, experiment)
+        )
         pages = batched(self._pages(query, results.c.ordinal, _SLIM_PAGE), _SLIM_PAGE)
         return (row for page in pages for row in read_scores(page))
 
@@ -240,16 +240,16 @@ class SqlReads(RunStore):
             number, run = self._find(connection, run_id)
             return aggregates.totals(connection, number, run)
 
-    def metric_means(self, run_id: str) -> Mapping[str, Mapping[str, tuple[int, float]]]:
-        """Experiment -> metric -> (count, mean over scored trials)."""
+    def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, MetricTotals]]:
+        """Experiment -> metric -> its figures over scored trials, in the order in which metrics first occur."""
         number, run = self._run(run_id)
-        query = select(results.c.ordinal, results.c.experiment, results.c.metrics).where(
+        query = select(results.c.ordinal, results.c.experiment, results.c.metrics, results.c.verdicts).where(
             results.c.run == number, results.c.outcome == SCORED, results.c.metrics.is_not(None)
         )
-        sums = MetricMeans()
-        for _ordinal, experiment, metrics in self._pages(query, results.c.ordinal, _SLIM_PAGE):
-            sums.add(run.experiments[experiment], read_metrics(metrics))
-        return sums.means()
+        sums = MetricSums()
+        for _ordinal, experiment, metrics, verdicts in self._pages(query, results.c.ordinal, _SLIM_PAGE):
+            sums.add(run.experiments[experiment], read_metrics(metrics), verdicts)
+        return sums.totals()
 
     def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, Totals]]:
         """Totals per experiment and per value of a metadata key of the samples."""

@@ -48,7 +48,7 @@ RESULT_COLUMNS = (
     "run", "ordinal", "experiment", "sample", "repeat", "outcome", "timed", "passed", "value", "latency_ms",
     "started_at", "input_tokens", "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits",
     "unpriced_calls", "unpriced_judge_calls", "attempt", "stage", "execution",
-    "metrics", "redacted",
+    "metrics", "redacted", "reward", "verdicts",
 )  # fmt: skip
 # Bit i of the column `redacted`: secrets were replaced in this part of the result.
 REDACTED_PARTS: tuple[RedactedPart, ...] = ("output", "transcript", "error", "reason", "score", "metadata")
@@ -158,13 +158,15 @@ class Encoder:
         redactor, redacted = self._redactor, self._redacted
         redacted.clear()
         redacted.update(result.redacted_parts)
-        passed = value = metrics = reason = rest_json = None
+        passed = value = metrics = reward = verdicts = reason = rest_json = None
         if score is not None:
             passed, value = 1 if score.passed else 0, score.value
             if score.reason:
                 reason = self._text("reason", score.reason)
             if score.metrics:
                 metrics = self._metrics(score)
+                reward = _other(score.reward, score.value)
+                verdicts = _verdicts(score)
             rest_json = self._score_rest(score)
         error = None if result.error is None else self._text("error", result.error)
         metadata_json = self._json("metadata", dumps(metadata)) if metadata else None
@@ -179,7 +181,7 @@ class Encoder:
             self._number, ordinal, experiment, sample, repeat, outcome, timed, passed, value, latency,
             result.started_at, usage.input_tokens, usage.output_tokens, usage.cached_tokens, cost, judge_cost,
             result.cache_hits, result.unpriced_calls, result.unpriced_judge_calls, attempt,
-            STAGES[result.stage], execution, metrics, _mask(redacted) if redacted else 0,
+            STAGES[result.stage], execution, metrics, _mask(redacted) if redacted else 0, reward, verdicts,
         )  # fmt: skip
         detail = (
             (self._number, ordinal, execution, error, reason, rest_json, metadata_json, output, transcript)
@@ -233,6 +235,9 @@ class Encoder:
             if any(metric.metadata for metric in score.metrics):
                 facts = dumps([metric.metadata for metric in score.metrics])
                 parts.append(f'"metadata":{self._json("score", facts)}')
+            if any(metric.reason for metric in score.metrics):
+                reasons = dumps([metric.reason for metric in score.metrics])
+                parts.append(f'"reasons":{self._json("score", reasons)}')
         return "{" + ",".join(parts) + "}" if parts else None
 
 
@@ -279,6 +284,19 @@ def _cost(value: Any) -> float | None:
 
 def _mask(parts: set[RedactedPart]) -> int:
     return sum(1 << bit for bit, part in enumerate(REDACTED_PARTS) if part in parts)
+
+
+_VERDICTS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}
+_VERDICT_OF: dict[str, bool | None] = {code: verdict for verdict, code in _VERDICTS.items()}
+
+
+def _verdicts(score: Score) -> str | None:
+    codes = "".join([_VERDICTS[metric.passed] for metric in score.metrics])
+    return codes if codes.strip("-") else None
+
+
+def _other(reward: float, value: float) -> float | None:
+    return None if reward == value else reward
 
 
 def stored_id(sample_id: str) -> str:
@@ -383,7 +401,7 @@ class StoreSource(ResultSource):
 READ_RESULT = (
     "ordinal", "experiment", "repeat", "outcome", "passed", "value", "latency_ms", "started_at", "input_tokens",
     "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls",
-    "unpriced_judge_calls", "attempt", "stage", "execution", "metrics", "redacted",
+    "unpriced_judge_calls", "attempt", "stage", "execution", "metrics", "redacted", "verdicts",
 )  # fmt: skip
 READ_DETAIL = ("error", "reason", "score", "metadata")
 
@@ -402,7 +420,7 @@ def read_result(
     (
         ordinal, experiment, repeat, outcome, passed, value, latency, started_at, input_tokens,
         output_tokens, cached_tokens, cost, judge_cost, cache_hits, unpriced, unpriced_judges,
-        attempt, stage, execution, metrics, redacted,
+        attempt, stage, execution, metrics, redacted, verdicts,
     ) = row  # fmt: skip
     error, reason, score, metadata = detail
     if sample_id is None:
@@ -411,7 +429,7 @@ def read_result(
         key=TrialKey(run.run_id, run.experiments[experiment], text_of(sample_id), repeat),
         ordinal=ordinal,
         outcome=OUTCOME_NAMES[outcome],
-        score=None if value is None else _score(value, bool(passed), reason, metrics, score),
+        score=None if value is None else _score(value, bool(passed), reason, metrics, verdicts, score),
         output=None if output is None else decode(object, output),
         latency_ms=latency,
         usage=TokenUsage(input_tokens, output_tokens, cached_tokens, cost),
@@ -439,14 +457,14 @@ def _parts(mask: int) -> tuple[RedactedPart, ...]:
 # What `read_scores` takes, in this order.
 READ_SCORES = (
     "ordinal", "outcome", "passed", "value", "timed", "latency_ms", "input_tokens", "output_tokens", "cost_usd",
-    "metrics",
+    "metrics", "reward", "verdicts",
 )  # fmt: skip
 
 
 def read_scores(rows: Sequence[Sequence[Any]]) -> Iterator[ScoreRow]:
-    """The numbers of results from their rows, of which a further column may hold the rest of the score."""
+    """The numbers of results from their rows."""
     for row, metrics in zip(rows, _all_metrics([row[9] for row in rows]), strict=True):
-        ordinal, outcome, passed, value, timed, latency, tokens_in, tokens_out, cost, _metrics, *rest = row
+        ordinal, outcome, passed, value, timed, latency, tokens_in, tokens_out, cost, _metrics, reward, verdicts = row
         yield ScoreRow(
             ordinal,
             OUTCOME_NAMES[outcome],
@@ -456,7 +474,8 @@ def read_scores(rows: Sequence[Sequence[Any]]) -> Iterator[ScoreRow]:
             tokens_in + tokens_out,
             cost,
             metrics,
-            _mapping(rest[0]).get("weights") if rest and rest[0] is not None else None,
+            value if reward is None else reward,
+            verdicts,
         )
 
 
@@ -496,14 +515,33 @@ def _mapping(text: str | None) -> Mapping[str, Any]:
     return tree if isinstance(tree, Mapping) else EMPTY  # All of it was a secret.
 
 
-def _score(value: float, passed: bool, reason: str | None, metrics: str | None, rest_json: str | None) -> Score:
+def read_reward(value: float, metrics: str, rest_json: str) -> float | None:
+    """The reward of a stored score where it differs from its value; stores of schema 1 have no column for it."""
+    return _other(_score(value, True, None, metrics, None, rest_json).reward, value)
+
+
+def _score(
+    value: float, passed: bool, reason: str | None, metrics: str | None, verdicts: str | None, rest_json: str | None
+) -> Score:
     rest = _mapping(rest_json)
     parts: list[Metric] = []
     if metrics is not None:
         values = read_metrics(metrics)
-        weights, facts = rest.get("weights"), rest.get("metadata")
+        # What was a secret from end to end is text now, in place of a list.
+        weights, facts, reasons = (_listed(rest.get(name)) for name in ("weights", "metadata", "reasons"))
         parts = [
-            Metric(name, number, weights[place] if weights else 0.0, facts[place] if isinstance(facts, list) else EMPTY)
+            Metric(
+                name,
+                number,
+                weights[place] if weights else 0.0,
+                facts[place] if facts else EMPTY,
+                _VERDICT_OF[verdicts[place]] if verdicts else None,
+                reasons[place] if reasons else "",
+            )
             for place, (name, number) in enumerate(values.items())
         ]
     return Score(value, passed, "" if reason is None else text_of(reason), parts, name=rest.get("name", ""))
+
+
+def _listed(found: Any) -> Sequence[Any]:
+    return found if isinstance(found, list) else ()

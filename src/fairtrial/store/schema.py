@@ -116,6 +116,7 @@ results = Table(
     Column("execution", BigInteger, nullable=False),
     Column("metrics", Text),
     Column("reward", Double),  # NULL where it equals `value`.
+    Column("verdicts", Text),  # One character for each metric: 1 passed, 0 failed, - no verdict. NULL: none has one.
     Column("judge_cost_usd", Double),
     Column("cache_hits", Integer, nullable=False, server_default="0"),  # Model calls answered by the response cache.
     Column("unpriced_calls", Integer, nullable=False, server_default="0"),  # Of the task, with a cost nobody knows.
@@ -172,6 +173,7 @@ ADDED: dict[int, tuple[tuple[Table, str], ...]] = {
         (runs, "epoch"),
         (runs, "heartbeat_at"),
         (results, "reward"),
+        (results, "verdicts"),
         (results, "judge_cost_usd"),
         (results, "cache_hits"),
         (results, "unpriced_calls"),

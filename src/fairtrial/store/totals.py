@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fairtrial.store.protocol import Totals
+from fairtrial.store.protocol import MetricTotals, Totals
 from fairtrial.store.rows import MAX_TRIALS, OUTCOME_NAMES, RESULT_COLUMNS
 from fairtrial.trials.result import Outcome
 
@@ -13,7 +13,7 @@ _SHIFT = 32
 _WANTED = tuple(
     RESULT_COLUMNS.index(name)
     for name in (
-        "ordinal", "outcome", "timed", "passed", "value", "latency_ms", "input_tokens", "output_tokens",
+        "ordinal", "outcome", "timed", "passed", "value", "reward", "latency_ms", "input_tokens", "output_tokens",
         "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls", "unpriced_judge_calls",
     )
 )  # fmt: skip
@@ -24,18 +24,38 @@ def pack(latency_ms: int, ordinal: int) -> int:
     return (latency_ms << _SHIFT) + MAX_TRIALS - ordinal
 
 
+class _Sums:
+    """Sum, smallest, largest and sum of squares of some numbers."""
+
+    __slots__ = ("high", "low", "squares", "total")
+
+    def __init__(self) -> None:
+        self.total = self.squares = 0.0
+        self.low: float | None = None
+        self.high: float | None = None
+
+    def add(self, total: float | None, low: float | None, high: float | None, squares: float | None) -> None:
+        """Add the sums of further numbers; all None if there are none."""
+        if low is None or high is None:
+            return
+        self.total += total or 0.0
+        self.squares += squares or 0.0
+        self.low = low if self.low is None else min(self.low, low)
+        self.high = high if self.high is None else max(self.high, high)
+
+
 class Tally:
     """Adds up the results of one experiment, or of one group in it."""
 
-    __slots__ = ("_calls", "_cost", "_judge_cost", "_latency", "_max", "_min", "_outcomes", "_passed", "_slowest",
-                 "_squares", "_sum", "_timed", "_tokens")  # fmt: skip
+    __slots__ = ("_calls", "_cost", "_judge_cost", "_latency", "_outcomes", "_passed", "_rewards", "_slowest",
+                 "_timed", "_tokens", "_values", "own_rewards")  # fmt: skip
 
     def __init__(self) -> None:
         self._outcomes: dict[Outcome, int] = {}
         self._timed = self._passed = self._latency = 0
-        self._sum = self._squares = 0.0
-        self._min: float | None = None
-        self._max: float | None = None
+        self._values = _Sums()
+        self._rewards = _Sums()
+        self.own_rewards = 0  # Results whose reward differs from their value; if there are none, no reward is added.
         self._tokens = [0, 0, 0]
         self._cost: float | None = None
         self._judge_cost: float | None = None
@@ -51,6 +71,7 @@ class Tally:
         value_min: float | None,
         value_max: float | None,
         squares: float | None,
+        own_rewards: int,
         latency: int | None,
         slowest: int | None,
         input_tokens: int | None,
@@ -67,12 +88,9 @@ class Tally:
         for name, count in zip(OUTCOME_NAMES.values(), counts, strict=True):
             if count:
                 self._outcomes[name] = self._outcomes.get(name, 0) + count
-        if value_min is not None and value_max is not None:
-            self._passed += int(passed or 0)
-            self._sum += value_sum or 0.0
-            self._squares += squares or 0.0
-            self._min = value_min if self._min is None else min(self._min, value_min)
-            self._max = value_max if self._max is None else max(self._max, value_max)
+        self._passed += int(passed or 0)
+        self._values.add(value_sum, value_min, value_max, squares)
+        self.own_rewards += own_rewards
         self._timed += timed
         if latency is not None and slowest is not None:
             self._latency += int(latency)
@@ -86,25 +104,38 @@ class Tally:
         for place, number in enumerate(calls):
             self._calls[place] += int(number or 0)
 
+    def add_rewards(self, total: float | None, low: float | None, high: float | None, squares: float | None) -> None:
+        """Add the sums of rewards, those that equal the value among them."""
+        self._rewards.add(total, low, high, squares)
+
     def add_row(self, row: tuple[Any, ...]) -> None:
         """Add one result row."""
-        ordinal, outcome, timed, passed, value, latency, *spent = [row[place] for place in _WANTED]
+        ordinal, outcome, timed, passed, value, reward, latency, *spent = [row[place] for place in _WANTED]
         counts = [int(code == outcome) for code in OUTCOME_NAMES]
         squared = None if value is None else value * value
         duration, slowest = (latency, pack(latency, ordinal)) if timed else (None, None)
-        self.add_group(counts, timed, passed, value, value, value, squared, duration, slowest, *spent)
+        own = int(reward is not None)
+        self.add_group(counts, timed, passed, value, value, value, squared, own, duration, slowest, *spent)
+        if value is not None:
+            number = reward if own else value
+            self.add_rewards(number, number, number, number * number)
 
     def totals(self, experiment: str, sample_id: Callable[[int], str]) -> Totals:
         """The sums; `sample_id` tells the sample of a trial by its ordinal."""
-        slowest = self._slowest
+        slowest, values = self._slowest, self._values
+        rewards = self._rewards if self.own_rewards else values
         return Totals(
             experiment=experiment,
             outcomes=self._outcomes,
             passed=self._passed,
-            value_sum=self._sum,
-            value_min=self._min,
-            value_max=self._max,
-            value_squares=self._squares,
+            value_sum=values.total,
+            value_min=values.low,
+            value_max=values.high,
+            value_squares=values.squares,
+            reward_sum=rewards.total,
+            reward_min=rewards.low,
+            reward_max=rewards.high,
+            reward_squares=rewards.squares,
             latency_sum=self._latency,
             latency_max=0 if slowest is None else slowest >> _SHIFT,
             slowest=None if slowest is None else sample_id(MAX_TRIALS - (slowest & MAX_TRIALS)),
@@ -120,7 +151,7 @@ class Tally:
         )
 
 
-class MetricMeans:
+class MetricSums:
     """Adds up metrics, one result at a time."""
 
     __slots__ = ("_sums",)
@@ -128,20 +159,26 @@ class MetricMeans:
     def __init__(self) -> None:
         self._sums: dict[str, dict[str, list[float]]] = {}
 
-    def add(self, experiment: str, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of one scored trial."""
+    def add(self, experiment: str, metrics: Mapping[str, float], verdicts: str | None) -> None:
+        """Add the metrics of one scored trial, with the verdict of each."""
         sums = self._sums.setdefault(experiment, {})
         for name, value in metrics.items():
-            found = sums.get(name)
-            if found is None:
-                sums[name] = [1, value]
-            else:
-                found[0] += 1
-                found[1] += value
+            found = sums.setdefault(name, [0, 0.0, 0, 0])
+            found[0] += 1
+            found[1] += value
+        if verdicts is not None:
+            for name, verdict in zip(metrics, verdicts, strict=True):
+                if verdict != "-":
+                    found = sums[name]
+                    found[2] += 1
+                    found[3] += verdict == "1"
 
-    def means(self) -> dict[str, dict[str, tuple[int, float]]]:
-        """Experiment -> metric -> (count, mean)."""
+    def totals(self) -> dict[str, dict[str, MetricTotals]]:
+        """Experiment -> metric -> its figures."""
         return {
-            experiment: {name: (int(count), total / count) for name, (count, total) in sums.items()}
+            experiment: {
+                name: MetricTotals(int(count), total / count, int(judged), int(passed))
+                for name, (count, total, judged, passed) in sums.items()
+            }
             for experiment, sums in self._sums.items()
         }

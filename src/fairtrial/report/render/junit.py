@@ -71,13 +71,15 @@ def _came_of(result: EvalResult) -> Iterator[str]:
         yield f"<error{attributes(type=result.outcome, message=message)}>{content(result.error or '')}</error>"
         return
     facts: dict[str, object] = {"value": score.value}
+    if score.reward != score.value:
+        facts["reward"] = score.reward
     facts |= {f"metric.{metric.name}": metric.value for metric in score.metrics}
+    facts |= {f"passed.{metric.name}": metric.passed for metric in score.criteria}
     yield from properties(facts)
     if not score.passed:
-        reason = plain(score.reason or f"value {score.value:g}", limit=300)
-        text = (
-            f"{score.reason}\n\noutput: {shown(result.output)}" if score.reason else f"output: {shown(result.output)}"
-        )
+        why = score.explain()
+        reason = plain(why or f"value {score.value:g}", limit=300)
+        text = f"{why}\n\noutput: {shown(result.output)}" if why else f"output: {shown(result.output)}"
         yield f"<failure{attributes(type='not passed', message=reason)}>{content(text)}</failure>"
 
 

@@ -35,7 +35,7 @@ _LINKS = tuple(
 )
 _BLOCK_START = re.compile(r"^(\s*)([-+=#>]+|\d+[.)])(?=\s|$)")
 _SIGNS: dict[Tone, str] = {"good": "✅ ", "bad": "❌ ", "unsure": "❔ ", "dim": "", "": ""}
-_CASES, _FACTS = 10, 4
+_CASES, _FACTS = 10, 8  # The input, what was expected, and three repeats of two sides.
 
 
 def escaped(text: str) -> str:

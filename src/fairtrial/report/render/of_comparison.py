@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import islice, zip_longest
 
+from fairtrial.report.columns import is_verdict, verdict_column
 from fairtrial.report.comparison import (
     CandidateComparison,
     Comparison,
@@ -37,7 +38,7 @@ from fairtrial.trials.result import EvalResult
 
 _TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "unknown": "unsure", "no detectable difference": ""}
 _SPOKEN_METRICS = 3
-_SHOWN_REPEATS = 3
+SHOWN_REPEATS = 3
 
 
 def document(comparison: Comparison, *, cases: int) -> Document:
@@ -59,7 +60,16 @@ def document(comparison: Comparison, *, cases: int) -> Document:
 
 def percent(metric: str) -> bool:
     """Whether differences of a metric are in percentage points."""
-    return metric == "passed"
+    return is_verdict(metric)
+
+
+def _shown(candidate: CandidateComparison) -> list[MetricComparison]:
+    """The metrics, but for verdicts on criteria that are 0 or 1: those have the numbers of the criterion itself."""
+    return [
+        metric
+        for metric in candidate.metrics
+        if metric.same_as is None or metric.metric != verdict_column(metric.same_as)
+    ]
 
 
 def _mean(metric: str, value: float | None) -> str:
@@ -119,7 +129,7 @@ def _differences(comparison: Comparison) -> Table:
         Column(f"{words.level(1 - comparison.alpha)} interval"),
         Column("below and above 0", "left", bar=True),
     )
-    pairs = [(candidate, metric) for candidate in comparison.candidates for metric in candidate.metrics]
+    pairs = [(candidate, metric) for candidate in comparison.candidates for metric in _shown(candidate)]
     scale = _scale(metric for _, metric in pairs)
     rows = [
         (
@@ -184,7 +194,7 @@ def _tests(comparison: Comparison) -> Table:
             ),
         )
         for candidate in comparison.candidates
-        for metric in candidate.metrics
+        for metric in _shown(candidate)
     ]
     return Table("Samples and tests", columns, _rows(comparison, rows))
 
@@ -270,7 +280,7 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         )
     for candidate in comparison.candidates:
         whose = f"{candidate.name}: " if len(comparison.candidates) > 1 else ""
-        for metric in candidate.metrics:
+        for metric in _shown(candidate):
             if metric.same_as is not None:
                 yield f"{whose}{metric.metric} has the same numbers as {metric.same_as}."
             elif metric.scored_only is not None and metric.scored_only.n != metric.n:
@@ -291,7 +301,7 @@ def _scored_only(metric: MetricComparison) -> str:
 
 def _plots(comparison: Comparison) -> Iterator[Block]:
     several = len(comparison.candidates) > 1
-    pairs = [(candidate, metric) for candidate in comparison.candidates for metric in candidate.metrics]
+    pairs = [(candidate, metric) for candidate in comparison.candidates for metric in _shown(candidate)]
     scale = _scale(metric for _, metric in pairs)
     rows = [
         plots.IntervalRow(
@@ -353,19 +363,18 @@ def _facts(flip: Flip) -> Iterator[tuple[str, str]]:
     if first is not None:
         yield "input", shown(first.sample.input)
         yield "expected", shown(first.sample.expected)
-    for side, results in (("baseline", flip.baseline), ("candidate", flip.candidate)):
-        for result in _to_read(results):
-            label = side if len(results) == 1 else f"{side}, repeat {result.repeat}"
-            yield label, _came_of(result)
-
-
-def _to_read(results: Sequence[EvalResult]) -> Sequence[EvalResult]:
-    return results[:_SHOWN_REPEATS]
+    several = max(len(flip.baseline), len(flip.candidate)) > 1
+    # Both sides of a repeat together: where there is room for a few texts only, no side is left out.
+    for pair in islice(zip_longest(flip.baseline, flip.candidate), SHOWN_REPEATS):
+        for side, result in zip(("baseline", "candidate"), pair, strict=True):
+            if result is not None:
+                yield f"{side}, repeat {result.repeat}" if several else side, _came_of(result)
 
 
 def _came_of(result: EvalResult) -> str:
     if result.score is None:
         return f"{result.outcome.replace('_', ' ')}: {result.error or ''}"
     verdict = "passed" if result.score.passed else "failed"
-    reason = f": {result.score.reason}" if result.score.reason else ""
+    why = result.score.explain()
+    reason = f": {why}" if why else ""
     return f"{verdict} with {result.score.value:g}{reason}\n{shown(result.output)}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fairtrial.report.adaptive import adaptive_remarks
+from fairtrial.report.columns import is_verdict
 from fairtrial.report.estimates import Estimate
 from fairtrial.report.figures import Figures
 from fairtrial.report.render import plots, words
@@ -24,7 +25,9 @@ from fairtrial.report.render.document import (
     Tone,
 )
 from fairtrial.report.render.junit import shown
+from fairtrial.report.report import CRITERION
 from fairtrial.report.untrusted import plain
+from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import IMPORTED, RunRecord, RunStore
 from fairtrial.trials.result import EvalResult, Outcome
 
@@ -36,6 +39,7 @@ _TITLES = {
     "pass_rate_all": "pass rate, errors as failures",
     "mean_score": "mean score",
     "mean_score_all": "mean score, errors as 0",
+    "mean_reward": "mean reward",
 }
 _SHORT = {"pass_rate_all": "with errors as failures", "mean_score_all": "with errors as 0"}
 _MAY_REPEAT = (
@@ -44,6 +48,7 @@ _MAY_REPEAT = (
     ("mean_score_all", "mean_score"),
     ("mean_score_all", "pass_rate_all"),
 )
+_DRAWN_CRITERIA = 12
 _DRAWN = ("pass_rate", "pass_rate_all", "mean_score")
 _ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
 _CUT, _NAME = 4_000, 80
@@ -76,12 +81,14 @@ def _about(run: RunRecord, parts: Sequence[ExperimentReport]) -> str:
 
 def title_of(name: str) -> str:
     """What people call an estimate."""
+    if name.startswith(CRITERION):
+        return f"pass rate of {name.removeprefix(CRITERION)}"
     return _TITLES.get(name, name)
 
 
 def is_rate(estimate: Estimate) -> bool:
     """Whether an estimate is a share, which people read in percent."""
-    return estimate.metric == "passed"
+    return is_verdict(estimate.metric)
 
 
 def value(estimate: Estimate, number: float | None) -> str:
@@ -112,7 +119,16 @@ def _names(figures: Mapping[str, Figures]) -> list[str]:
 
 def _repeated(figures: Mapping[str, Figures]) -> list[str]:
     """Estimates that have the same figures as another in every experiment: a mean of 0s and 1s is a pass rate."""
-    return [name for name, other in _MAY_REPEAT if _same(figures.values(), name, other)]
+    criteria = _criteria(figures)
+    may_repeat = [*_MAY_REPEAT, *((criterion, CRITERION + criterion) for criterion in criteria)]
+    if len(criteria) == 1:  # All that is judged, so that its figures are those of the score.
+        may_repeat += [(CRITERION + criteria[0], "pass_rate"), (criteria[0], "mean_score")]
+    return [name for name, other in may_repeat if _same(figures.values(), name, other)]
+
+
+def _criteria(figures: Mapping[str, Figures]) -> list[str]:
+    names = dict.fromkeys(estimate.name for found in figures.values() for estimate in found.estimates)
+    return [name.removeprefix(CRITERION) for name in names if name.startswith(CRITERION)]
 
 
 def _same(figures: Iterable[Figures], name: str, other: str) -> bool:
@@ -143,12 +159,16 @@ def _estimates(figures: Mapping[str, Figures]) -> Table:
         Column("0 to 1", "left", bar=True),
     ]
     rows: list[tuple[Content, ...] | Section] = []
+    criteria = _criteria(figures)
+    section = ""
     for name in _names(figures):
         if len(figures) > 1:
-            rows.append(Section(title_of(name)))
+            rows.append(Section(f"mean of {name}" if name in criteria else title_of(name)))
+        elif (new := _section(name, criteria)) != section:
+            rows.append(Section(section := new))
         for experiment, figure in figures.items():
             estimate = figure.get(name)
-            label = _SHORT.get(name, title_of(name)) if len(figures) == 1 else experiment
+            label = experiment if len(figures) > 1 else _label(name, criteria)
             if estimate is None:
                 undefined = [words.UNDEFINED] * (2 + clusters)
                 rows.append((label, *undefined[:2], "0", *["0"] * repeats, *undefined[2:], None))
@@ -165,6 +185,19 @@ def _estimates(figures: Mapping[str, Figures]) -> Table:
                 )
             )
     return Table("", tuple(columns), tuple(rows))
+
+
+def _section(name: str, criteria: Sequence[str]) -> str:
+    """The heading under which an estimate stands in the table of one experiment."""
+    if name in criteria or name.startswith(CRITERION):
+        return "criteria"
+    return "metrics" if criteria and name not in _TITLES and not name.startswith(("pass@", "pass^")) else ""
+
+
+def _label(name: str, criteria: Sequence[str]) -> str:
+    if name.startswith(CRITERION):
+        return name.removeprefix(CRITERION)
+    return f"{name}, mean" if name in criteria else _SHORT.get(name, title_of(name))
 
 
 def _counts(parts: Sequence[ExperimentReport]) -> Table:
@@ -272,7 +305,8 @@ def _split(figures: Figures, label: str) -> Iterator[str]:
 def _plots(figures: Mapping[str, Figures]) -> list[Block]:
     rows = []
     repeated = _repeated(figures)
-    for name in _DRAWN:
+    criteria = _criteria(figures)
+    for name in (*_DRAWN, *(CRITERION + criterion for criterion in criteria[:_DRAWN_CRITERIA])):
         if name in repeated:
             continue
         if len(figures) > 1:
@@ -318,6 +352,13 @@ def _read(results: Iterable[EvalResult], run: RunRecord, *, several: bool) -> It
         yield case(result, title)
 
 
+def criterion_text(metric: Metric) -> str:
+    """A criterion in words: its verdict, its name, its value unless it is plainly 0 or 1, and why."""
+    verdict = "passed" if metric.passed else "failed"
+    value = "" if metric.value == float(bool(metric.passed)) else f" with {metric.value:g}"
+    return f"{verdict}{value}  {metric.name}{f': {metric.reason}' if metric.reason else ''}"
+
+
 def case(result: EvalResult, title: str) -> Case:
     """A trial to read."""
     score = result.score
@@ -330,8 +371,13 @@ def case(result: EvalResult, title: str) -> Case:
             facts.append(("output", shown(result.output)))
         outcome = result.outcome.replace("_", " ")
     else:
-        facts += [("output", shown(result.output)), ("reason", score.reason)]
-        facts += [(f"metric {metric.name}", words.number(metric.value)) for metric in score.metrics]
+        facts += [("output", shown(result.output)), ("reason", score.explain())]
+        if len(score.criteria) > 1:
+            facts.append(("criteria", "\n".join(map(criterion_text, score.criteria))))
+        tracked = [f"{m.name} {words.number(m.value)}" for m in score.metrics if m.passed is None]
+        facts.append(("metrics", "\n".join(tracked)))
+        if score.reward != score.value:
+            facts.append(("reward", words.number(score.reward)))
         outcome, tone = ("passed", "good") if score.passed else ("failed", "bad")
         outcome = f"{outcome} with {score.value:g}"
     return Case(title, outcome, tone, tuple((label, text[:_CUT]) for label, text in facts if text))
