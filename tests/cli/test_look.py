@@ -60,7 +60,7 @@ class TestRuns:
         (part,) = run["experiments"]
         assert set(part) == {
             *("experiment", "params", "trials", "scored", "passed", "errors", "pass_rate", "pass_rate_all"),
-            *("mean_score", "mean_latency_ms", "tokens"),
+            *("mean_score", "mean_reward", "mean_latency_ms", "tokens"),
             *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls"),
         }
         assert (run["name"], part["pass_rate"], part["cost_usd"]) == ("doubles@1", 0.75, None)
@@ -123,6 +123,7 @@ class TestShow:
         (trial,) = facts["trials"]
         assert set(trial) == {
             *("run_id", "experiment", "sample_id", "repeat", "outcome", "passed", "value", "reason", "metrics"),
+            *("reward", "criteria"),
             *("error", "stage", "output", "attempt", "started_at", "latency_ms", "tokens", "metadata"),
             *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls"),
             *("sample", "events", "redacted"),
@@ -148,7 +149,7 @@ class TestFailures:
         assert [line.split(None, 1) for line in lines[:3]] == [
             ["sample", "what        why"],
             ["three", "task error  ValueError: that is too hard"],
-            ["four", "failed      got 8"],
+            ["four", "failed      expected 9, got 8"],
         ]
         assert lines[-1] == "  fairtrial show doubles@1:broken --sample three   one trial, whole"
         assert "four" not in cli("failures", "doubles", "--kind", "task-error").out
