@@ -1,8 +1,8 @@
 """User code that blocks or does not end, run where it cannot stop everything else.
 
-Blocking code runs in daemon threads or in a child process. Daemon threads of our own, not a pool of the event loop's:
-a thread that hangs must keep neither the run nor the interpreter from ending. Async code that catches its own
-cancellation is orphaned: it goes on by itself, and nothing waits for it any more.
+Blocking code runs in daemon threads, or in a child process (`fairtrial.isolation`). Daemon threads of our own, not a
+pool of the event loop's: a thread that hangs must keep neither the run nor the interpreter from ending. Async code that
+catches its own cancellation is orphaned: it goes on by itself, and nothing waits for it any more.
 """
 
 from __future__ import annotations
@@ -10,14 +10,10 @@ from __future__ import annotations
 import contextvars
 import logging
 import math
-import os
 import queue
-import signal
 import sys
 import threading
-import traceback
 import types
-import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
 from time import monotonic
@@ -25,22 +21,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from fairtrial.codec import decode, dumps
-from fairtrial.errors import CodecError, FairtrialError
+from fairtrial.errors import FairtrialError
 
 if TYPE_CHECKING:
     import asyncio
 
 _log = logging.getLogger("fairtrial.runs")
 _MAX_HUNG = 256
-
-
-class IsolatedError(FairtrialError):
-    """User code failed in its child process; the message carries the original type and text."""
-
-
-class ChildDiedError(IsolatedError):
-    """The child process ended without an answer."""
 
 
 def loop_caller() -> Callable[[Callable[[], Any]], Any]:
@@ -70,13 +57,13 @@ class TimeLimit:
     On asyncio a step costs nothing but two assignments until the code first waits. On trio it is a cancel scope.
     """
 
-    __slots__ = ("_active", "_cancels", "_deadline", "_on_begin", "_scope", "_shielded", "abandoned", "expired")
+    __slots__ = ("_active", "_cancels", "_on_begin", "_scope", "_shielded", "abandoned", "deadline", "expired")
 
     def __init__(self) -> None:
         self._active = False
         self._shielded = False
         self._cancels = 0
-        self._deadline = math.inf
+        self.deadline = math.inf  # On the clock `time.monotonic()`.
         self._scope: anyio.CancelScope | None = None
         self._on_begin: Callable[[], None] | None = None
         self.expired = False
@@ -86,14 +73,14 @@ class TimeLimit:
         """Set the limit of the next step. A shielded step is ended by its own limit alone."""
         self.expired = False
         self._shielded = shield
-        self._deadline = monotonic() + seconds
+        self.deadline = monotonic() + seconds
         if on_trio():
             self._scope = anyio.CancelScope(deadline=anyio.current_time() + seconds, shield=shield)
         return self
 
     def extend(self, seconds: float) -> None:
         """Give the step that is under way more time."""
-        self._deadline += seconds
+        self.deadline += seconds
         if self._scope is not None:
             self._scope.deadline += seconds
         if self._on_begin is not None:
@@ -203,7 +190,7 @@ class _Supervisor:
         if self._timer is not None:
             self._timer.cancel()
         limit = self._limit
-        left = limit._deadline - monotonic()
+        left = limit.deadline - monotonic()
         if left > 0:
             self._timer = self._loop.call_later(min(left, 86400.0), self._look)
         elif limit._cancels < 2:
@@ -319,67 +306,13 @@ class DaemonThreads:
             try:
                 job.wake(job.done.set)
             except RuntimeError:
-                return  # The event loop is gone; so is whoever waited.
+                pass  # The event loop is gone; so is whoever waited. Others may use this thread.
+
+    def __reduce__(self) -> Any:
+        return (DaemonThreads, ())  # A child process has threads of its own.
 
     def close(self) -> None:
         """Let idle threads end; busy ones end with the process."""
         with self._lock:
             while self._idle:
                 self._idle.pop().put(None)
-
-
-async def run_isolated[T](call: Callable[[], Any], *, kind: type[T]) -> T:
-    """The call's result from a forked child process, decoded as `kind`. A cancelled wait kills the child."""
-    if not hasattr(os, "fork"):
-        raise FairtrialError("isolate=True needs a system that can fork processes")
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        # Python warns that a forked child of a threaded process may meet a held lock; ours only runs the call,
-        # writes to a pipe and leaves without cleaning up.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        _child(call, reader, writer)
-    os.close(writer)
-    os.set_blocking(reader, False)
-    received = bytearray()
-    try:
-        while True:
-            await anyio.wait_readable(reader)
-            piece = os.read(reader, 1 << 20)
-            if not piece:
-                break
-            received += piece
-    finally:
-        os.close(reader)
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - it has been killed: there is nothing to wait for
-    if not received:
-        raise ChildDiedError(f"the child process ended without an answer ({_ended(status)})")
-    said, _, text = bytes(received).decode("utf-8").partition("\n")
-    if said == "ok":
-        return decode(kind, text)
-    raise IsolatedError(text)
-
-
-def _ended(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _child(call: Callable[[], Any], reader: int, writer: int) -> None:  # pragma: no cover - runs in the child
-    try:
-        os.close(reader)
-        try:
-            answer = "ok\n" + dumps(call())
-        except CodecError as error:
-            answer = f"error\nthe result cannot leave its process: {error}"
-        except BaseException as error:
-            shown = "".join(traceback.format_exception_only(error)).strip()
-            answer = f"error\n{shown}"
-        data = answer.encode("utf-8", "replace")
-        while data:
-            data = data[os.write(writer, data) :]
-    finally:
-        sys.stdout.flush()
-        os._exit(0)

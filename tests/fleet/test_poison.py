@@ -57,7 +57,7 @@ def keep_running(url: str, way: str, concurrency: int, seconds: float) -> Counte
 
 
 @pytest.mark.proves("R59", "R82")
-@pytest.mark.parametrize(("way", "concurrency"), [("forked", 50), ("fresh", 8)])
+@pytest.mark.parametrize(("way", "concurrency"), [("sent", 50), ("loaded", 8)])
 async def test_only_the_guilty_are_dead_lettered(redis_url: str, way: str, concurrency: int) -> None:
     async with (
         RedisConnection(redis_url) as connection,
@@ -155,7 +155,7 @@ class TestAlone:
         assert result.outcome == "timeout"
         assert "killed" in str(result.error)
 
-    async def test_a_solo_that_cannot_do_it_is_tried_again_and_then_given_up(self) -> None:
+    async def test_a_suspect_that_cannot_be_isolated_is_tried_again_and_then_given_up(self) -> None:
         requests, (_, results) = Suspected("requests", EvalRequest), boxes()
         await requests.send(request())
         tries = 0
@@ -167,7 +167,7 @@ class TestAlone:
 
         config = EvalLoopConfig(dlq=DLQPolicy(base_seconds=0.01, max_seconds=0.01, max_deliveries=2))
         loop = EvalLoop(
-            requests=requests, evaluator=exact_match, loop=str.upper, results=results, config=config, solo=broken
+            requests=requests, evaluator=exact_match, loop=str.upper, results=results, config=config, isolated=broken
         )
         await loop.run(until_empty=True)
         (result,) = await take(results)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,10 +27,10 @@ from fairtrial.fleet import (
     MainLoopConfig,
     MainLoopRequest,
     MainLoopResult,
-    SubprocessSolo,
 )
+from fairtrial.fleet.isolated import IsolatedSuspects
+from fairtrial.isolation import IsolatedRunner, NotSendableError
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Message
-from fairtrial.offload import ChildDiedError
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord
 from tests.fleet.build import QUICK, boxes, request, take, until
@@ -222,48 +223,24 @@ class TestMainLoops:
         await serving
 
 
-class TestProcesses:
-    def command(self, code: str) -> SubprocessSolo:
-        return SubprocessSolo([sys.executable, "-c", code])
-
-    async def test_a_process_that_says_nothing_is_a_death(self) -> None:
-        with pytest.raises(ChildDiedError, match="exit code 0"):
-            await self.command("pass")(request(0, "x" * 500_000))
-        with pytest.raises(ChildDiedError, match="signal 9"):
-            await self.command("import os; os.kill(os.getpid(), 9)")(request())
-
-    async def test_a_process_that_says_nonsense_is_an_error(self) -> None:
+class TestSuspects:
+    async def test_a_child_that_answers_nonsense_is_an_error(self) -> None:
+        runner = IsolatedRunner()
         with pytest.raises(CodecError):
-            await self.command("import os, sys; os.write(int(sys.argv[1]), b'nonsense')")(request())
+            await IsolatedSuspects(lambda request: b"nonsense", runner)(request())
+        runner.close()
 
-    async def test_a_command_that_does_not_exist_is_an_error(self) -> None:
-        with pytest.raises(OSError, match="no-such-command"):
-            await SubprocessSolo(["/no-such-command"])(request())
+    async def test_a_suspected_trial_that_cannot_be_sent_to_a_child_says_so(self) -> None:
+        lock = threading.Lock()
 
-    async def test_a_cancelled_wait_kills_the_process_and_what_it_started(self, tmp_path: Path) -> None:
-        file = tmp_path / "pids"
-        code = (
-            "import os, subprocess, sys, time, pathlib\n"
-            "child = subprocess.Popen(['sleep', '300'])\n"
-            f"path = pathlib.Path({str(file)!r})\n"
-            "path.with_suffix('.part').write_text(f'{os.getpid()} {child.pid}')\n"
-            "path.with_suffix('.part').rename(path)\n"
-            "time.sleep(300)"
-        )
-        running = asyncio.create_task(self.command(code)(request()))
-        await until(file.exists)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        for pid in map(int, file.read_text().split()):
-            await until(lambda pid=pid: _gone(pid))
+        def locked(input: str) -> str:
+            with lock:
+                return input
 
-
-def _gone(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return True
+        requests, results = boxes()
+        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=locked, results=results)
+        with pytest.raises(NotSendableError, match="what a suspected trial is called with must be something"):
+            await loop._execute_in_child(request())
 
 
 INTERRUPTED = """

@@ -1,7 +1,8 @@
 """A worker in a process of its own, which some of its trials kill.
 
-worker_process.py <redis url> forked|fresh <concurrency>   until its mailbox is empty
-worker_process.py <redis url> solo <descriptor>            one trial, alone
+worker_process.py <redis url> sent|loaded <concurrency>   until its mailbox is empty
+
+Its suspected trials are sent to a child process, or executed there by what the child loads itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import os
 import sys
 
 from fairtrial import exact_match
-from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, SubprocessSolo, serve_alone
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest
+from fairtrial.fleet.isolated import IsolatedSuspects
+from fairtrial.isolation import IsolatedRunner
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, RedisConnection, RedisMailbox
 
 LEASE_SECONDS = 1.0
@@ -24,7 +27,13 @@ async def work(input: str) -> str:
     return input
 
 
-async def serve(url: str, concurrency: int, solo: SubprocessSolo | None) -> None:
+def execute(request: bytes) -> bytes:
+    nothing: InMemoryMailbox[EvalRequest] = InMemoryMailbox()
+    loop = EvalLoop(requests=nothing, evaluator=exact_match, loop=work)
+    return EvalReply(asyncio.run(loop.execute(EvalRequest.from_wire(request))), 0).to_wire()
+
+
+async def serve(url: str, concurrency: int, isolated: IsolatedSuspects | None) -> None:
     async with (
         RedisConnection(url) as connection,
         RedisMailbox("poison.requests", EvalRequest, connection, sweep_seconds=0.1) as requests,
@@ -36,18 +45,16 @@ async def serve(url: str, concurrency: int, solo: SubprocessSolo | None) -> None
             timeout_seconds=20.0,
             dlq=DLQPolicy(base_seconds=0.1, max_seconds=0.1),
         )
-        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=work, results=results, config=config, solo=solo)
+        loop = EvalLoop(
+            requests=requests, evaluator=exact_match, loop=work, results=results, config=config, isolated=isolated
+        )
         await loop.run(until_empty=True)
 
 
 def main() -> None:
-    url, way, *rest = sys.argv[1:]
-    if way == "solo":
-        nothing: InMemoryMailbox[EvalRequest] = InMemoryMailbox()
-        serve_alone(EvalLoop(requests=nothing, evaluator=exact_match, loop=work), int(rest[0]))
-        return
-    solo = SubprocessSolo([sys.executable, __file__, url, "solo"]) if way == "fresh" else None
-    asyncio.run(serve(url, int(rest[0]), solo))
+    url, way, concurrency = sys.argv[1:]
+    isolated = IsolatedSuspects(execute, IsolatedRunner()) if way == "loaded" else None
+    asyncio.run(serve(url, int(concurrency), isolated))
 
 
 if __name__ == "__main__":

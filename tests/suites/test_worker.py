@@ -11,17 +11,18 @@ import textwrap
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, exact_match, open_store
-from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalRequest, MemoryPostOffice, SubprocessSolo
-from fairtrial.offload import ChildDiedError, IsolatedError
-from fairtrial.suites import solo
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalRequest, MemoryPostOffice
+from fairtrial.fleet.isolated import IsolatedSuspects
+from fairtrial.isolation import ChildDiedError, IsolatedError, IsolatedRunner
 from fairtrial.suites.fingerprint import fingerprint_of, suite_files
-from fairtrial.suites.worker import main, run_worker, types_of
+from fairtrial.suites.worker import execute_alone, execute_suspect, main, run_worker, types_of
 from fairtrial.trials.keys import TrialKey
 from tests.fleet.processes import Processes, end, said, wait_for_lines
 from tests.redis_server import RedisServer
@@ -327,7 +328,7 @@ class TestCommand:
 @pytest.mark.anyio
 async def test_one_trial_alone_has_the_suites_lifespan() -> None:
     request = EvalRequest(TrialKey("r", "marked", "q1"), Sample("q1", {"text": "why 1"}, "shared: why 1?"), 3, 1)
-    reply = await solo.execute_alone(questions(), request)
+    reply = await execute_alone(questions(), request)
     assert (reply.result.outcome, reply.result.passed, reply.result.ordinal) == ("scored", True, 3)
 
 
@@ -357,14 +358,17 @@ async def test_a_suspect_is_not_condemned_because_its_process_could_not_begin_or
 ) -> None:
     text = "1 / 0" if "import" in fault else ALONE.format(opens=not fault)
     (tmp_path / "alone_suite.py").write_text(text)
-    command = [sys.executable, "-m", "fairtrial.suites.solo", str(tmp_path / "alone_suite.py")]
-    run_alone = SubprocessSolo(command)
+    runner = IsolatedRunner()
+    run_alone = IsolatedSuspects(partial(execute_suspect, str(tmp_path / "alone_suite.py")), runner)
     request = EvalRequest(TrialKey("run", "baseline", "s"), Sample("s", 1, 1))
-    if not fault:
-        assert (await run_alone(request)).result.outcome == "scored"
-        return
-    with pytest.raises(IsolatedError, match="could not begin") as told:
-        await run_alone(request)
+    try:
+        if not fault:
+            assert (await run_alone(request)).result.outcome == "scored"
+            return
+        with pytest.raises(IsolatedError, match="could not begin") as told:
+            await run_alone(request)
+    finally:
+        runner.close()
     assert not isinstance(told.value, ChildDiedError)
     assert ("no database today" if "database" in fault else "alone_suite.py") in str(told.value)
 

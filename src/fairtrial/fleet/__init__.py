@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fairtrial.fleet.main_loop import MainLoop
     from fairtrial.fleet.post import MemoryPostOffice, PostOffice, RedisPostOffice, open_post_office
     from fairtrial.fleet.sessions import FolderSessionStore, InMemorySessionStore, RedisSessionStore, SessionStore
-    from fairtrial.fleet.solo import Solo, SubprocessSolo, serve_alone
     from fairtrial.fleet.spending import FleetSpending
     from fairtrial.fleet.submit import submit_dataset, submit_dataset_sync
     from fairtrial.fleet.supervise import RestartPolicy
@@ -46,12 +45,9 @@ _WHERE = {
     "RedisSessionStore": "sessions",
     "RestartPolicy": "supervise",
     "SessionStore": "sessions",
-    "Solo": "solo",
-    "SubprocessSolo": "solo",
     "collect_results": "collect",
     "collect_results_sync": "collect",
     "open_post_office": "post",
-    "serve_alone": "solo",
     "submit_dataset": "submit",
     "submit_dataset_sync": "submit",
     "suite_fingerprint": "wire",
@@ -79,12 +75,9 @@ __all__ = [
     "RedisSessionStore",
     "RestartPolicy",
     "SessionStore",
-    "Solo",
-    "SubprocessSolo",
     "collect_results",
     "collect_results_sync",
     "open_post_office",
-    "serve_alone",
     "submit_dataset",
     "submit_dataset_sync",
     "suite_fingerprint",

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from fairtrial.backoff import UNAVAILABLE
+from fairtrial.data.sample import Sample
 from fairtrial.errors import (
     BodyError,
     CodecError,
@@ -28,14 +29,14 @@ from fairtrial.errors import (
 from fairtrial.fleet.config import EvalLoopConfig
 from fairtrial.fleet.counters import LoopCounters
 from fairtrial.fleet.delivery import delivery_to
+from fairtrial.fleet.isolated import SuspectRunner, execute_in_child
 from fairtrial.fleet.remote import NoAnswerError, RemoteMainLoop, transport_problem
 from fairtrial.fleet.sessions import SessionStore
-from fairtrial.fleet.solo import ForkedSolo, Solo
 from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, new_id, without_payload
 from fairtrial.fleet.worker import Job, Worker, backoff, run_interruptibly
+from fairtrial.isolation import ChildDiedError
 from fairtrial.mailbox.bulk import acknowledge_all
 from fairtrial.mailbox.protocol import Mailbox, Message
-from fairtrial.offload import ChildDiedError, DaemonThreads
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.session.session import Session
 from fairtrial.store.protocol import RunStore
@@ -73,7 +74,8 @@ class EvalLoop:
         output_type: What outputs from `mainloop_requests` are read as.
         replies: The mailbox for answers from `mainloop_requests`; made beside it unless given.
         sessions: Where MainLoops save sessions that do not travel in their results.
-        solo: Runs suspects; in a forked child process unless given.
+        isolated: Executes suspected poison messages in child processes. Unless given, the task and the evaluator are
+            sent to a child; a worker that knows where its suite is loads it there instead.
         name: What results call this worker.
     """
 
@@ -92,7 +94,7 @@ class EvalLoop:
         output_type: Any = object,
         replies: Mailbox[MainLoopResult] | None = None,
         sessions: SessionStore | None = None,
-        solo: Solo | None = None,
+        isolated: SuspectRunner | None = None,
         name: str | None = None,
     ) -> None:
         if sum(given is not None for given in (rules, loop, mainloop_requests)) != 1:
@@ -127,7 +129,7 @@ class EvalLoop:
         self._indexes = {experiment.name: index for index, experiment in enumerate(rules.experiments)}
         self._known: OrderedDict[Any, TrialRules] = OrderedDict()
         self._trial_seconds = _trial_seconds(rules)
-        self._solo = solo or ForkedSolo(self)
+        self._isolated = isolated or self._execute_in_child
         self._solo_slots = asyncio.Semaphore(self.config.solo_processes)
         self._suspects = 0
         self._leaving: list[tuple[Job[EvalRequest], EvalReply]] = []
@@ -186,6 +188,7 @@ class EvalLoop:
                 await stack.enter_async_context(self._replies)
             if self._remote is not None:
                 await stack.enter_async_context(self._remote)
+            stack.callback(self._rules.isolated.close)
             await self._worker.run(max_iterations=max_iterations, until_empty=until_empty)
 
     def run_sync(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
@@ -196,27 +199,39 @@ class EvalLoop:
     async def execute(self, request: EvalRequest) -> EvalResult:
         """Execute and score one request, here and now."""
         try:
-            rules, experiment = self._rules_for(request)
-            sample = request.typed(*self._types)
+            rules, experiment, sample = self._prepare(request)
         except (CodecError, ConfigurationError) as error:
             return failed(request, "task_error", "setup", str(error))
-        if request.tags:
-            rules = replace(rules, tags=tuple(request.tags.items()))
         result = await run_trial(rules, request.key, request.ordinal, sample, experiment, attempt=request.attempt)
         if result.metadata.get("orphaned"):
             self.counters.hung += 1
         return result
 
-    async def execute_alone(self, request: EvalRequest, answer: MainLoopResult | None = None) -> EvalReply:
-        """Execute one request in a process that exists for nothing else: what runs in a child process.
+    def _prepare(self, request: EvalRequest) -> tuple[TrialRules, int, Sample[Any, Any]]:
+        rules, experiment = self._rules_for(request)
+        if request.tags:
+            rules = replace(rules, tags=tuple(request.tags.items()))
+        return rules, experiment, request.typed(*self._types)
 
-        `answer` is what a MainLoop elsewhere made of it, asked for by the parent: only scoring is left to do.
-        """
-        self._rules = replace(self._rules, threads=DaemonThreads())  # Those of the parent process are not here.
-        self._known.clear()
+    async def _execute_in_child(self, request: EvalRequest) -> EvalReply:
+        """Execute one request in a child process; a task that is elsewhere is asked from here, and scored there."""
+        try:
+            rules, experiment, sample = self._prepare(request)
+        except (CodecError, ConfigurationError) as error:
+            return self._reply(request, failed(request, "task_error", "setup", str(error)))
         if self._remote is not None:
-            self._remote.known_answer = answer
-        return self._reply(request, await self.execute(request))
+            context = TrialContext(
+                request.key,
+                sample,
+                rules.experiments[experiment],
+                Session(),
+                run_seed=rules.seed,
+                attempt=request.attempt,
+            )
+            rules = replace(rules, tasks=(self._remote.answered(await self._remote.ask(sample.input, context)),))
+        trial = (rules, request.key, request.ordinal, sample, experiment, request.attempt)
+        data = await self._rules.isolated.run(execute_in_child, *trial, kind=bytes, what="a suspected trial")
+        return self._reply(request, EvalReply.from_wire(data).result)
 
     async def _handle(self, job: Job[EvalRequest]) -> None:
         message = job.message
@@ -325,9 +340,8 @@ class EvalLoop:
         turns = 2 + self._suspects // self.config.solo_processes
         job.keep_until(time.monotonic() + turns * (self._trial_seconds + self.config.buffer_seconds))
         try:
-            solo = self._solo if self._remote is None else await self._ask_first(request)
             async with self._solo_slots, asyncio.timeout(self._trial_seconds + self.config.buffer_seconds):
-                return await solo(request)
+                return await self._isolated(request)
         except TimeoutError as error:
             if isinstance(error, NoAnswerError):
                 raise
@@ -335,16 +349,6 @@ class EvalLoop:
             return self._reply(request, failed(request, "timeout", "task", text))
         finally:
             self._suspects -= 1
-
-    async def _ask_first(self, request: EvalRequest) -> Solo:
-        """Ask the MainLoop here, where the connections are; only what scores the answer is a suspect."""
-        assert self._remote is not None  # noqa: S101 - the caller looked
-        rules, index = self._rules_for(request)
-        sample = request.typed(*self._types)
-        context = TrialContext(
-            request.key, sample, rules.experiments[index], Session(), run_seed=rules.seed, attempt=request.attempt
-        )
-        return ForkedSolo(self, await self._remote.ask(sample.input, context))
 
     async def _deliver(self, job: Job[EvalRequest], reply: EvalReply) -> bool:
         """Deliver a result; False if that could not be done, and its message is settled already."""

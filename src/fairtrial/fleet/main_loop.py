@@ -25,10 +25,10 @@ from fairtrial.fleet.counters import LoopCounters
 from fairtrial.fleet.sessions import SessionStore
 from fairtrial.fleet.wire import MainLoopRequest, MainLoopResult, new_id
 from fairtrial.fleet.worker import Job, Worker, backoff, run_interruptibly
+from fairtrial.isolation import ChildDiedError, IsolatedRunner
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.models.main_loop import InputT, OutputT, TaskLoop
-from fairtrial.offload import ChildDiedError, DaemonThreads, run_isolated
 from fairtrial.session.session import Session
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.context import TrialContext, _current
@@ -38,7 +38,7 @@ from fairtrial.trials.task import ResolvedTask, Task, resolve_task
 
 _log = logging.getLogger("fairtrial.fleet")
 _MAX_ERROR = 10_000
-_SOLO_PROCESSES = 4
+_ISOLATED_PROCESSES = 4
 _CLOSE_SECONDS = EvalConfig().close_seconds
 
 
@@ -78,7 +78,8 @@ class MainLoop(TaskLoop[InputT, OutputT]):
         self._resolved: ResolvedTask | None = None
         self._worker: Worker[MainLoopRequest] | None = None
         self._needed = self.config.timeout_seconds + _CLOSE_SECONDS
-        self._solo_slots = asyncio.Semaphore(_SOLO_PROCESSES)
+        self._isolated = IsolatedRunner()
+        self._isolated_slots = asyncio.Semaphore(_ISOLATED_PROCESSES)
         if requests is not None:
             settings = self.config
             self._worker = Worker(
@@ -124,7 +125,10 @@ class MainLoop(TaskLoop[InputT, OutputT]):
         if self._worker is None:
             raise ConfigurationError(f"{type(self).__name__} has no mailbox to serve: give it requests=...")
         self._resolved = resolve_task(self)
-        await self._worker.run(max_iterations=max_iterations, until_empty=until_empty)
+        try:
+            await self._worker.run(max_iterations=max_iterations, until_empty=until_empty)
+        finally:
+            self._isolated.close()
 
     def run_sync(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
         """`run`, from ordinary code."""
@@ -139,7 +143,7 @@ class MainLoop(TaskLoop[InputT, OutputT]):
                 time.monotonic() + (1 + self.config.concurrency) * (self._needed + self.config.buffer_seconds)
             )
             try:
-                result = await self._answer_alone(message.body)
+                result = await self._answer_in_child(message.body)
             except ChildDiedError as error:
                 crash = error
                 self.counters.crashes += 1
@@ -161,20 +165,21 @@ class MainLoop(TaskLoop[InputT, OutputT]):
         self.counters.finished += 1
         self.counters.outcomes["scored" if result.error is None else "task_error"] += 1
 
-    async def _answer_alone(self, request: MainLoopRequest) -> MainLoopResult:
-        """Execute a suspect in a forked child process, where a crash hurts nobody."""
+    async def _answer_in_child(self, request: MainLoopRequest) -> MainLoopResult:
+        """Execute a suspected poison message in a child process, where a crash hurts nobody."""
         self.counters.suspects += 1
-
-        def in_child() -> bytes:  # pragma: no cover - runs in the child
-            self._threads = DaemonThreads()  # Those of the parent process are not here.
-            return asyncio.run(self._answer(request)).to_wire()
-
         try:
-            async with self._solo_slots, asyncio.timeout(self._needed + self.config.buffer_seconds):
-                return MainLoopResult.from_wire(await run_isolated(in_child, kind=bytes))
+            async with self._isolated_slots, asyncio.timeout(self._needed + self.config.buffer_seconds):
+                call = (_answer_request, self, request.to_wire())
+                data = await self._isolated.run(*call, kind=bytes, what="a suspected input")
+                return MainLoopResult.from_wire(data)
         except TimeoutError:
             text = f"the task did not end within {self._needed:g} s in a process of its own, and was killed"
             return MainLoopResult(request.request_id, error=text)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a child process needs: neither mailboxes nor what belongs to this event loop."""
+        return {**self.__dict__, "_worker": None, "_sessions": None, "_isolated_slots": None}
 
     async def _answer(self, request: MainLoopRequest) -> MainLoopResult:
         session = Session()
@@ -255,6 +260,11 @@ class MainLoop(TaskLoop[InputT, OutputT]):
                 job.keep_until(max(end, time.monotonic() + delay) + self.config.buffer_seconds)
                 _log.warning("the answer to %s is sent again: %s", result.request_id, error)
                 await asyncio.sleep(delay)
+
+
+def _answer_request(loop: MainLoop[Any, Any], request: bytes) -> bytes:
+    """What runs in the child process."""
+    return asyncio.run(loop._answer(MainLoopRequest.from_wire(request))).to_wire()
 
 
 async def _close(context: TrialContext) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from fairtrial.codec import from_json, to_json
@@ -19,7 +19,7 @@ from fairtrial.fleet.worker import backoff
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.session.snapshot import restore_session
 from fairtrial.trials.context import TrialContext
-from fairtrial.trials.task import Task, task
+from fairtrial.trials.task import ResolvedTask, Task, resolve_task, task
 
 _log = logging.getLogger("fairtrial.fleet")
 _MAX_ANSWERS = 500
@@ -68,7 +68,6 @@ class RemoteMainLoop:
         self._waiting: dict[str, asyncio.Future[MainLoopResult]] = {}
         self._settling: set[asyncio.Future[None]] = set()
         self._listening: asyncio.Task[None] | None = None
-        self.known_answer: MainLoopResult | None = None  # In a child process, which cannot ask.
 
     async def __aenter__(self) -> Self:
         self._listening = asyncio.get_running_loop().create_task(self._listen())
@@ -91,14 +90,11 @@ class RemoteMainLoop:
         return task(name=f"mailbox {self._requests.name}")(remote_main_loop)
 
     async def _call(self, input: Any, ctx: TrialContext) -> Any:
-        result = self.known_answer or await self.ask(input, ctx)
-        if result.session is not None:
-            ctx.session.extend(restore_session(result.session).everything().envelopes)
-        if result.error is not None:
-            raise MainLoopError(result.error)
-        if self._output_type is object:
-            return result.output
-        return from_json(self._output_type, to_json(result.output))
+        return _take_over(await self.ask(input, ctx), self._output_type, ctx)
+
+    def answered(self, result: MainLoopResult) -> ResolvedTask:
+        """A task that gives an answer which is already here; it can be sent to a child process."""
+        return resolve_task(_Answered(result, self._output_type))
 
     async def ask(self, input: Any, ctx: TrialContext) -> MainLoopResult:
         """The MainLoop's answer, with its session on board."""
@@ -164,6 +160,26 @@ class RemoteMainLoop:
             await message.acknowledge()
         except MailboxError as error:
             _log.warning("an answer comes twice: %s", error)  # Harmless: nobody waits for it any more.
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    result: MainLoopResult
+    output_type: Any
+
+    async def __call__(self, input: Any, ctx: TrialContext) -> Any:
+        return _take_over(self.result, self.output_type, ctx)
+
+
+def _take_over(result: MainLoopResult, output_type: Any, ctx: TrialContext) -> Any:
+    """The output of an answer; what was recorded there is recorded here."""
+    if result.session is not None:
+        ctx.session.extend(restore_session(result.session).everything().envelopes)
+    if result.error is not None:
+        raise MainLoopError(result.error)
+    if output_type is object:
+        return result.output
+    return from_json(output_type, to_json(result.output))
 
 
 def _noted[E: BaseException](error: E) -> E:

@@ -16,6 +16,7 @@ import anyio
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.frozen import FrozenDict
+from fairtrial.isolation import IsolatedRunner
 from fairtrial.offload import DaemonThreads, loop_caller
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters, scored_again
@@ -326,10 +327,11 @@ async def execute_trials(work: OpenRun, make_source: type[TrialSource]) -> None:
 
 async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[TrialSource]) -> None:
     request, run = work.request, work.run
-    threads = DaemonThreads()
+    threads, isolated = DaemonThreads(), IsolatedRunner()
     try:
         async with open_lifespan(request.lifespan) as shared:
-            rules = replace(request.rules, shared=shared, threads=threads)
+            rules = replace(request.rules, shared=shared, threads=threads, isolated=isolated)
+            rules.check_shared()
             source = make_source(work, rules)
             trials, remaining = await source.begin(await work.done())
             expected = await blocking(lambda: expected_results(request.store, run))
@@ -366,6 +368,7 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
                 trials = source.missing(done)
     finally:
         threads.close()
+        isolated.close()
 
 
 def _warn_of_fleet(run: RunRecord) -> None:

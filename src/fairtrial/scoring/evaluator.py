@@ -23,13 +23,14 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Literal, Protocol, Union, get_args, get_origin, overload
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, overload
 from uuid import UUID
 
 from fairtrial.codec import dumps
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.frozen import EMPTY
+from fairtrial.isolation import check_sendable
 from fairtrial.scoring.score import Score, mean_value, merge
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage, Trajectory
@@ -56,14 +57,22 @@ KNOWN_NAMES: Mapping[str, Role] = {name: role for role, names in _ROLE_NAMES.ite
 _MARKS = "__fairtrial_evaluator__"
 
 
-class Offload(Protocol):
-    """Runs a user's blocking function somewhere it cannot stop everything else."""
+class OffloadedCall(NamedTuple):
+    """A call of a user's blocking function, to be made where it cannot stop everything else.
 
-    def __call__(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, *, isolate: bool, kind: Any
-    ) -> Awaitable[Any]:
-        """The function's result, from a thread or (isolated, read back as `kind`) a child process."""
-        ...
+    With a `wrapper` it is made in a child process, as `wrapper(fn, name, *args, **kwargs)`, and read back as `kind`;
+    otherwise in a thread.
+    """
+
+    fn: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    wrapper: Callable[..., Any] | None = None
+    kind: Any = object
+
+
+type Offload = Callable[[OffloadedCall], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +224,8 @@ class Leaf(Scorer):
         self.needs_session = binding.form != "plain"
         self.is_async = is_async_callable(fn)
         self.quick = marks.inline and not self.is_async
+        if self._isolate:
+            check_sendable(fn, f"evaluator {self.name!r}")
 
     def score_now(self, case: Case) -> Score:
         """Score without an event loop."""
@@ -235,15 +246,18 @@ class Leaf(Scorer):
             result = self._fn(*args, **kwargs)
         elif self._isolate:
             # The child makes the score: only a score can be trusted to travel back.
-            result = await case.offload(self._scored, args, kwargs, isolate=True, kind=Score)
+            call = OffloadedCall(self._fn, self.name, args, kwargs, score_in_child, Score)
+            result = await case.offload(call)
         else:
-            result = await case.offload(self._fn, args, kwargs, isolate=False, kind=object)
+            result = await case.offload(OffloadedCall(self._fn, self.name, args, kwargs))
         if inspect.isawaitable(result):
             result = await result
         return as_score(result, self.name)
 
-    def _scored(self, *args: Any, **kwargs: Any) -> Score:
-        return as_score(self._fn(*args, **kwargs), self.name)
+
+def score_in_child(fn: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Score:
+    """Call an evaluator in a child process."""
+    return as_score(fn(*args, **kwargs), name)
 
 
 type _Arguments = tuple[tuple[Any, ...], dict[str, Any]]

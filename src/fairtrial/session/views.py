@@ -187,8 +187,19 @@ class RecordedView:
         chosen = [envelope for name, group in self.__by_kind.items() if same_kind(name, wanted) for envelope in group]
         return tuple(sorted(chosen, key=lambda envelope: envelope.seq))
 
+    def __reduce__(self) -> Any:
+        return _view_in_child, (self.session_id, dict(self.__tags), self.__record, self.__envelopes)
+
     def __repr__(self) -> str:
         return f"<SessionView {self.session_id}: {len(self.__envelopes)} events>"
+
+
+def _view_in_child(
+    session_id: UUID, tags: Mapping[str, str], record: tuple[Envelope, ...], envelopes: tuple[Envelope, ...]
+) -> RecordedView:
+    view = RecordedView(session_id, FrozenDict(tags), record)
+    view._RecordedView__envelopes = envelopes  # type: ignore[attr-defined]  # as it was filtered where it came from
+    return view
 
 
 _KINDS: dict[type, str] = {}

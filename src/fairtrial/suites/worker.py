@@ -11,8 +11,11 @@ import asyncio
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -21,10 +24,13 @@ from fairtrial.errors import ConfigurationError, FairtrialError
 from fairtrial.fleet.config import EvalLoopConfig
 from fairtrial.fleet.eval_loop import EvalLoop
 from fairtrial.fleet.group import LoopGroup
+from fairtrial.fleet.isolated import IsolatedSuspects, SuspectRunner
 from fairtrial.fleet.post import PostOffice, open_post_office
-from fairtrial.fleet.solo import SubprocessSolo
 from fairtrial.fleet.supervise import Bound
+from fairtrial.fleet.wire import EvalReply, EvalRequest
+from fairtrial.isolation import IsolatedRunner
 from fairtrial.mailbox.claim_check import ClaimCheck
+from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.offload import DaemonThreads
 from fairtrial.runs.runner import open_lifespan
@@ -58,7 +64,8 @@ async def run_worker(
 
     Args:
         suite: The suite, or where it is: `evals/support.py`, `package.module:name`. Named by where it is, trials that
-            may have killed a worker are run alone in a fresh process; else in a forked one.
+            may have killed a worker are run in a child process that loads the suite from there; else the task and the
+            evaluator are sent to it.
         mailbox: Where the work comes from, such as `redis://host:6379`.
         config: Settings of the loop; concurrency is the suite's `max_concurrent` unless they are given. The
             fingerprint is filled in here.
@@ -75,15 +82,22 @@ async def run_worker(
     chosen = load_suite(suite) if isinstance(suite, str) else suite
     office = open_post_office(mailbox, claim_check=claim_check) if isinstance(mailbox, str) else mailbox
     results = open_store(store) if isinstance(store, str) else store
-    threads = DaemonThreads()
+    threads, isolated = DaemonThreads(), IsolatedRunner()
     try:
         async with open_lifespan(chosen.lifespan) as shared:
             requests = await office.requests(chosen.name)
-            solo = None
+            suspects = None
             if isinstance(suite, str):
-                solo = SubprocessSolo([sys.executable, "-m", "fairtrial.suites.solo", suite])
+                suspects = IsolatedSuspects(partial(execute_suspect, suite), isolated)
             loop = make_loop(
-                chosen, requests, config=config, shared=shared, threads=threads, results=results, solo=solo, name=name
+                chosen,
+                requests,
+                config=config,
+                shared=shared,
+                threads=threads,
+                results=results,
+                isolated=suspects,
+                name=name,
             )
             _log.info("worker %s takes work of suite %r from %s", loop.name, chosen.name, requests.name)
             if started is not None:
@@ -96,6 +110,7 @@ async def run_worker(
             return loop
     finally:
         threads.close()
+        isolated.close()
         if office is not mailbox:
             await office.close()
         if results is not None and results is not store:
@@ -110,7 +125,7 @@ def make_loop(
     shared: Any = None,
     threads: DaemonThreads | None = None,
     results: RunStore | None = None,
-    solo: Any = None,
+    isolated: SuspectRunner | None = None,
     name: str | None = None,
 ) -> EvalLoop:
     """The loop that works on a suite's trials."""
@@ -124,9 +139,47 @@ def make_loop(
         config=replace(settings, fingerprint=settings.fingerprint or fingerprint_of(suite, request)),
         input_type=input_type,
         expected_type=expected_type,
-        solo=solo,
+        isolated=isolated,
         name=name,
     )
+
+
+def execute_suspect(suite: str, request: bytes) -> bytes:
+    """Execute one request of a suite in a child process, with a lifespan of its own."""
+    try:
+        loaded = load_suite(suite)
+    except ConfigurationError as error:  # Code on disk may have changed since the worker started.
+        raise NotStartedError(f"the child process for a suspected trial could not begin: {error}") from error
+    return asyncio.run(execute_alone(loaded, EvalRequest.from_wire(request))).to_wire()
+
+
+class NotStartedError(Exception):
+    """A suspected trial could not even begin, so it is not what ended its process."""
+
+
+async def execute_alone(suite: EvalSuite, request: EvalRequest) -> EvalReply:
+    """Execute and score one request of a suite, with a lifespan of its own.
+
+    Raises:
+        NotStartedError: the suite's lifespan does not open.
+    """
+    async with AsyncExitStack() as stack:
+        lifespan = open_lifespan(suite.lifespan)
+        try:
+            shared = await lifespan.__aenter__()
+        except Exception as error:
+            text = f"the suite's lifespan does not open: {error!r}"
+            raise NotStartedError(f"the child process for a suspected trial could not begin: {text}") from error
+        stack.push_async_callback(_close_lifespan, lifespan)
+        loop = make_loop(suite, InMemoryMailbox("alone", EvalRequest), shared=shared)
+        return EvalReply(await loop.execute(request), request.sample_ordinal, None, request.request_id, loop.name)
+
+
+async def _close_lifespan(lifespan: AbstractAsyncContextManager[Any]) -> None:
+    try:
+        await lifespan.__aexit__(None, None, None)
+    except Exception:
+        traceback.print_exc()  # The trial is done, and its result must not be lost by this.
 
 
 def types_of(dataset: Dataset[Any, Any]) -> tuple[Any, Any]:

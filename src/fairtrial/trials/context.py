@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import FairtrialError
 from fairtrial.session.session import Session
+from fairtrial.session.views import Envelope
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 
@@ -87,10 +90,63 @@ class TrialContext:
         self._calls[content] = count + 1
         return count
 
+    def parts(self, *, shared: bool) -> ContextParts:
+        """What a child process makes its own context of; with what the lifespan opened, if that is asked for."""
+        return ContextParts(
+            self.key,
+            self.sample,
+            self.experiment,
+            dict(self.session.tags),
+            self._run_seed,
+            self.attempt,
+            self.deadline,
+            self.shared if shared else None,
+        )
+
     @property
     def has_resources(self) -> bool:
         """True if anything was opened."""
         return self._resources is not None
+
+
+class ContextParts(NamedTuple):
+    """A context on its way to a child process."""
+
+    key: TrialKey
+    sample: Sample[Any, Any]
+    experiment: Experiment
+    tags: Mapping[str, str]
+    run_seed: int
+    attempt: int
+    deadline: float
+    shared: Any
+
+
+def call_task_in_child(
+    fn: Callable[..., Any], given: Any, parts: ContextParts, takes_context: bool
+) -> tuple[Any, tuple[Envelope, ...]]:
+    """Call a task in a child process; returns its output and what it recorded."""
+    session = Session(tags=parts.tags)
+    context = TrialContext(
+        parts.key,
+        parts.sample,
+        parts.experiment,
+        session,
+        run_seed=parts.run_seed,
+        attempt=parts.attempt,
+        deadline=parts.deadline,
+        shared=parts.shared,
+    )
+    token = _current.set(context)
+    try:
+        output = fn(given, context) if takes_context else fn(given)
+    except BaseException as error:
+        with contextlib.suppress(Exception):
+            error.isolated_details = session.everything().envelopes  # type: ignore[attr-defined]  # see IsolatedError
+        raise
+    finally:
+        _current.reset(token)
+    return output, session.everything().envelopes
 
 
 def current_trial() -> TrialContext:

@@ -7,13 +7,14 @@ own, which is left behind if user code catches its cancellation.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dis
 import random
 import signal
 import traceback
 import types
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
@@ -26,11 +27,13 @@ from fairtrial.codec import canonical, dumps, from_json, to_json
 from fairtrial.codec.escape import MARK
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError
-from fairtrial.offload import DaemonThreads, TimeLimit, on_trio, run_isolated, supervise
-from fairtrial.scoring.evaluator import Case, Scorer
+from fairtrial.isolation import Function, IsolatedError, IsolatedRunner, check_sendable
+from fairtrial.isolation.runner import START_SECONDS
+from fairtrial.offload import DaemonThreads, TimeLimit, on_trio, supervise
+from fairtrial.scoring.evaluator import Case, OffloadedCall, Scorer
 from fairtrial.session.session import NO_CALLS, Session
 from fairtrial.session.views import Envelope, RecordedView
-from fairtrial.trials.context import TrialContext, _current
+from fairtrial.trials.context import TrialContext, _current, call_task_in_child
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, Stage
@@ -59,6 +62,7 @@ class TrialRules:
     experiments: tuple[Experiment, ...]
     scorer: Scorer
     threads: DaemonThreads = field(default_factory=DaemonThreads)
+    isolated: IsolatedRunner = field(default_factory=IsolatedRunner)
     timeout_seconds: float = 300.0
     max_retries: int = 0
     close_seconds: float = 10.0
@@ -74,12 +78,15 @@ class TrialRules:
         """How long user code may go on after its time limit, to clean up, before it is orphaned."""
         return max(self.close_seconds, _MIN_GRACE)
 
-    async def offload(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, *, isolate: bool, kind: Any
-    ) -> Any:
-        """Run a user's blocking function in a thread or, isolated, in a child process."""
-        call = partial(fn, *args, **kwargs)
-        return await run_isolated(call, kind=kind) if isolate else await self.threads.run(call)
+    def check_shared(self) -> None:
+        """Raise unless what the lifespan opened can be sent to the child processes of isolated tasks that take it."""
+        if self.shared is not None and any(task.isolate and task.takes_context for task in self.tasks):
+            check_sendable(self.shared, "what the lifespan gives an isolated task as ctx.shared")
+
+    def close(self) -> None:
+        """Let idle threads and child processes end."""
+        self.threads.close()
+        self.isolated.close()
 
 
 @dataclass(slots=True)
@@ -93,6 +100,7 @@ class _Attempt:
     output_json: str | None = None
     score: Any = None
     latency: float = 0.0
+    waited: float = 0.0
     retry_after: float | None = None
     close_error: str | None = None
     step: Stage | Literal["close"] = "setup"  # What is being done; decides what an orphaned trial becomes.
@@ -241,20 +249,23 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
     state.step = "task"
     started = rules.clock.monotonic()
     limit = trial.limit
-    deadline = context.deadline = monotonic() + rules.timeout_seconds
+    context.deadline = monotonic() + rules.timeout_seconds
     try:
         with limit.begin(rules.timeout_seconds):
             try:
-                state.output = await _invoke(rules, task, (given, context) if task.takes_context else (given,))
+                if task.isolate:
+                    state.output = await _invoke_isolated(rules, trial, context, task, given)
+                else:
+                    state.output = await _invoke(rules, task, (given, context) if task.takes_context else (given,))
             finally:
-                state.latency = rules.clock.monotonic() - started
+                state.latency = max(0.0, rules.clock.monotonic() - started - state.waited)
     except BaseException as error:
         await _raise_if_external(error)
         state.retry_after = _retry_after(error)
         state.fail("task_error", "task", error)
         return
     # The second: it blocked the event loop, so that nothing could cancel it, and returned.
-    if limit.expired or monotonic() > deadline:
+    if limit.expired or monotonic() > limit.deadline:
         state.output = None
         state.fail("timeout", "task", f"the task did not finish within {rules.timeout_seconds:g} s")
         return
@@ -273,26 +284,48 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
 async def _invoke(rules: TrialRules, task: ResolvedTask, args: tuple[Any, ...]) -> Any:
     if task.is_async:
         return await task.fn(*args)
-    if task.isolate:
-        return await _isolated_task(task, args)
     result = task.fn(*args) if task.inline else await rules.threads.run(partial(task.fn, *args))
     return await result if hasattr(result, "__await__") else result
 
 
-async def _isolated_task(task: ResolvedTask, args: tuple[Any, ...]) -> Any:
-    """Run the task in a child process, and bring home what it recorded there."""
-    context = args[1] if len(args) == 2 else None
-    known = len(context.session) if context is not None else 0
-
-    def call() -> tuple[Any, tuple[Envelope, ...]]:
-        output = task.fn(*args)
-        return output, context.session.everything().envelopes[known:] if context is not None else ()
-
+async def _invoke_isolated(
+    rules: TrialRules, trial: _Trial, context: TrialContext, task: ResolvedTask, given: Any
+) -> Any:
+    """Run the task in a child process, and take over what it recorded there, however it ends."""
+    function = rules.isolated.function(task.fn, f"task {task.name!r}", call_task_in_child)
     kind: Any = types.GenericAlias(tuple, (task.output_type, tuple[Envelope, ...]))
-    output, envelopes = await run_isolated(call, kind=kind)
-    if context is not None:
-        context.session.extend(envelopes)
+    async with _ready_child(rules, trial, function) as child:
+        context.deadline = trial.limit.deadline
+        args = (given, context.parts(shared=task.takes_context), task.takes_context)
+        try:
+            output, envelopes = await child.call(function, args, kind=kind)
+        except IsolatedError as error:
+            if error.details is not None:
+                context.session.extend(from_json(tuple[Envelope, ...], error.details))
+            raise
+    context.session.extend(envelopes)
     return output
+
+
+@contextlib.asynccontextmanager
+async def _ready_child(rules: TrialRules, trial: _Trial, function: Function) -> AsyncIterator[Any]:
+    """A child process that has loaded a function; the time it takes to start and to import is not the trial's."""
+    started = monotonic()
+    trial.limit.extend(START_SECONDS)
+    async with rules.isolated.child() as child:
+        await child.load(function)
+        trial.state.waited = monotonic() - started
+        trial.limit.extend(trial.state.waited - START_SECONDS)
+        yield child
+
+
+async def _offload(rules: TrialRules, trial: _Trial, call: OffloadedCall) -> Any:
+    """Run an evaluator's blocking function in a thread or, isolated, in a child process."""
+    if call.wrapper is None:
+        return await rules.threads.run(partial(call.fn, *call.args, **call.kwargs))
+    function = rules.isolated.function(call.fn, f"evaluator {call.name!r}", call.wrapper)
+    async with _ready_child(rules, trial, function) as child:
+        return await child.call(function, (call.name, *call.args), call.kwargs, kind=call.kind)
 
 
 def _changed(given: Any, original: Any) -> bool:
@@ -341,7 +374,7 @@ async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
             view,
             adapter=rules.adapter,
             run_id=key.run_id,
-            offload=rules.offload,
+            offload=partial(_offload, rules, trial),
             recorder=session,
         )
         context.deadline = monotonic() + rules.timeout_seconds  # Judges have a time of their own.

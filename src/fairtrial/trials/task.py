@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.isolation import check_sendable
 from fairtrial.scoring.evaluator import is_async_callable, name_of
 
 type Task = Callable[..., Any]
@@ -81,6 +82,8 @@ def resolve_task(fn: Any) -> ResolvedTask:
     is_async = is_async_callable(fn)
     if is_async and marks.isolate:
         raise ConfigurationError(f"task {name_of(fn)!r} is async; isolate=True is for blocking functions")
+    if marks.isolate:
+        check_sendable(fn, f"task {marks.name or name_of(fn)!r}")
     return ResolvedTask(
         fn, marks.name or name_of(fn), _takes_context(fn), is_async, marks.inline, marks.isolate, _output_type(fn)
     )

@@ -1,0 +1,314 @@
+"""The parent's side: a pool of child processes, each with one call at a time."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import anyio
+
+from fairtrial.codec import decode
+from fairtrial.errors import ConfigurationError, FairtrialError
+from fairtrial.isolation.child import DIRTY, HEADER, OK
+from fairtrial.isolation.transfer import pack
+
+START_SECONDS = 120.0
+"""How long a child may take to start; on a busy machine, many start at once."""
+_LOOK_SECONDS = 1.0
+_NO_KEYWORDS: Mapping[str, Any] = {}
+
+
+class IsolatedError(FairtrialError):
+    """User code failed in its child process; the message carries the original type and text.
+
+    Attributes:
+        retry_after: The error's own `retry_after`, if it had one.
+        details: The error's own `isolated_details` as JSON: what is to be known although the call failed.
+    """
+
+    retry_after: float | None = None
+    details: Any = None
+
+
+class ChildDiedError(IsolatedError):
+    """The child process ended without an answer."""
+
+
+class Function:
+    """A callable as it travels: packed once, sent once to each child."""
+
+    __slots__ = ("data", "digest")
+
+    def __init__(self, fn: Callable[..., Any], what: str, wrapper: Callable[..., Any] | None = None) -> None:
+        self.data = pack((wrapper, fn), what)
+        self.digest = blake2b(self.data, digest_size=16).digest()
+
+
+class IsolatedRunner:
+    """Runs functions in child processes: as many as there are calls at once, reused from call to call.
+
+    Works on asyncio and on trio, from any thread. A cancelled call kills its child and everything the child started;
+    a call that leaves processes behind costs its child too. Children end with this process, however it ends.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[_Child] = []
+        self._lock = threading.Lock()
+        self._functions: dict[tuple[int, Any], tuple[Any, Function]] = {}
+        self._process = os.getpid()
+        weakref.finalize(self, _kill_idle, self._idle)  # Of a runner that nobody closed.
+
+    def function(self, fn: Callable[..., Any], what: str, wrapper: Callable[..., Any] | None = None) -> Function:
+        """Pack a callable, or return it as it was packed before. The child calls `wrapper(fn, ...)` if there is one."""
+        key = (id(fn), wrapper)
+        found = self._functions.get(key)
+        if found is None:
+            found = self._functions[key] = (fn, Function(fn, what, wrapper))  # With `fn`, so that its id stays its own.
+        return found[1]
+
+    async def run[T](
+        self, fn: Callable[..., Any], *args: Any, kind: type[T], what: str = "the function", **kwargs: Any
+    ) -> T:
+        """Call a function in a child process and read its result as `kind`."""
+        function = self.function(fn, what)
+        async with self.child() as child:
+            return await child.call(function, args, kwargs, kind=kind, what=f"what {what} is called with")
+
+    @contextlib.asynccontextmanager
+    async def child(self) -> AsyncIterator[_Child]:
+        """A child process that is ready, for the calls in here."""
+        child = self._take() or await _Child.start()
+        try:
+            yield child
+        finally:
+            with self._lock:
+                kept = child.is_reusable and self._process == os.getpid()
+                if kept:
+                    self._idle.append(child)
+            if not kept:
+                child.kill()
+
+    def _take(self) -> _Child | None:
+        with self._lock:
+            if self._process != os.getpid():  # Forked by user code: the children are the parent's.
+                self._process = os.getpid()
+                self._idle.clear()
+            while self._idle:
+                child = self._idle.pop()
+                if child.is_alive:
+                    return child
+                child.kill()
+        return None
+
+    def close(self) -> None:
+        """End the idle children; busy ones end with their calls."""
+        with self._lock:
+            _kill_idle(self._idle)
+
+    def __reduce__(self) -> Any:
+        return (IsolatedRunner, ())  # A child has children of its own.
+
+
+class _Child:
+    """One child process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, lifeline: int) -> None:
+        self._process = process
+        self._connection = connection
+        self._lifeline = lifeline
+        self._owner = os.getpid()
+        self._known: set[bytes] = set()
+        self.is_reusable = False
+        _children.add(self)
+
+    @classmethod
+    async def start(cls) -> _Child:
+        """Start a process and wait until it is ready for calls."""
+        if not sys.executable or os.name != "posix":
+            raise ConfigurationError(
+                "isolate=True needs a POSIX system and a Python that can be started (sys.executable)"
+            )
+        ours, theirs = socket.socketpair()
+        watched, lifeline = os.pipe()
+        code = "from fairtrial.isolation.child import main; main()"
+        try:
+            process = subprocess.Popen(  # noqa: S603, ASYNC220 - our own code; returns as soon as the process exists
+                [
+                    sys.executable,
+                    "-P",
+                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # as multiprocessing does
+                    "-c",
+                    code,
+                    str(theirs.fileno()),
+                    str(watched),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), watched),
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path())},
+            )
+        except BaseException:
+            ours.close()
+            os.close(lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(watched)
+        ours.setblocking(False)
+        child = cls(process, ours, lifeline)
+        try:
+            await child._send(pickle.dumps((_search_path(), os.environ.get("PYTHONPATH"))))
+            with anyio.move_on_after(START_SECONDS):
+                await child._receive(len(OK))
+                child.is_reusable = True
+        except ChildDiedError as error:
+            child.kill()
+            raise IsolatedError(f"a child process could not start: {error}") from None
+        except BaseException:
+            child.kill()
+            raise
+        if not child.is_reusable:
+            child.kill()
+            raise IsolatedError(f"a child process was not ready within {START_SECONDS:g} s")
+        return child
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    async def call[T](
+        self,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] = _NO_KEYWORDS,
+        *,
+        kind: type[T],
+        what: str = "what an isolated function is called with",
+    ) -> T:
+        """Call a function; a cancelled call leaves the child to be killed."""
+        arguments = pack((args, dict(kwargs)), what)
+        await self.load(function)
+        return await self._ask((function.digest, None, arguments), kind)
+
+    async def load(self, function: Function) -> None:
+        """Have the child import, or rebuild, a function, so that a call takes no longer than the function itself."""
+        if function.digest not in self._known:
+            await self._ask((function.digest, function.data, None), object)
+            self._known.add(function.digest)
+
+    async def _ask[T](self, message: tuple[bytes, bytes | None, bytes | None], kind: type[T]) -> T:
+        self.is_reusable = False  # Until the answer is there.
+        await self._send(pickle.dumps(message))
+        head = await self._receive(1 + HEADER.size)
+        answer = await self._receive(HEADER.unpack(head[1:])[0])
+        self.is_reusable = head[:1] != DIRTY
+        if answer[:1] == OK:
+            return decode(kind, answer[1:].decode("utf-8"))
+        told: Any = decode(object, answer[1:].decode("utf-8"))
+        error = IsolatedError(told["error"])
+        error.retry_after, error.details = told["retry_after"], told["details"]
+        raise error
+
+    async def _send(self, message: bytes) -> None:
+        left = memoryview(HEADER.pack(len(message)) + message)
+        while left:
+            try:
+                left = left[self._connection.send(left) :]
+            except BlockingIOError:
+                await self._ready(anyio.wait_writable)
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._died() from None
+
+    async def _receive(self, size: int) -> bytes:
+        received = bytearray()
+        while len(received) < size:
+            try:
+                piece = self._connection.recv(min(size - len(received), 1 << 20))
+            except BlockingIOError:
+                await self._ready(anyio.wait_readable)
+                continue
+            except ConnectionResetError:
+                piece = b""
+            if not piece:
+                raise self._died()
+            received += piece
+        return bytes(received)
+
+    async def _ready(self, wait: Callable[[socket.socket], Any]) -> None:
+        """Wait for the socket; one that a descendant still holds does not tell us that the child is dead."""
+        with anyio.move_on_after(_LOOK_SECONDS) as scope:
+            await wait(self._connection)
+        if scope.cancelled_caught and not self.is_alive:
+            raise self._died()
+
+    def _died(self) -> ChildDiedError:
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return ChildDiedError("the child process closed its connection without an answer")
+        ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return ChildDiedError(f"the child process ended without an answer ({ended})")
+
+    def kill(self) -> None:
+        """End the process and everything it started."""
+        _children.discard(self)
+        if self._lifeline < 0 or self._owner != os.getpid():  # Ended, or the child of the process that forked this one.
+            return
+        _kill_tree(self._process.pid, alive=self.is_alive)
+        self._process.wait()
+        self._connection.close()
+        os.close(self._lifeline)
+        self._lifeline = -1
+
+
+_children: set[_Child] = set()
+
+
+@atexit.register
+def _kill_all() -> None:
+    for child in list(_children):
+        child.kill()
+
+
+def _kill_idle(idle: list[_Child]) -> None:
+    while idle:
+        idle.pop().kill()
+
+
+def _search_path() -> list[str]:
+    return [os.path.abspath(entry) for entry in sys.path]
+
+
+def _kill_tree(pid: int, *, alive: bool) -> None:
+    """Kill a process, its group, and on Linux what left the group by starting a session of its own."""
+    descendants = _descendants(pid) if alive else []
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    for found in descendants:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(found, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for thread in threads:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+            for child in map(int, file.read().split()):
+                found += [child, *_descendants(child)]
+    return found
