@@ -51,6 +51,13 @@ def test_an_error_says_its_stage_and_a_second_attempt_is_marked() -> None:
     assert any(line.startswith("timing    <1 ms, attempt 2") for line in lines)
 
 
+def test_what_was_redacted_is_named() -> None:
+    output = "the key is ghp_abcdefghijklmnop1234"
+    lines = screen(80, Sample("a", "in"), outcome="scored", score=Score(1.0, reason=output), output=output)
+    assert "output    the key is [redacted]" in lines
+    assert "redacted  secrets were replaced in: output, reason" in lines
+
+
 def test_what_is_very_long_is_cut() -> None:
     lines = screen(80, Sample("a", "\n".join("x" * 500)), outcome="scored", score=Score(0.0), output=None)
     assert "          ... 100 more lines; all of it with --json" in lines
