@@ -164,7 +164,7 @@ class TestAnotherSuite:
         first = await EvalSuite("s", numbers(2), same, exact_match, experiments=experiments).run(store=store)
 
         def judge(output: int, expected: int) -> Score:
-            return Score(current_trial().experiment.params["limit"] / 2)
+            return Score(0.5 if current_trial().experiment.params["limit"] == 1 else 1.0)
 
         second = await EvalSuite("t", numbers(2), same, judge).rescore(first.run_id, store=store)
         scores = {result.experiment: result.score for result in second.results}

@@ -59,8 +59,9 @@ def rescore(
     opened.update_run(report.run_id, notes={NOTE: [suite]})
     made = opened.get_run(report.run_id)
     note(f"scored {name_of(named.run)} anew as {name_of(made)}; no task was called")
-    if redacted := made.notes.get("redacted"):
-        note(f"{count(int(redacted), 'trial')} not scored: secrets were redacted in the stored output or transcript")
+    redacted = made.notes.get("redacted")
+    if isinstance(redacted, int) and redacted:
+        note(f"{count(redacted, 'trial')} not scored: secrets were redacted in the stored output or transcript")
     show_report(opened, RunName(made), json=json, next_commands=False)
     if made.status in ("unscored", "incomplete"):
         note("some outputs could not be scored; the same command scores them again")
