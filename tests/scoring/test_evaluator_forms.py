@@ -35,7 +35,7 @@ from fairtrial import (
 )
 from fairtrial.judging import panel
 from fairtrial.scoring import Case, resolve
-from fairtrial.scoring.evaluator import KNOWN_NAMES, form_of, marks_of
+from fairtrial.scoring.evaluator import KNOWN_NAMES, OffloadedCall, form_of, marks_of
 from fairtrial.testing import session_of
 
 SAMPLE = Sample("s1", "2+2?", "4", {"level": 1})
@@ -525,9 +525,11 @@ def test_where_there_is_no_session_an_empty_one_is_given() -> None:
 def test_blocking_functions_are_run_elsewhere_and_quick_ones_are_not() -> None:
     where: list[tuple[str, bool, Any]] = []
 
-    async def offload(fn: Any, args: Any, kwargs: Any, *, isolate: bool, kind: Any) -> Any:
-        where.append((fn.__name__, isolate, kind))
-        return fn(*args, **kwargs)
+    async def offload(call: OffloadedCall) -> Any:
+        where.append((call.fn.__name__, call.wrapper is not None, call.kind))
+        if call.wrapper is not None:
+            return call.wrapper(call.fn, call.name, *call.args, **call.kwargs)
+        return call.fn(*call.args, **call.kwargs)
 
     @evaluator(isolate=True)
     def heavy(output: Any, expected: Any) -> bool:
@@ -536,7 +538,7 @@ def test_blocking_functions_are_run_elsewhere_and_quick_ones_are_not() -> None:
     for fn in (plain, heavy, exact_match, plain_later, with_context):
         score_of(fn, case(offload=offload))
     # What runs in a child process comes back as a score; what runs in a thread, as whatever it returned.
-    assert where == [("plain", False, object), ("_scored", True, Score), ("with_context", False, object)]
+    assert where == [("plain", False, object), ("heavy", True, Score), ("with_context", False, object)]
 
 
 @pytest.mark.proves("R16")

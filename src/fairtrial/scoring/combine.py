@@ -11,7 +11,18 @@ import anyio
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
-from fairtrial.scoring.evaluator import Case, EvalContext, Evaluator, Scorer, evaluator, marks_of, resolve
+from fairtrial.scoring.evaluator import (
+    Case,
+    EvalContext,
+    Evaluator,
+    NeedsIsolationError,
+    Scorer,
+    evaluator,
+    isolate_if,
+    isolation_of,
+    marks_of,
+    resolve,
+)
 from fairtrial.scoring.score import Score, mean_value, merge, weighted_mean
 from fairtrial.session.views import SessionView
 
@@ -47,7 +58,12 @@ class Combined(Scorer):
 
     async def score(self, case: Case) -> Score:
         """Score a case; members that wait (judges, threads) wait together."""
-        return self.score_now(case) if self.quick else self._rule(await self.parts(case))
+        if self.quick:
+            try:
+                return self.score_now(case)
+            except NeedsIsolationError:
+                pass
+        return self._rule(await self.parts(case))
 
     def parts_now(self, case: Case) -> list[tuple[str, Score]]:
         """Every member's own score, in order, without an event loop."""
@@ -195,4 +211,5 @@ def adapt(member: Evaluator) -> Callable[[Any, Any, SessionView], Any]:
     async def adapted_later(output: Any, expected: Any, session: SessionView) -> Score:
         return await scorer.score(Case(Sample("by-hand", None, expected), output, session))
 
-    return mark(adapted_later if scorer.is_async else adapted)
+    made: Callable[[Any, Any, SessionView], Any] = mark(adapted_later if scorer.is_async else adapted)
+    return isolate_if(made, isolation_of(member))

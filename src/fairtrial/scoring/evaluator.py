@@ -55,6 +55,7 @@ KNOWN_NAMES: Mapping[str, Role] = {name: role for role, names in _ROLE_NAMES.ite
 """The names of parameters that say what they are given."""
 
 _MARKS = "__fairtrial_evaluator__"
+_ISOLATE_IF = "__fairtrial_isolate_if__"
 
 
 class OffloadedCall(NamedTuple):
@@ -87,7 +88,7 @@ class EvalContext:
 class Case:
     """One scored situation: everything any form of evaluator may ask for."""
 
-    __slots__ = ("adapter", "offload", "output", "recorder", "run_id", "sample", "session")
+    __slots__ = ("adapter", "guarded", "offload", "output", "recorder", "run_id", "sample", "session")
 
     def __init__(
         self,
@@ -99,8 +100,10 @@ class Case:
         run_id: str = "",
         offload: Offload | None = None,
         recorder: Session | None = None,
+        guarded: bool = False,
     ) -> None:
         self.sample = sample
+        self.guarded = guarded  # Whoever scores it can call evaluators in child processes.
         self.output = output
         if session is None:
             session = _NO_SESSION
@@ -190,6 +193,25 @@ def evaluator(
     return mark if fn is None else mark(fn)
 
 
+type Condition = Callable[[Any, Any], bool]
+
+
+def isolate_if[F: Callable[..., Any]](fn: F, condition: Condition | None) -> F:
+    """Have an inline evaluator called in a child process for those outputs and expected values that need it."""
+    setattr(fn, _ISOLATE_IF, condition)
+    return fn
+
+
+def isolation_of(fn: Callable[..., Any]) -> Condition | None:
+    """When an inline evaluator has to be called in a child process."""
+    condition: Condition | None = getattr(_innermost(fn), _ISOLATE_IF, None)
+    return condition
+
+
+class NeedsIsolationError(Exception):
+    """An inline evaluator has to be called in a child process this time, so it cannot be called here and now."""
+
+
 class Scorer:
     """An evaluator after its form has been decided: one name, one call."""
 
@@ -212,13 +234,14 @@ class Scorer:
 class Leaf(Scorer):
     """One user or built-in function."""
 
-    __slots__ = ("_arguments", "_fn", "_isolate")
+    __slots__ = ("_arguments", "_fn", "_isolate", "_isolate_if")
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         marks = marks_of(fn)
         binding = _bind(fn) if marks.form is None else _bind_form(fn, marks.form)
         self._fn = fn
         self._isolate = marks.isolate
+        self._isolate_if = isolation_of(fn)
         self._arguments = binding.arguments()
         self.name = marks.name or name_of(fn)
         self.needs_session = binding.form != "plain"
@@ -230,6 +253,8 @@ class Leaf(Scorer):
     def score_now(self, case: Case) -> Score:
         """Score without an event loop."""
         args, kwargs = self._arguments(case)
+        if case.guarded and self._isolate_if is not None and self._isolate_if(args[0], args[1]):
+            raise NeedsIsolationError
         result = self._fn(*args, **kwargs)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
@@ -242,9 +267,12 @@ class Leaf(Scorer):
     async def score(self, case: Case) -> Score:
         """Score a case, away from the event loop unless the function is async or quick."""
         args, kwargs = self._arguments(case)
-        if self.quick or self.is_async or case.offload is None:
+        isolate = self._isolate or (
+            self._isolate_if is not None and case.guarded and self._isolate_if(args[0], args[1])
+        )
+        if case.offload is None or self.is_async or (self.quick and not isolate):
             result = self._fn(*args, **kwargs)
-        elif self._isolate:
+        elif isolate:
             # The child makes the score: only a score can be trusted to travel back.
             call = OffloadedCall(self._fn, self.name, args, kwargs, score_in_child, Score)
             result = await case.offload(call)

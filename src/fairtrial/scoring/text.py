@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from fairtrial.errors import ConfigurationError, MissingExtraError
-from fairtrial.scoring.evaluator import evaluator
+from fairtrial.scoring.backtracking import may_take_long
+from fairtrial.scoring.evaluator import evaluator, isolate_if
 from fairtrial.scoring.score import Score
 
 _LONGEST_FUZZY = 50_000
@@ -70,7 +71,8 @@ def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False
     Args:
         pattern: The expression.
         flags: Flags of the `re` module.
-        isolate: Search in a child process that a timeout can kill: a bad expression holds the interpreter for ever.
+        isolate: Search in a child process, which a timeout can kill, in every case. Otherwise only where the
+            expression and the length of the output do not make sure that the search ends soon.
     """
     try:
         compiled = None if pattern is None else re.compile(pattern, flags)
@@ -84,7 +86,10 @@ def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False
         passed = wanted.search(str(output)) is not None
         return Score(1.0) if passed else Score(0.0, False, f"no match for /{wanted.pattern}/ in {_short(output)}")
 
-    return found
+    def takes_long(output: Any, expected: Any) -> bool:
+        return may_take_long(str(expected) if pattern is None else pattern, flags, str(output))
+
+    return found if isolate else isolate_if(found, takes_long)
 
 
 def fuzzy_match(minimum: float = 0.8) -> Callable[[Any, Any], Score]:

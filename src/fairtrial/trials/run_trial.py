@@ -30,7 +30,7 @@ from fairtrial.errors import CodecError
 from fairtrial.isolation import Function, IsolatedError, IsolatedRunner, check_sendable
 from fairtrial.isolation.runner import START_SECONDS
 from fairtrial.offload import DaemonThreads, TimeLimit, on_trio, supervise
-from fairtrial.scoring.evaluator import Case, OffloadedCall, Scorer
+from fairtrial.scoring.evaluator import Case, NeedsIsolationError, OffloadedCall, Scorer
 from fairtrial.session.session import NO_CALLS, Session
 from fairtrial.session.views import Envelope, RecordedView
 from fairtrial.trials.context import TrialContext, _current, call_task_in_child
@@ -364,8 +364,9 @@ async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
     try:
         if scorer.quick and not scorer.needs_session:
             # Nothing in it waits, so there is nothing a timeout could cut short.
-            state.score = scorer.score_now(Case(sample, state.output, run_id=key.run_id))
-            return
+            with contextlib.suppress(NeedsIsolationError):
+                state.score = scorer.score_now(Case(sample, state.output, run_id=key.run_id, guarded=True))
+                return
         # The session as it stood when the task ended: what judges record from here on is not the task's.
         view = session.view(attempt=session.attempt)
         case = Case(
@@ -376,6 +377,7 @@ async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
             run_id=key.run_id,
             offload=partial(_offload, rules, trial),
             recorder=session,
+            guarded=True,
         )
         context.deadline = monotonic() + rules.timeout_seconds  # Judges have a time of their own.
         with limit.begin(rules.timeout_seconds):
