@@ -110,7 +110,7 @@ class TestCriteria:
         (result,) = stored([Score(reason="answer is not 4", metrics=tracked)]).failed_samples()
         assert why(result) == "answer is not 4"
         (fair,) = stored([Score(0.5, False, metrics=[Metric("helpful", 0.5, passed=False)])]).failed_samples()
-        assert why(fair) == "helpful: failed with 0.5"
+        assert why(fair) == "helpful: got an answer"
 
     def test_several_failed_criteria_are_named_before_their_reasons(self) -> None:
         either = Score(0.5, False, "long text", [

@@ -125,7 +125,11 @@ def why(result: EvalResult) -> str:
     if result.score is None:
         return (result.error or "").removeprefix("fairtrial.errors.")
     failed = result.score.failed_criteria
-    if len(failed) > 1:  # All names first: the end of a long line is cut.
-        reasons = "; ".join(metric.reason for metric in failed if metric.reason)
-        return f"{', '.join(metric.name for metric in failed)}: {reasons or f'got {value_text(result.output)}'}"
-    return result.score.explain() or f"got {value_text(result.output)}"
+    names = ", ".join(metric.name for metric in failed)
+    reasons = [metric.reason for metric in failed if metric.reason]
+    if len(failed) > 1 and reasons:  # All names first: the end of a long line is cut.
+        return f"{names}: {'; '.join(reasons)}"
+    unexplained = "; ".join(f"{metric.name}: failed with {metric.value:g}" for metric in failed)
+    if result.score.reason in ("", unexplained):  # Nobody said why: the answer may show it.
+        return f"{names}: got {value_text(result.output)}" if failed else f"got {value_text(result.output)}"
+    return result.score.reason
