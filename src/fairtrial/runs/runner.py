@@ -26,7 +26,7 @@ from fairtrial.runs.identity import ResumedRun, code_hash, describe_run, open_ru
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed, missing_trials
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Limits, Stop, run_trials, unwrapped
-from fairtrial.runs.writer import Writer
+from fairtrial.runs.writer import Writer, call_store
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.session.snapshot import restore_session
 from fairtrial.store.protocol import RunRecord, RunStatus, RunStore
@@ -413,8 +413,8 @@ async def _leave(work: OpenRun, error: RunBusyError) -> None:
             error.add_note(f"and then: {type(further).__name__}: {further}")
 
 
-async def _end(work: OpenRun, status: RunStatus, why: str | None = None) -> RunRecord:
-    """Commit what is on its way, then say how the run ended."""
+async def _end(work: OpenRun, status: RunStatus, why: str | None = None, *, patient: bool = True) -> RunRecord:
+    """Commit what is on its way, then say how the run ended; `patient` waits for a database that is away."""
     request, run, adaptive = work.request, work.run, work.stop.adaptive
     store, observed = request.store, bool(request.observers)
 
@@ -437,7 +437,7 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None) -> RunR
     try:
         if work.writer is not None:
             await work.writer.close()
-        ended, completed = await blocking(record)
+        ended, completed = await blocking(lambda: call_store(record, "ending the run") if patient else record())
     finally:
         if work.lease is not None:
             work.lease.stop()
@@ -480,7 +480,7 @@ async def _break_off(work: OpenRun, error: BaseException) -> None:
     reason = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
     with anyio.CancelScope(shield=True):
         try:
-            await _end(work, "interrupted", reason)
+            await _end(work, "interrupted", reason, patient=False)
         except Exception as further:
             error.add_note(f"and then: {type(further).__name__}: {further}")
 
