@@ -169,8 +169,10 @@ class Session:
             envelopes = tuple(self.__envelopes)
         task, judges, hits, unpriced = _NO_USAGE, _NO_USAGE, 0, [0, 0]
         for envelope in envelopes:
+            if envelope.kind != _PROMPT_EXECUTED:
+                continue
             judged = envelope.actor == JUDGE
-            if envelope.kind != _PROMPT_EXECUTED or (judged and envelope.seq < judges_since):
+            if judged and envelope.seq < judges_since:
                 continue
             data = envelope.data
             usage = TokenUsage(**data["usage"]) if data["usage"] else _NO_USAGE
