@@ -124,18 +124,36 @@ class TestResuming:
         assert cli("run", "evals.py", "--fresh").err == ""
         assert [run.status for run in open_store().runs()] == ["finished", "interrupted"]
 
-    def test_changed_code_is_refused_until_it_is_forced(self, cli: Cli, evals: Path) -> None:
-        self._interrupted(cli)
+    def test_changed_code_starts_a_new_run_unless_a_named_one_is_forced(self, cli: Cli, evals: Path) -> None:
+        old = self._interrupted(cli)
         evals.write_text(EVALS + "\n# another thought\n")
-        done = cli("run", "evals.py")
+        done = cli("run", "evals.py", "--resume", "doubles@1")
         assert (done.code, done.out) == (2, "")
-        assert done.err == (
-            "error: the code of suite 'doubles' has changed since doubles@1 began, and 2 of its 4 trials are stored\n"
-            "  start over with --fresh, or go on with --force and mix results of both versions\n"
+        assert " ".join(done.err.split()) == (
+            f"error: run {old.run_id} of suite 'doubles' cannot be resumed: its code has changed "
+            f"resume it all the same with --resume {old.run_id} --force: its results are then of two code versions"
         )
-        done = cli("run", "evals.py", "--force", "--quiet")
+        done = cli("run", "evals.py", "--quiet")
         assert done.code == 0
-        assert "note: the code has changed since doubles@1 began; its results mix both versions" in done.err
+        said = " ".join(done.err.split())
+        assert f"and did not resume run {old.run_id} (interrupted): its code has changed" in said
+        done = cli("run", "evals.py", "--resume", "doubles@1", "--force")
+        assert done.code == 0
+        assert "has results of two code versions" in " ".join(done.err.split())
+        assert "results of two code versions" in " ".join(done.out.split())
+        assert [(run.number, run.status) for run in open_store().runs()] == [(2, "finished"), (1, "finished")]
+
+    def test_another_evaluator_is_sent_to_rescore(self, cli: Cli, evals: Path) -> None:
+        old = self._interrupted(cli)
+        evals.write_text(EVALS.replace("exact_match", "one_of"))
+        done = cli("run", "evals.py", "--resume", "doubles")
+        assert done.code == 2
+        assert f"score its stored outputs with this evaluator: fairtrial rescore {old.run_id} evals.py" in done.err
+
+    def test_resume_needs_one_suite_and_an_old_run(self, cli: Cli, evals: Path) -> None:
+        self._interrupted(cli)
+        assert "names one run of one suite" in cli("run", "evals.py", "--resume", "doubles", "--fresh").err
+        assert "there is no run 'nothing'" in cli("run", "evals.py", "--resume", "nothing").err
 
     def test_errors_are_tried_again_when_asked_and_code_may_change_for_it(self, cli: Cli, place: Path) -> None:
         file = place / "evals.py"
@@ -147,12 +165,13 @@ class TestResuming:
         assert [run.number for run in open_store().runs()] == [1]
         assert cli("failures", "doubles", "--kind", "task_error").out == ""
 
-    def test_a_run_that_no_longer_fits_is_refused_with_a_way_out(self, cli: Cli, evals: Path) -> None:
-        self._interrupted(cli)
+    def test_a_run_that_no_longer_fits_is_followed_by_a_new_one_with_a_way_back(self, cli: Cli, evals: Path) -> None:
+        old = self._interrupted(cli)
         done = cli("run", "evals.py", "--repeats", "2")
-        assert done.code == 2
-        assert "its repeats were 1, now 2" in done.err
-        assert done.err.splitlines()[-1] == "  undo the change to go on with that run, or start a new one with --fresh"
+        assert done.code == 0
+        said = " ".join(done.err.split())
+        assert "its repeats were 1, now 2" in said
+        assert f"Undo the change and resume it with --resume {old.run_id}" in said
 
 
 class TestVerdicts:

@@ -35,10 +35,10 @@ from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.runs import run_lease
 from fairtrial.runs.events import RunEvent
+from fairtrial.runs.identity import identify
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord, RunStore
-from fairtrial.suites.fingerprint import fingerprint_of
 from tests.fleet.fake_worker import FakeWorker, answer
 
 pytestmark = pytest.mark.anyio
@@ -695,7 +695,7 @@ async def test_a_client_told_to_stop_does_not_wait_for_a_server_that_is_away(
     with anyio.fail_after(10):
         record = await run
     assert record.status == "interrupted"
-    assert record.notes["fleet"] == {"cursor": 20, "fingerprint": fingerprint_of(suite, suite.prepared())}
+    assert record.notes["fleet"] == {"cursor": 20, "fingerprint": identify(suite.prepared(), samples=False).fingerprint}
 
 
 async def test_the_database_may_be_away_while_the_client_reads_what_workers_stored() -> None:

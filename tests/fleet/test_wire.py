@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import EvalConfig, EvalResult, Experiment, Metric, Sample, Score, Session, TokenUsage, TrialKey
+from fairtrial import EvalResult, Experiment, Metric, Sample, Score, Session, TokenUsage, TrialKey
 from fairtrial.errors import BodyError, CodecError, ConfigurationError
 from fairtrial.fleet.wire import (
     EvalReply,
@@ -20,7 +20,6 @@ from fairtrial.fleet.wire import (
     MainLoopRequest,
     MainLoopResult,
     by_run,
-    suite_fingerprint,
 )
 from fairtrial.mailbox import InMemoryMailbox
 
@@ -328,30 +327,3 @@ class TestInMailboxes:
         }
         assert dict(REPLY.samples) == {3: REQUEST.sample}
         assert not other.samples
-
-
-class TestFingerprint:
-    def test_it_changes_with_what_decides_a_result_and_with_nothing_else(self) -> None:
-        config = EvalConfig()
-
-        def of(**changes: Any) -> str:
-            given: dict[str, Any] = {
-                "name": "s",
-                "code_hash": "c",
-                "experiments": [Experiment("a", {"x": 1})],
-                "evaluator": "e",
-                "config": config,
-                **changes,
-            }
-            return suite_fingerprint(**given)
-
-        assert of() == of(config=replace(config, max_concurrent=99, max_samples=3))
-        others = [
-            of(name="t"),
-            of(code_hash="d"),
-            of(evaluator="f"),
-            of(experiments=[Experiment("a", {"x": 2})]),
-            of(experiments=[Experiment("b", {"x": 1})]),
-            of(config=replace(config, seed=1)),
-        ]
-        assert len({of(), *others}) == len(others) + 1

@@ -132,7 +132,7 @@ def test_what_a_reader_must_know_of_a_run_is_said() -> None:
     report = made_report(lambda *_: broken, status="unscored", notes={"code_changed": True}, samples=2)
     text = " ".join(str(report).split())
     assert "2 trials could not be scored; the same command again scores them without their task." in text
-    assert "the code changed while this run was unfinished" in text
+    assert "results of two code versions" in text
 
 
 def test_an_experiment_alone_can_be_shown() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,20 @@ from fairtrial import (
     EvalConfig,
     EvalSuite,
     Experiment,
+    GateRules,
     RunMismatchError,
     Sample,
     SessionView,
     TrialContext,
+    compare,
     contains,
     exact_match,
+    gate,
+    matches,
     open_store,
 )
-from fairtrial.runs.identity import code_hash
+from fairtrial.runs.code import code_hash
+from fairtrial.runs.events import ResumeWarning
 
 pytestmark = pytest.mark.anyio
 
@@ -76,26 +82,107 @@ async def test_a_finished_run_is_followed_by_a_new_one_and_fresh_always_is() -> 
         ({"dataset": doubles(8, factor=3)}, "its dataset has changed"),
         ({"dataset": doubles(8).shuffle(1)}, "its samples are now in another order"),
         ({"experiments": [Experiment("terse")]}, "its experiments were baseline, now terse"),
-        ({"experiments": [Experiment(params={"style": "terse"})]}, "parameters of its experiments have changed"),
+        ({"experiments": [Experiment(params={"style": "terse"})]}, "the parameters of its experiments have changed"),
         ({"config": EvalConfig(repeats=2)}, "its repeats were 1, now 2"),
+        ({"config": EvalConfig(timeout_seconds=1)}, "timeout_seconds was 300.0, now 1"),
+        ({"config": EvalConfig(seed=7)}, "seed was 0, now 7"),
+        ({"config": EvalConfig(max_retries=1)}, "max_retries was 0, now 1"),
+        ({"config": EvalConfig(max_output_bytes=9)}, "max_output_bytes was 16777216, now 9"),
+        ({"evaluator": matches("x")}, "its evaluator was exact_match, now matches"),
     ],
 )
-async def test_a_run_whose_makings_changed_is_refused_with_what_changed(change: dict[str, Any], message: str) -> None:
+async def test_a_difference_starts_a_new_run_and_a_named_run_is_refused(change: dict[str, Any], message: str) -> None:
     store = open_store("memory:")
-    await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING).run(store=store)
-    parts: dict[str, Any] = {"dataset": doubles(8), "config": EvalConfig(), **change}
-    changed = EvalSuite("s", task=Counting(), evaluator=exact_match, **parts)
+    old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING).run(store=store)
+    parts: dict[str, Any] = {"dataset": doubles(8), "config": EvalConfig(), "evaluator": exact_match, **change}
+    changed = EvalSuite("s", task=Counting(), **parts)
+    with pytest.raises(RunMismatchError, match=f"run {old.run_id} of suite 's' cannot be resumed: {message}"):
+        await changed.run(store=store, run_id=old.run_id)
     with pytest.raises(RunMismatchError, match=message):
-        await changed.run(store=store)
-    assert (await changed.run(store=store, fresh=True)).status == "finished"
+        await changed.run(store=store, run_id=old.run_id, force=True)
+    with pytest.warns(ResumeWarning, match=f"did not resume run {old.run_id} .interrupted.: {message}"):
+        new = await changed.run(store=store)
+    assert new.run_id != old.run_id
+    assert (new.status, store.get_run(old.run_id).status) == ("finished", "interrupted")
 
 
-async def test_changed_code_is_warned_about_when_a_run_is_resumed() -> None:
+async def test_concurrency_and_limits_of_a_run_may_change_when_it_is_resumed() -> None:
     store = open_store("memory:")
-    await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING, version="1").run(store=store)
-    with pytest.warns(UserWarning, match="results mix both versions"):
-        report = await EvalSuite("s", doubles(8), Counting(), exact_match, version="2").run(store=store)
-    assert "the code changed" in str(report)
+    old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING).run(store=store)
+    config = EvalConfig(max_concurrent=3, max_cost_usd=5.0, grace_seconds=1.0)
+    new = await EvalSuite("s", doubles(8), Counting(), exact_match, config=config).run(store=store)
+    assert (new.run_id, new.status) == (old.run_id, "finished")
+
+
+async def test_changed_code_starts_a_new_run_unless_it_is_forced_and_then_every_report_says_so() -> None:
+    store = open_store("memory:")
+    old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING, version="1").run(store=store)
+    changed = EvalSuite("s", doubles(8), Counting(), exact_match, version="2")
+    with pytest.raises(RunMismatchError, match=r"its code has changed.*force=True \(--resume \w+ --force\)"):
+        await changed.run(store=store, run_id=old.run_id)
+    with pytest.warns(ResumeWarning, match="its code has changed"):
+        new = await changed.run(store=store)
+    assert new.run_id != old.run_id
+    with pytest.warns(ResumeWarning, match="results of two code versions"):
+        report = await changed.run(store=store, run_id=old.run_id, force=True)
+    assert (report.run_id, report.status) == (old.run_id, "finished")
+    assert [result.code for result in report.results] == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert report.run.code_versions == 2
+    compared, gated = compare(report, new), gate(report, GateRules(min_pass_rate=0.5))
+    for shown in (str(report), report.to_markdown(), report.to_html(), str(compared), str(gated)):
+        assert "results of two code versions" in " ".join(shown.split())
+    assert '"code_versions": 2' in json.dumps(report.to_json())
+    again = await changed.run(store=store, run_id=old.run_id)  # Both versions are known: nothing differs.
+    assert again.run.code_versions == 2
+
+
+async def test_a_run_stored_without_an_identity_is_resumed_by_what_is_known_of_it() -> None:
+    store = open_store("memory:")
+    old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING, version="1").run(store=store)
+    record = replace(store.get_run(old.run_id), run_id="older", identity=None, number=9)
+    store.create_run(record)
+    report = await EvalSuite("s", doubles(8), Counting(), matches("x"), version="1").run(store=store)
+    assert (report.run_id, report.status) == ("older", "finished")
+    store.create_run(replace(record, run_id="oldest", number=10))
+    with pytest.warns(ResumeWarning, match="its code has changed"):
+        fresh = await EvalSuite("s", doubles(8), Counting(), exact_match, version="2").run(store=store)
+    assert fresh.run_id != "oldest"
+
+
+async def test_a_run_of_another_suite_is_not_resumed() -> None:
+    store = open_store("memory:")
+    old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING).run(store=store)
+    with pytest.raises(RunMismatchError, match="is one of suite 's', not of 'other'"):
+        await EvalSuite("other", doubles(8), Counting(), exact_match).run(store=store, run_id=old.run_id)
+
+
+async def test_outputs_that_only_lack_a_score_are_not_paid_for_again_by_another_evaluator() -> None:
+    store = open_store("memory:")
+    task = Counting()
+
+    def broken(output: int, expected: int) -> bool:
+        raise RuntimeError("down")
+
+    old = await EvalSuite("s", doubles(3), task, broken, version="1").run(store=store)
+    assert old.status == "unscored"
+    mended = EvalSuite("s", doubles(3), task, exact_match, version="1")
+    with pytest.raises(RunMismatchError, match=rf"suite.rescore\('{old.run_id}'\)"):
+        await mended.run(store=store)
+    assert len(task.calls) == 3
+    assert (await mended.rescore(old.run_id, store=store)).pass_rate == 1.0
+
+
+async def test_errors_are_retried_by_changed_code_and_refused_with_another_evaluator() -> None:
+    store = open_store("memory:")
+    old = await EvalSuite("s", doubles(4), Counting(3), exact_match, version="1").run(store=store)
+    with pytest.raises(RunMismatchError, match="its evaluator was exact_match, now matches"):
+        await EvalSuite("s", doubles(4), Counting(), matches("x"), version="2").run(store=store, retry_errors=True)
+    with pytest.warns(ResumeWarning, match="results of two code versions"):
+        report = await EvalSuite("s", doubles(4), Counting(), exact_match, version="2").run(
+            store=store, retry_errors=True
+        )
+    assert (report.run_id, report.pass_rate_all) == (old.run_id, 1.0)
+    assert [result.code for result in report.results] == [0, 0, 0, 1]
 
 
 async def test_a_trial_whose_scoring_failed_is_only_scored_again() -> None:

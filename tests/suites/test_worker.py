@@ -21,11 +21,16 @@ from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialC
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalRequest, MemoryPostOffice
 from fairtrial.fleet.isolated import IsolatedSuspects
 from fairtrial.isolation import ChildDiedError, IsolatedError, IsolatedRunner
-from fairtrial.suites.fingerprint import fingerprint_of, suite_files
+from fairtrial.runs.code import project_files
+from fairtrial.runs.identity import identify
 from fairtrial.suites.worker import execute_alone, execute_suspect, main, run_worker, types_of
 from fairtrial.trials.keys import TrialKey
 from tests.fleet.processes import Processes, end, said, wait_for_lines
 from tests.redis_server import RedisServer
+
+
+def fingerprint(suite: EvalSuite) -> str:
+    return identify(suite.prepared(), samples=False).fingerprint
 
 
 @pytest.fixture
@@ -177,8 +182,9 @@ class TestFingerprint:
         "client.py": "import unrelated\nimport helpers.late\nfrom evals.support import suite\n",
     }
     SHOW = (
-        "import sys\nfrom fairtrial.suites.fingerprint import *\n"
-        "print(fingerprint_of(suite, suite.prepared()), *[f.rpartition('/')[2] for f in suite_files(suite)])"
+        "from fairtrial.runs.code import project_files\nfrom fairtrial.runs.identity import identify\n"
+        "print(identify(suite.prepared(), samples=False).fingerprint, "
+        "*[f.rpartition('/')[2] for f in project_files(suite.home)])"
     )
 
     @pytest.fixture
@@ -214,16 +220,16 @@ class TestFingerprint:
 
     def test_a_version_takes_the_place_of_the_code(self) -> None:
         one, two = questions(version="1"), questions(version="2")
-        assert fingerprint_of(one, one.prepared()) == fingerprint_of(one, one.prepared())
-        assert fingerprint_of(one, one.prepared()) != fingerprint_of(two, two.prepared())
-        assert any(file.endswith("test_worker.py") for file in suite_files(one))
+        assert fingerprint(one) == fingerprint(one)
+        assert fingerprint(one) != fingerprint(two)
+        assert any(file.endswith("test_worker.py") for file in project_files(one.home))
 
     def test_settings_that_matter_to_a_trial_are_part_of_it(self) -> None:
         one = questions(version="1", config=EvalConfig(timeout_seconds=5))
         two = questions(version="1", config=EvalConfig(timeout_seconds=6))
         more = questions(version="1", config=EvalConfig(timeout_seconds=5, max_concurrent=99))
-        assert fingerprint_of(one, one.prepared()) != fingerprint_of(two, two.prepared())
-        assert fingerprint_of(one, one.prepared()) == fingerprint_of(more, more.prepared())
+        assert fingerprint(one) != fingerprint(two)
+        assert fingerprint(one) == fingerprint(more)
 
 
 @pytest.mark.proves("R59", "R60", "R61")

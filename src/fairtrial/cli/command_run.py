@@ -73,7 +73,11 @@ def run(
     retry_errors: Annotated[
         bool, typer.Option("--retry-errors", help="Try trials of the latest run again that ended in an error.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Go on with a run although the code has changed.")] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="RUN", help="Resume this run; refused if it differs from the suite."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Resume even if the code has changed.")] = False,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="A label for the run.")] = None,
     fail_under: Annotated[
         float | None,
@@ -120,7 +124,8 @@ def run(
           --evaluator exact_match                        models side by side
     """
     from fairtrial.cli import adhoc
-    from fairtrial.cli.faults import ExitCode
+    from fairtrial.cli.faults import ExitCode, Mistake
+    from fairtrial.cli.names import find_run
     from fairtrial.cli.pairs import parse_pairs
     from fairtrial.cli.running import Orders, stdout_for_facts
     from fairtrial.cli.screen import print_json
@@ -147,6 +152,8 @@ def run(
     asked = adhoc.Asked(prompt, dataset, tuple(model or ()), tuple(evaluator or ()))
     with stdout_for_facts(json), _cached(cache or settings["cache"], settings), settings.prices():
         planned = [(selected(suite, selection), words) for suite, words in _planned(suites or (), asked, settings)]
+        if resume is not None and (fresh or len(planned) > 1):
+            raise Mistake("--resume names one run of one suite", "name one suite, and leave --fresh out")
         opened = options.open_named(url)
         orders = Orders(
             store=opened,
@@ -155,6 +162,7 @@ def run(
             fresh=fresh,
             retry_errors=retry_errors,
             force=force,
+            run_id=None if resume is None else find_run(opened, resume).run.run_id,
             quiet=quiet,
             json=json,
             compares=len(asked.models) > 1,

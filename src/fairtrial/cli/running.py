@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,7 @@ from fairtrial.cli.progress import Tally, shown
 from fairtrial.cli.rerun import NOTE, PART
 from fairtrial.cli.screen import count, err, note, sentence
 from fairtrial.errors import RunMismatchError
+from fairtrial.runs.events import ResumeWarning
 
 if TYPE_CHECKING:
     from fairtrial.report import EvalReport
@@ -35,6 +38,7 @@ class Orders:
     fresh: bool = False
     retry_errors: bool = False
     force: bool = False
+    run_id: str | None = None  # The run to resume.
     quiet: bool = False
     json: bool = False
     compares: bool = False  # Several models were named: the run ends in their comparison.
@@ -61,13 +65,13 @@ def carry_out(suite: EvalSuite, orders: Orders) -> Ran:
     """
     from fairtrial.runs.sync import announcing
 
-    fresh = orders.fresh or _is_other_part(suite, orders.store)
-    if not fresh:
-        _check_code(suite, orders)
+    fresh = orders.fresh or (orders.run_id is None and _is_other_part(suite, orders.store))
     begun: list[EvalRunStarted] = []
 
     def started(event: EvalRunStarted) -> None:
         begun.append(event)
+        if event.notice is not None:
+            note(f"note: {_for_command_line(event.notice, orders)}")
         orders.store.update_run(event.run_id, notes={NOTE: list(orders.base)})
         if event.done and not orders.quiet:
             console.print(
@@ -91,27 +95,30 @@ def carry_out(suite: EvalSuite, orders: Orders) -> Ran:
             warnings.catch_warnings(),
             shown(tally, console, quiet=orders.quiet, prints=sys.stdout.isatty() and not orders.json),
         ):
-            # Changed code has been spoken of already, in our own words.
-            warnings.filterwarnings("ignore", message="the code of suite")
+            warnings.simplefilter("ignore", ResumeWarning)  # `started` says it.
             report = suite.run_sync(
                 store=orders.store,
                 bus=[tally],
                 tags=dict(orders.tags),
                 fresh=fresh,
                 retry_errors=orders.retry_errors,
+                run_id=orders.run_id,
+                force=orders.force,
                 **options,
             )
     except KeyboardInterrupt:
         _say_interrupted(orders, begun)
         raise Interrupted from None
     except RunMismatchError as error:
-        raise Mistake(*_split(str(error))) from None
+        what, _, remedy = _for_command_line(str(error), orders).partition(". ")
+        raise Mistake(what, remedy[:1].lower() + remedy[1:]) from None
     return Ran(report, resumed=bool(begun and begun[0].done))
 
 
-def _split(text: str) -> tuple[str, str]:
-    what, _, remedy = text.partition(". ")
-    return what, remedy[:1].lower() + remedy[1:].replace("fresh=True (--fresh)", "--fresh")
+def _for_command_line(text: str, orders: Orders) -> str:
+    """Return a sentence about runs with the options of the command line in place of the library's arguments."""
+    text = re.sub(r"suite\.rescore\([^)]*\) \((.*?) SUITE\)", r"\1 " + shlex.join(orders.base), text)
+    return re.sub(r"(?:fresh=True|run_id='\w+'(?:, force=True)?) \((--[^)]*)\)", r"\1", text)
 
 
 def _is_other_part(suite: EvalSuite, store: RunStore) -> bool:
@@ -120,29 +127,6 @@ def _is_other_part(suite: EvalSuite, store: RunStore) -> bool:
         return False
     latest = next(iter(store.runs(suite=suite.name, limit=1)), None)
     return latest is not None and latest.dataset_fingerprint != suite.dataset.fingerprint
-
-
-def _check_code(suite: EvalSuite, orders: Orders) -> None:
-    """Results of two versions of the code in one run are results of neither: going on is asked for, not assumed.
-
-    Unless that is what was asked for: to score again what could not be scored, or to try errors again.
-    """
-    from fairtrial.runs.identity import code_hash, latest_executed
-
-    latest = latest_executed(orders.store, suite.name)
-    if latest is None or latest.parent_run is not None or latest.status in ("finished", "stopped"):
-        return
-    if latest.code_hash == code_hash(suite.version):
-        return
-    if orders.force or orders.retry_errors or latest.status == "unscored":
-        note(f"note: the code has changed since {name_of(latest)} began; its results mix both versions")
-        return
-    stored = sum(byte.bit_count() for byte in orders.store.done(latest.run_id))
-    raise Mistake(
-        f"the code of suite {suite.name!r} has changed since {name_of(latest)} began, "
-        f"and {stored:,} of its {latest.planned:,} trials are stored",
-        "start over with --fresh, or go on with --force and mix results of both versions",
-    )
 
 
 @contextlib.contextmanager

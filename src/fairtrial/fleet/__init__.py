@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fairtrial.fleet.spending import FleetSpending
     from fairtrial.fleet.submit import submit_dataset, submit_dataset_sync
     from fairtrial.fleet.supervise import RestartPolicy
-    from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, suite_fingerprint
+    from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
 
 _WHERE = {
     "EvalLoop": "eval_loop",
@@ -50,7 +50,6 @@ _WHERE = {
     "open_post_office": "post",
     "submit_dataset": "submit",
     "submit_dataset_sync": "submit",
-    "suite_fingerprint": "wire",
 }
 
 __all__ = [
@@ -80,7 +79,6 @@ __all__ = [
     "open_post_office",
     "submit_dataset",
     "submit_dataset_sync",
-    "suite_fingerprint",
 ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -467,9 +467,9 @@ class Dispatch:
             sample: Sample[Any, Any] | None = None
             if ledger.is_fresh(reply) and reply.result.ordinal not in seen:
                 seen.add(reply.result.ordinal)
-                fresh.append(self._again.with_earlier_cost(reply.result))
+                fresh.append(self._finish(reply.result))
                 sample = ledger.sample(reply)
-            items.append((self._again.with_earlier_cost(reply.result), reply.sample_ordinal, sample))
+            items.append((self._finish(reply.result), reply.sample_ordinal, sample))
         if self._observers:
             for result in fresh:
                 self._observers.publish(SampleEvaluated(self._run.run_id, result))
@@ -483,6 +483,11 @@ class Dispatch:
                 ledger.back(result.ordinal)
                 self._limits.check(result, self._stop)
         return fresh
+
+    def _finish(self, result: EvalResult) -> EvalResult:
+        """Add to a worker's result what only the client knows: earlier costs, and the version of the code."""
+        code = self._work.code
+        return self._again.with_earlier_cost(replace(result, code=code) if code else result)
 
     async def _set_aside(self, message: Message[EvalReply], problem: str) -> None:
         log.warning("a reply in %s is set aside: %s", self._results.name, problem)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from fairtrial.codec import decode, digest, dumps, from_json, to_json
+from fairtrial.codec import decode, dumps, from_json, to_json
 from fairtrial.codec.escape import MARK, parse_json
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, ConfigurationError
@@ -22,7 +22,6 @@ from fairtrial.fleet.fields import VERSION, Fields, is_count, read, write
 from fairtrial.frozen import EMPTY, FrozenDict, freeze
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.session.events import TokenUsage
-from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import NO_USAGE, EvalResult
@@ -41,7 +40,6 @@ _NO_CALLS = (None, 0, 0, 0)
 _END_OF_TIME = 1e11
 _MAX_ATTEMPT = 1 << 31
 _AS_THEY_ARE = frozenset({str, int, float, bool})
-_SCORING = ("timeout_seconds", "max_retries", "seed", "max_output_bytes")
 
 
 def new_id() -> str:
@@ -484,24 +482,6 @@ class MainLoopResult:
             fields.usage("usage", NO_USAGE),
             fields.whole("latency_ms"),
         )
-
-
-def suite_fingerprint(
-    name: str, code_hash: str, experiments: Iterable[Experiment], evaluator: str, config: EvalConfig
-) -> str:
-    """What a suite is made of, as far as it decides what a trial's result is.
-
-    Submitter and worker each compute it from their own code; where they differ, results would mix two versions.
-    Concurrency, budgets and the choice of samples are left out: they do not change a trial.
-    """
-    tree = {
-        "name": name,
-        "code": code_hash,
-        "experiments": [(experiment.name, to_json(experiment.params)) for experiment in experiments],
-        "evaluator": evaluator,
-        "config": {name: getattr(config, name) for name in _SCORING},
-    }
-    return digest(tree)[:32]
 
 
 def _typed(kind: Any, value: Any, what: str) -> Any:

@@ -9,7 +9,7 @@ from fairtrial.report.comparison import MetricComparison, SliceComparison
 from fairtrial.report.pairs import Pairs
 from fairtrial.report.report import ExperimentReport
 from fairtrial.report.slicing import SMALL_SLICE
-from fairtrial.report.words import counted
+from fairtrial.report.words import counted, number_word
 from fairtrial.store.protocol import RESUMABLE
 
 FEW_PAIRS = 30
@@ -67,6 +67,8 @@ def about_runs(reports: Sequence[ExperimentReport]) -> Iterator[str]:
     if not reports:
         return
     for run in {part.run.run_id: part.run for part in reports}.values():
+        if run.code_versions > 1:
+            yield f"Run {run.run_id} has results of {number_word(run.code_versions)} code versions."
         if run.status == "running" or run.status in RESUMABLE:
             yield f"Run {run.run_id} is not finished ({run.status}): these are not its final numbers."
         elif adaptive_note(run) is not None:

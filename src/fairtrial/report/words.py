@@ -87,6 +87,11 @@ def samples_text(count: int) -> str:
     return f"{-(-count // scale) * scale:,}"
 
 
+def number_word(number: int) -> str:
+    """Return a small number as a word."""
+    return {2: "two", 3: "three", 4: "four"}.get(number, f"{number:,}")
+
+
 def counted(count: int, noun: str) -> str:
     """ "1 sample", "2 samples"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -27,6 +27,11 @@ class EvalRunStarted:
     planned: int
     done: int
     run: RunRecord
+    notice: str | None = None  # Why an unfinished run was not resumed, or that a run has two code versions.
+
+
+class ResumeWarning(UserWarning):
+    """An unfinished run was not resumed because it differs, or is resumed by other code."""
 
 
 @dataclass(frozen=True, slots=True)

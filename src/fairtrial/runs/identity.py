@@ -1,89 +1,276 @@
-"""Which run a command means: a new one, or the unfinished one it goes on with."""
+"""The identity of a run, and which run a command means: a new one, or one that it resumes."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import uuid4
 
-from fairtrial.codec import to_json
-from fairtrial.data.dataset import Dataset
+from fairtrial.codec import digest, from_json, to_json
 from fairtrial.errors import RunMismatchError
+from fairtrial.runs.callables import describe
+from fairtrial.runs.code import code_hash, code_version
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
+from fairtrial.types import JSON
+
+if TYPE_CHECKING:
+    from fairtrial.runs.runner import RunRequest
+
+_SETTINGS = ("seed", "timeout_seconds", "max_retries", "max_output_bytes")
+"""The settings that decide what comes of a trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """What a run is made of, as far as it decides its results: names and digests, no data.
+
+    The same record decides whether a run is resumed, here or by the command line, and whether a worker of a fleet
+    accepts a request.
+
+    Attributes:
+        suite: The suite's name.
+        dataset: Name, version, fingerprint and size of the dataset, and the order of its samples.
+        experiments: The experiments in order, each with a digest of its parameters.
+        repeats: How often every sample is tried.
+        evaluator: The evaluator's name, and a digest of its code, composition and parameters.
+        settings: The settings that decide what comes of a trial.
+        code: Every version of the code that executed trials of the run, oldest first.
+    """
+
+    suite: str
+    dataset: Mapping[str, JSON]
+    experiments: tuple[tuple[str, str], ...]
+    repeats: int
+    evaluator: tuple[str, str]
+    settings: Mapping[str, JSON]
+    code: tuple[str, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of what client and worker of a fleet must have in common: everything but the samples."""
+        common = [self.suite, self.experiments, self.evaluator, dict(self.settings), self.code[-1]]
+        return digest(to_json(common))[:32]
+
+    @classmethod
+    def read(cls, stored: Mapping[str, JSON]) -> RunIdentity:
+        """Read an identity from a run's record."""
+        return from_json(cls, {name: stored[name] for name in cls.__slots__})
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return the identity as it is stored."""
+        return {"format": 1, **cast(dict[str, JSON], to_json(self))}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One way in which a run and a suite differ."""
+
+    part: Literal["plan", "evaluator", "settings", "code"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ResumedRun:
-    """The run to work on."""
+    """The run to work on.
+
+    Attributes:
+        run: The run.
+        resumed: Whether it existed before.
+        warning: What the user must know: why a run was not resumed, or that one has two versions of the code.
+        code: Which of the run's code versions executes it now.
+    """
 
     run: RunRecord
     resumed: bool
     warning: str | None = None
+    code: int = 0
 
 
-def describe_run(
-    suite: str,
-    dataset: Dataset[Any, Any],
-    experiments: Sequence[Experiment],
-    config: EvalConfig,
-    *,
-    evaluator: str,
-    code_hash: str,
-    tags: Mapping[str, str],
-) -> RunRecord:
-    """A run as it would be stored."""
-    return RunRecord(
-        run_id=uuid4().hex[:12],
-        suite=suite,
-        dataset_name=dataset.name,
-        dataset_version=dataset.version,
-        dataset_fingerprint=dataset.fingerprint,
-        dataset_size=len(dataset),
-        experiments=tuple(experiment.name for experiment in experiments),
-        repeats=config.repeats,
-        params={experiment.name: experiment.params for experiment in experiments},
-        config=to_json(config),
-        tags=dict(tags),
-        evaluator=evaluator,
-        code_hash=code_hash,
-        created_at=time.time(),
-        notes={"order": dataset.order},
+def identify(request: RunRequest, *, samples: bool = True) -> RunIdentity:
+    """Return the identity of the run that a request would start; without `samples` the dataset is not read."""
+    dataset, config = request.dataset, request.config
+    code = code_version(
+        request.version,
+        request.home,
+        tasks=[task.fn for task in request.rules.tasks],
+        others=[request.evaluator, request.lifespan, request.adapter],
+    )
+    facts: dict[str, JSON] = (
+        {
+            "name": dataset.name,
+            "version": dataset.version,
+            "fingerprint": dataset.fingerprint,
+            "size": len(dataset),
+            "order": dataset.order,
+        }
+        if samples
+        else {}
+    )
+    return RunIdentity(
+        request.suite,
+        facts,
+        tuple((experiment.name, digest(to_json(experiment.params))[:32]) for experiment in request.experiments),
+        config.repeats,
+        (request.scorer.name, request.evaluator_digest or evaluator_digest(request.evaluator)),
+        {name: getattr(config, name) for name in _SETTINGS},
+        (code,),
     )
 
 
-def open_run(store: RunStore, wanted: RunRecord, *, fresh: bool, reopen: bool = False) -> ResumedRun:
-    """Resume the latest run of this suite if it is unfinished and of the same make; start a new one otherwise.
+def evaluator_digest(evaluator: Any) -> str:
+    """Return a digest of an evaluator's code, composition and parameters."""
+    return digest(describe(evaluator))[:32]
 
-    `reopen` goes on with a finished run too: its errors are to be tried again.
+
+def describe_run(
+    identity: RunIdentity, experiments: Sequence[Experiment], config: EvalConfig, *, tags: Mapping[str, str]
+) -> RunRecord:
+    """Return a run as it would be stored."""
+    dataset: Mapping[str, Any] = identity.dataset
+    return RunRecord(
+        run_id=uuid4().hex[:12],
+        suite=identity.suite,
+        dataset_name=dataset["name"],
+        dataset_version=dataset["version"],
+        dataset_fingerprint=dataset["fingerprint"],
+        dataset_size=dataset["size"],
+        experiments=tuple(experiment.name for experiment in experiments),
+        repeats=identity.repeats,
+        params={experiment.name: experiment.params for experiment in experiments},
+        config=to_json(config),
+        tags=dict(tags),
+        evaluator=identity.evaluator[0],
+        code_hash=identity.code[-1],
+        created_at=time.time(),
+        notes={"order": dataset["order"]},
+        identity=identity.to_json(),
+    )
+
+
+def open_run(
+    store: RunStore,
+    wanted: RunRecord,
+    *,
+    fresh: bool = False,
+    retry_errors: bool = False,
+    run_id: str | None = None,
+    force: bool = False,
+    version: str | None = None,
+) -> ResumedRun:
+    """Resume a run, or start a new one.
+
+    Without `run_id`, the latest run of the suite is resumed if it is unfinished and its identity is that of `wanted`;
+    a difference starts a new run and is named in `warning`. A run that was asked for, by `run_id` or to retry its
+    errors, is resumed or refused.
+
+    Args:
+        store: Where runs are kept.
+        wanted: The run that would be started.
+        fresh: Start a new run.
+        retry_errors: Resume a finished run too, to execute again the trials that ended in an error. Its code may
+            differ, because that is how errors are corrected.
+        run_id: The run to resume.
+        force: Resume although the code differs; nothing else may.
+        version: The version of the code that the user gave.
 
     Raises:
-        RunMismatchError: the latest run is unfinished and something it was made of has changed.
+        RunMismatchError: the run that was asked for differs.
     """
-    latest = None if fresh else latest_executed(store, wanted.suite)
-    ended = latest is not None and latest.status in ("finished", "stopped") and not reopen
-    if latest is None or ended or latest.parent_run is not None:
+    found = store.get_run(run_id) if run_id is not None else None if fresh else latest_executed(store, wanted.suite)
+    if found is not None and run_id is not None:
+        _check_resumable(found, wanted)
+    elif found is None or found.parent_run is not None or (found.status in _ENDED and not retry_errors):
         return ResumedRun(store.create_run(wanted), resumed=False)
-    changes = _changes(latest, wanted)
-    if changes:
+    differences = find_differences(found, wanted, version=version)
+    parts = {difference.part for difference in differences}
+    if parts <= {"code"} and (not parts or force or retry_errors or found.status == "unscored"):
+        return _resume(store, found, wanted, changed=bool(parts))
+    said = "; ".join(difference.text for difference in differences)
+    # A new run would pay again for outputs that are stored and only lack a score.
+    only_scoring = found.status == "unscored" and parts <= {"evaluator", "code"}
+    if run_id is not None or retry_errors or only_scoring:
         raise RunMismatchError(
-            f"run {latest.run_id} of suite {wanted.suite!r} is {latest.status}, and {'; '.join(changes)}. "
-            "Undo the change to go on with that run, or start a new one with fresh=True (--fresh)"
+            f"run {found.run_id} of suite {wanted.suite!r} cannot be resumed: {said}. {_remedy(found, parts)}"
         )
-    warning = None
-    if latest.code_hash != wanted.code_hash:
-        warning = (
-            f"the code of suite {wanted.suite!r} has changed since run {latest.run_id} began; its results mix both "
-            "versions. Start over with fresh=True (--fresh) if that matters"
+    started = store.create_run(wanted)
+    return ResumedRun(
+        started,
+        resumed=False,
+        warning=f"started run {started.run_id} and did not resume run {found.run_id} ({found.status}): {said}. "
+        + _remedy(found, parts, started=True),
+    )
+
+
+_ENDED = ("finished", "stopped")
+
+
+def _check_resumable(found: RunRecord, wanted: RunRecord) -> None:
+    if found.suite != wanted.suite:
+        raise RunMismatchError(
+            f"run {found.run_id} is one of suite {found.suite!r}, not of {wanted.suite!r}. Resume it with its own suite"
         )
-    return ResumedRun(latest, resumed=True, warning=warning)
+    if found.parent_run is not None:
+        raise RunMismatchError(
+            f"run {found.run_id} scored the outputs of run {found.parent_run} again. Resume it with rescore"
+        )
+
+
+def _remedy(found: RunRecord, parts: Set[str], *, started: bool = False) -> str:
+    name = found.run_id
+    if parts <= {"evaluator", "code"} and "evaluator" in parts:
+        return f"Score its stored outputs with this evaluator: suite.rescore({name!r}) (fairtrial rescore {name} SUITE)"
+    if parts == {"code"}:
+        return (
+            f"Resume it all the same with run_id={name!r}, force=True (--resume {name} --force): "
+            "its results are then of two code versions"
+        )
+    undo = f"Undo the change and resume it with run_id={name!r} (--resume {name})"
+    return undo if started else f"{undo}, or start a new run with fresh=True (--fresh)"
+
+
+def _resume(store: RunStore, found: RunRecord, wanted: RunRecord, *, changed: bool) -> ResumedRun:
+    if not changed:
+        return ResumedRun(found, resumed=True, code=_code_index(found, wanted))
+    warning = f"run {found.run_id} has results of two code versions: the code of suite {wanted.suite!r} has changed"
+    notes: dict[str, JSON] = {"code_changed": True}
+    identity = found.identity
+    code = 0
+    if identity is not None and wanted.identity is not None:
+        known = RunIdentity.read(identity)
+        code = len(known.code)
+        identity = replace(known, code=(*known.code, *RunIdentity.read(wanted.identity).code)).to_json()
+    store.update_run(found.run_id, notes=notes, identity=identity)
+    return ResumedRun(replace(found, identity=identity), resumed=True, warning=warning, code=code)
+
+
+def _code_index(found: RunRecord, wanted: RunRecord) -> int:
+    if found.identity is None or wanted.identity is None:
+        return 0
+    return RunIdentity.read(found.identity).code.index(RunIdentity.read(wanted.identity).code[-1])
+
+
+def find_differences(stored: RunRecord, wanted: RunRecord, *, version: str | None = None) -> list[Difference]:
+    """Return how a stored run differs from the one that a suite would start."""
+    plan = [Difference("plan", text) for text in _changes(stored, wanted)]
+    if stored.identity is None or wanted.identity is None:  # Stored before runs had an identity.
+        same = stored.code_hash == code_hash(version)
+        return plan if same else [*plan, Difference("code", "its code has changed")]
+    old, new = RunIdentity.read(stored.identity), RunIdentity.read(wanted.identity)
+    rest: list[Difference] = []
+    if old.evaluator != new.evaluator:
+        (before, _), (after, _) = old.evaluator, new.evaluator
+        how = f"its evaluator was {before}, now {after}" if before != after else f"its evaluator {after} has changed"
+        rest.append(Difference("evaluator", how))
+    for name, value in new.settings.items():
+        if old.settings.get(name) != value:
+            rest.append(Difference("settings", f"{name} was {old.settings.get(name)}, now {value}"))
+    if new.code[-1] not in old.code:
+        rest.append(Difference("code", "its code has changed"))
+    return plan + rest
 
 
 def latest_executed(store: RunStore, suite: str) -> RunRecord | None:
@@ -105,49 +292,15 @@ def _changes(stored: RunRecord, wanted: RunRecord) -> list[str]:
         changes.append("its samples are now in another order")
     if stored.experiments != wanted.experiments:
         changes.append(f"its experiments were {', '.join(stored.experiments)}, now {', '.join(wanted.experiments)}")
-    elif to_json(stored.params) != to_json(wanted.params):
+    elif _params(stored, wanted) != _params(wanted, stored):
         changes.append("the parameters of its experiments have changed")
     if stored.repeats != wanted.repeats:
         changes.append(f"its repeats were {stored.repeats}, now {wanted.repeats}")
     return changes
 
 
-def code_hash(version: str | None, root: Path | None = None, *, files: Iterable[str] | None = None) -> str:
-    """The identity of the project's own code: every loaded module under the current folder, or a given version.
-
-    Installed packages are left out: a change there shows in a lock file, not here.
-
-    Args:
-        version: The identity, where somebody keeps count.
-        root: The project's folder.
-        files: The modules that matter, in place of all that are loaded.
-    """
-    if version is not None:
-        return f"version:{version}"
-    prefix = os.path.join(os.path.realpath(root or Path.cwd()), "")
-    hashes: dict[str, str] = {}
-    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    for file in loaded if files is None else files:
-        relative = _relative(file, prefix)
-        if file is None or relative is None:
-            continue
-        try:
-            hashes[relative] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        except OSError:
-            continue  # A module whose file is gone says nothing about the code that is left.
-    content = "\n".join(f"{name} {hashes[name]}" for name in sorted(hashes))
-    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def _relative(file: str | None, prefix: str) -> str | None:
-    """The path of a module of the project's own within it."""
-    if not file or not file.endswith(".py") or not os.path.abspath(file).startswith(prefix):
-        return None
-    relative = os.path.abspath(file)[len(prefix) :]
-    installed = any(part in ("site-packages", "dist-packages") or part[0] == "." for part in relative.split(os.sep))
-    return None if installed else relative
-
-
-def is_project_file(file: str | None, root: Path | None = None) -> bool:
-    """Whether a module's file is the project's own."""
-    return _relative(file, os.path.join(os.path.realpath(root or Path.cwd()), "")) is not None
+def _params(run: RunRecord, other: RunRecord) -> JSON:
+    """Return what identifies the parameters of a run's experiments, for a comparison with another run."""
+    if run.identity is None or other.identity is None:
+        return cast(JSON, to_json(run.params))
+    return cast(JSON, to_json(RunIdentity.read(run.identity).experiments))

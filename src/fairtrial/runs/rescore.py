@@ -15,7 +15,7 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, RunMismatchError
 from fairtrial.runs.costs import check_prices
-from fairtrial.runs.identity import ResumedRun, code_hash
+from fairtrial.runs.identity import ResumedRun, RunIdentity, identify
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
 from fairtrial.runs.runner import (
     STORED_PAGE,
@@ -121,11 +121,16 @@ def _content(sample: Sample[Any, Any]) -> bytes:
 
 def _open_rescoring(request: RunRequest, *, parent: RunRecord) -> ResumedRun:
     """The unfinished rescoring of this run by this evaluator, or a new one."""
-    store, made_of = request.store, (request.scorer.name, code_hash(request.version))
+    store, wanted = request.store, identify(request)
+    made_of = (request.scorer.name, wanted.code[-1])
+    # What the outputs are made of stays; the evaluator and the code that scores them are new.
+    base = wanted if parent.identity is None else RunIdentity.read(parent.identity)
+    identity = replace(base, evaluator=wanted.evaluator, code=wanted.code).to_json()
     if not request.fresh:
         for run in store.runs(suite=parent.suite):
             resumable = run.parent_run == parent.run_id and run.status in _UNFINISHED
-            if resumable and (run.evaluator, run.code_hash) == made_of:
+            same = (run.evaluator, run.code_hash) == made_of and run.identity in (None, identity)
+            if resumable and same:
                 return ResumedRun(run, resumed=True)
     run = replace(
         parent,
@@ -138,6 +143,7 @@ def _open_rescoring(request: RunRequest, *, parent: RunRecord) -> ResumedRun:
         created_at=time.time(),
         finished_at=None,
         notes={"order": parent.notes.get("order")},
+        identity=identity,
     )
     return ResumedRun(store.create_run(run), resumed=False)
 

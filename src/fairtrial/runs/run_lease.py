@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -53,9 +54,9 @@ async def acquire(store: RunStore, run_id: str, *, client: bool = False) -> RunL
     first: RunOwner | None = None
     began = _monotonic()
     while True:
-        seen = await to_thread.run_sync(store.run_owner, run_id)
+        seen = await to_thread.run_sync(lambda: store.run_owner(run_id))
         if seen.owner is None or _has_ended(seen.owner) or _is_stale(seen, first, began):
-            epoch = await to_thread.run_sync(store.acquire_run, run_id, owner, seen)
+            epoch = await to_thread.run_sync(partial(_swap, store, run_id, owner, seen))
             if epoch is not None:
                 return RunLease(store, run_id, epoch, token, client)
         elif first is not None and (seen.epoch, seen.heartbeat_at) != (first.epoch, first.heartbeat_at):
@@ -72,6 +73,10 @@ async def acquire(store: RunStore, run_id: str, *, client: bool = False) -> RunL
                 STALE_SECONDS,
             )
         await anyio.sleep(_POLL_SECONDS)
+
+
+def _swap(store: RunStore, run_id: str, owner: str, seen: RunOwner) -> int | None:
+    return store.acquire_run(run_id, owner, seen)
 
 
 def _is_stale(seen: RunOwner, first: RunOwner | None, began: float) -> bool:

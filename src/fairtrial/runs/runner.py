@@ -21,8 +21,16 @@ from fairtrial.offload import DaemonThreads, loop_caller
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters, scored_again
 from fairtrial.runs.costs import check_prices
-from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, ExperimentFigures, Observer, Observers, log
-from fairtrial.runs.identity import ResumedRun, code_hash, describe_run, open_run
+from fairtrial.runs.events import (
+    EvalRunCompleted,
+    EvalRunStarted,
+    ExperimentFigures,
+    Observer,
+    Observers,
+    ResumeWarning,
+    log,
+)
+from fairtrial.runs.identity import ResumedRun, describe_run, identify, open_run
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed, missing_trials
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Limits, Stop, run_trials, unwrapped
@@ -64,6 +72,12 @@ class RunRequest:
     version: str | None = None
     fresh: bool = False
     retry_errors: bool = False
+    run_id: str | None = None  # The run to resume.
+    force: bool = False  # Resume although the code differs.
+    evaluator: Any = None  # As it was given.
+    evaluator_digest: str = ""
+    adapter: Any = None
+    home: str = ""  # The file the suite was made in.
 
 
 @dataclass(slots=True)
@@ -107,6 +121,10 @@ def prepare(
     version: str | None = None,
     fresh: bool = False,
     retry_errors: bool = False,
+    run_id: str | None = None,
+    force: bool = False,
+    evaluator_digest: str = "",
+    home: str = "",
 ) -> RunRequest:
     """Check everything that can be wrong with a run before its first call."""
     if not name or any(mark in name for mark in ":@/\n"):
@@ -152,6 +170,12 @@ def prepare(
         version=version,
         fresh=fresh,
         retry_errors=retry_errors,
+        run_id=run_id,
+        force=force,
+        evaluator=evaluator,
+        evaluator_digest=evaluator_digest,
+        adapter=adapter,
+        home=home,
     )
 
 
@@ -167,6 +191,8 @@ class OpenRun:
     stop: Stop
     on_result: OnResult | None = None
     writer: Writer | None = None
+    notice: str | None = None  # What the user must know about how the run was opened.
+    code: int = 0  # Which of the run's code versions executes it.
     lease: RunLease | None = None  # None: this process executes nothing, or another client of a fleet owns the run.
 
     @property
@@ -180,7 +206,7 @@ class OpenRun:
         run = self.run
         stored = sum(byte.bit_count() for byte in done)
         self.request.observers.publish(
-            EvalRunStarted(run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run)
+            EvalRunStarted(run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run, self.notice)
         )
         return done
 
@@ -229,9 +255,8 @@ async def carry_out(
     """
     opened = await blocking(lambda: (opening or _open)(request))
     if opened.warning is not None:
-        warnings.warn(opened.warning, stacklevel=2)
-        await blocking(lambda: request.store.update_run(opened.run.run_id, notes={"code_changed": True}))
-    work = OpenRun(request, opened.run, Stop(), on_result)
+        warnings.warn(opened.warning, ResumeWarning, stacklevel=2)
+    work = OpenRun(request, opened.run, Stop(), on_result, notice=opened.warning, code=opened.code)
     if interrupt is not None:
         interrupt.connect(work.stop)
     try:
@@ -310,6 +335,8 @@ class RunTrials:
         if trial.stored is not None:
             return await score_stored(rules, trial, rules.tasks[trial.experiment].output_type)
         result = await run_trial(rules, trial.key, trial.ordinal, trial.sample, trial.experiment, attempt=trial.attempt)
+        if self._work.code:
+            result = replace(result, code=self._work.code)
         return result if self._again is None else self._again.with_earlier_cost(result)
 
 
@@ -388,16 +415,16 @@ def _open(request: RunRequest) -> ResumedRun:
     redactor = current()
     for ordinal, sample in enumerate(islice(request.dataset, _CHECKED_FIRST)):
         refuse_secrets(redactor, sample, ordinal)
-    wanted = describe_run(
-        request.suite,
-        request.dataset,
-        request.experiments,
-        request.config,
-        evaluator=request.scorer.name,
-        code_hash=code_hash(request.version),
-        tags=request.tags,
+    wanted = describe_run(identify(request), request.experiments, request.config, tags=request.tags)
+    return open_run(
+        request.store,
+        wanted,
+        fresh=request.fresh,
+        retry_errors=request.retry_errors,
+        run_id=request.run_id,
+        force=request.force,
+        version=request.version,
     )
-    return open_run(request.store, wanted, fresh=request.fresh, reopen=request.retry_errors)
 
 
 async def _leave(work: OpenRun, error: RunBusyError) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
-from fairtrial.codec import canonical, decode
+from fairtrial.codec import canonical, decode, dumps
 from fairtrial.codec.escape import escape_text
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, SecretInDataError, StoreError, UnknownRunError
@@ -159,6 +159,7 @@ class MemoryStore(RunStore):
         status: RunStatus | None = None,
         finished_at: float | None = None,
         notes: Mapping[str, JSON] | None = None,
+        identity: Mapping[str, JSON] | None = None,
         epoch: int | None = None,
     ) -> None:
         """Change what may change about a run: its end, and notes (merged into those it has)."""
@@ -173,6 +174,8 @@ class MemoryStore(RunStore):
                 run.values["finished_at"] = finished_at
             if notes is not None:
                 run.values["notes"] = mapping_json(dict(run.record.notes) | dict(notes), current())
+            if identity is not None:
+                run.values["identity"] = dumps(identity)
             run.record = read_run(run.values)
 
     def run_owner(self, run_id: str) -> RunOwner:

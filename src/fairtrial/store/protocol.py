@@ -65,6 +65,16 @@ class RunRecord:
         """True if another tool executed the run."""
         return IMPORTED in self.notes
 
+    identity: Mapping[str, JSON] | None = None  # What the run is made of; None if it was stored before version 2.
+
+    @property
+    def code_versions(self) -> int:
+        """How many versions of the code executed trials of the run."""
+        code = None if self.identity is None else self.identity.get("code")
+        if isinstance(code, Sequence) and not isinstance(code, str):
+            return len(code)
+        return 2 if self.notes.get("code_changed") else 1
+
     @property
     def planned(self) -> int:
         """How many trials the plan has."""
@@ -209,9 +219,10 @@ class RunStore(Protocol):
         status: RunStatus | None = None,
         finished_at: float | None = None,
         notes: Mapping[str, JSON] | None = None,
+        identity: Mapping[str, JSON] | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Change what may change about a run: its end, and notes (merged into those it has).
+        """Change what may change about a run: its end, notes (merged into those it has), and its code versions.
 
         A run that is "running" again has no end: its `finished_at` goes back to None. With `epoch`, it raises
         `RunBusyError` and changes nothing if the run has been taken over since.

@@ -69,6 +69,7 @@ def run_values(run: RunRecord, redactor: Redactor) -> dict[str, Any]:
         for name, field in _FIELDS.items():
             refuse_secret(redactor, field, values[name])
     values["parent_run"] = None if run.parent_run is None else escape_text(run.parent_run)
+    values["identity"] = None if run.identity is None else dumps(run.identity)
     return values
 
 
@@ -85,6 +86,8 @@ def read_run(values: Mapping[str, Any]) -> RunRecord:
     fields |= {name: decode(dict[str, Any], values[name], frozen=True) for name in _JSON}
     fields["experiments"] = decode(tuple[str, ...], values["experiments"])
     fields["parent_run"] = None if values["parent_run"] is None else text_of(values["parent_run"])
+    identity = values.get("identity")
+    fields["identity"] = None if identity is None else decode(dict[str, Any], identity, frozen=True)
     run = RunRecord(**fields)
     check_plan(run)
     return run

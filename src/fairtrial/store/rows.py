@@ -48,7 +48,7 @@ RESULT_COLUMNS = (
     "run", "ordinal", "experiment", "sample", "repeat", "outcome", "timed", "passed", "value", "latency_ms",
     "started_at", "input_tokens", "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits",
     "unpriced_calls", "unpriced_judge_calls", "attempt", "stage", "execution",
-    "metrics", "redacted", "reward", "verdicts",
+    "metrics", "redacted", "reward", "verdicts", "code",
 )  # fmt: skip
 # Bit i of the column `redacted`: secrets were replaced in this part of the result.
 REDACTED_PARTS: tuple[RedactedPart, ...] = ("output", "transcript", "error", "reason", "score", "metadata")
@@ -182,6 +182,7 @@ class Encoder:
             result.started_at, usage.input_tokens, usage.output_tokens, usage.cached_tokens, cost, judge_cost,
             result.cache_hits, result.unpriced_calls, result.unpriced_judge_calls, attempt,
             STAGES[result.stage], execution, metrics, _mask(redacted) if redacted else 0, reward, verdicts,
+            result.code,
         )  # fmt: skip
         detail = (
             (self._number, ordinal, execution, error, reason, rest_json, metadata_json, output, transcript)
@@ -401,7 +402,7 @@ class StoreSource(ResultSource):
 READ_RESULT = (
     "ordinal", "experiment", "repeat", "outcome", "passed", "value", "latency_ms", "started_at", "input_tokens",
     "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls",
-    "unpriced_judge_calls", "attempt", "stage", "execution", "metrics", "redacted", "verdicts",
+    "unpriced_judge_calls", "attempt", "stage", "execution", "metrics", "redacted", "verdicts", "code",
 )  # fmt: skip
 READ_DETAIL = ("error", "reason", "score", "metadata")
 
@@ -420,7 +421,7 @@ def read_result(
     (
         ordinal, experiment, repeat, outcome, passed, value, latency, started_at, input_tokens,
         output_tokens, cached_tokens, cost, judge_cost, cache_hits, unpriced, unpriced_judges,
-        attempt, stage, execution, metrics, redacted, verdicts,
+        attempt, stage, execution, metrics, redacted, verdicts, code,
     ) = row  # fmt: skip
     error, reason, score, metadata = detail
     if sample_id is None:
@@ -444,6 +445,7 @@ def read_result(
         unpriced_calls=unpriced,
         unpriced_judge_calls=unpriced_judges,
         redacted_parts=_parts(redacted) if redacted else (),
+        code=code,
         output_json=output,
         snapshot=snapshot,
         source=source,

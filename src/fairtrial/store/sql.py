@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
-from fairtrial.codec import decode
+from fairtrial.codec import decode, dumps
 from fairtrial.codec.escape import escape_text
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
@@ -150,6 +150,7 @@ class SqlStore(SqlReads):
         status: RunStatus | None = None,
         finished_at: float | None = None,
         notes: Mapping[str, JSON] | None = None,
+        identity: Mapping[str, JSON] | None = None,
         epoch: int | None = None,
     ) -> None:
         """Change what may change about a run: its end, and notes (merged into those it has)."""
@@ -171,6 +172,8 @@ class SqlStore(SqlReads):
             check_epoch(run_id, found.epoch, epoch)
             if notes is not None:
                 values["notes"] = mapping_json(decode(dict[str, Any], found.notes) | dict(notes), current())
+            if identity is not None:
+                values["identity"] = dumps(identity)
             if values:
                 connection.execute(update(runs).where(runs.c.id == found.id).values(**values))
 

@@ -18,13 +18,13 @@ from fairtrial.frozen import EMPTY
 from fairtrial.models.main_loop import prompt_task
 from fairtrial.report.report import EvalReport
 from fairtrial.runs.events import Observer
+from fairtrial.runs.identity import evaluator_digest, identify
 from fairtrial.runs.rescore import rescore_run
 from fairtrial.runs.runner import Interrupt, Lifespan, OnResult, RunRequest, execute_run, prepare
 from fairtrial.runs.sync import run_interruptibly
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.store import open_store
 from fairtrial.store.memory import MemoryStore
-from fairtrial.suites.fingerprint import fingerprint_of
 from fairtrial.suites.stream import Feed, ResultStream, wait_for_left
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
@@ -85,6 +85,8 @@ class EvalSuite:
         self.version = version
         self.home = _calling_file(self)  # The file it was made in.
         self._feeds: set[Feed] = set()
+        # Taken when the suite is made: what an evaluator counts or caches while it is used does not identify it.
+        self._digested: tuple[Any, str] | None = None
         self._request(None, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
 
     def prepared(self) -> RunRequest:
@@ -99,7 +101,11 @@ class EvalSuite:
         *,
         fresh: bool = False,
         retry_errors: bool = False,
+        run_id: str | None = None,
+        force: bool = False,
     ) -> RunRequest:
+        if self._digested is None or self._digested[0] is not self.evaluator:
+            self._digested = self.evaluator, evaluator_digest(self.evaluator)
         return prepare(
             self.name,
             self.dataset,
@@ -115,6 +121,10 @@ class EvalSuite:
             version=self.version,
             fresh=fresh,
             retry_errors=retry_errors,
+            run_id=run_id,
+            force=force,
+            evaluator_digest=self._digested[1],
+            home=self.home,
         )
 
     async def run(
@@ -126,8 +136,13 @@ class EvalSuite:
         tags: Mapping[str, str] = EMPTY,
         fresh: bool = False,
         retry_errors: bool = False,
+        run_id: str | None = None,
+        force: bool = False,
     ) -> EvalReport:
-        """Run the suite, or go on with its unfinished run, and report.
+        """Run the suite, or resume its latest run if that is unfinished, and report.
+
+        A run is resumed only if its dataset, experiments, evaluator, settings and code are those of the suite.
+        Otherwise a new one is started, and a `ResumeWarning` says what differs.
 
         Args:
             store: Where results are kept: a store, its URL, or the project's own `.fairtrial/runs.db`.
@@ -137,9 +152,13 @@ class EvalSuite:
             tags: Labels for the run and its sessions.
             fresh: Start a new run even if one is unfinished.
             retry_errors: Try again the trials that ended in an error.
+            run_id: The run to resume; `RunMismatchError` if it differs from the suite.
+            force: Resume although the code differs. The report then says that there are two code versions.
         """
         opened = _opened(store)
-        request = self._request(opened, tags, _observers(bus), fresh=fresh, retry_errors=retry_errors)
+        request = self._request(
+            opened, tags, _observers(bus), fresh=fresh, retry_errors=retry_errors, run_id=run_id, force=force
+        )
         return EvalReport(opened, await self._carried_out(request, mailbox))
 
     def run_sync(
@@ -151,10 +170,14 @@ class EvalSuite:
         tags: Mapping[str, str] = EMPTY,
         fresh: bool = False,
         retry_errors: bool = False,
+        run_id: str | None = None,
+        force: bool = False,
     ) -> EvalReport:
         """`run`, from ordinary code."""
         opened = _opened(store)
-        request = self._request(opened, tags, _observers(bus), fresh=fresh, retry_errors=retry_errors)
+        request = self._request(
+            opened, tags, _observers(bus), fresh=fresh, retry_errors=retry_errors, run_id=run_id, force=force
+        )
         run = run_interruptibly(
             lambda interrupt: self._carried_out(request, mailbox, interrupt=interrupt),
             durable=not isinstance(opened, MemoryStore),
@@ -199,7 +222,11 @@ class EvalSuite:
         office = open_post_office(mailbox) if isinstance(mailbox, str) else mailbox
         try:
             return await dispatch_run(
-                request, office, fingerprint=fingerprint_of(self, request), interrupt=interrupt, on_result=on_result
+                request,
+                office,
+                fingerprint=identify(request, samples=False).fingerprint,
+                interrupt=interrupt,
+                on_result=on_result,
             )
         finally:
             if office is not mailbox:
@@ -255,7 +282,13 @@ class EvalSuite:
         if evaluator is None:
             return request
         scorer = resolve(evaluator)
-        return replace(request, scorer=scorer, rules=replace(request.rules, scorer=scorer))
+        return replace(
+            request,
+            scorer=scorer,
+            rules=replace(request.rules, scorer=scorer),
+            evaluator=evaluator,
+            evaluator_digest=evaluator_digest(evaluator),
+        )
 
 
 def _calling_file(suite: EvalSuite) -> str:

@@ -33,11 +33,11 @@ from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.offload import DaemonThreads
+from fairtrial.runs.identity import identify
 from fairtrial.runs.runner import open_lifespan
 from fairtrial.store import open_store
 from fairtrial.store.protocol import RunStore
 from fairtrial.store.redact import RedactingFilter
-from fairtrial.suites.fingerprint import fingerprint_of
 from fairtrial.suites.loading import load_suite
 from fairtrial.suites.suite import EvalSuite
 
@@ -136,7 +136,7 @@ def make_loop(
         requests=requests,
         rules=replace(request.rules, shared=shared, threads=threads or DaemonThreads()),
         results=results,
-        config=replace(settings, fingerprint=settings.fingerprint or fingerprint_of(suite, request)),
+        config=replace(settings, fingerprint=settings.fingerprint or identify(request, samples=False).fingerprint),
         input_type=input_type,
         expected_type=expected_type,
         isolated=isolated,

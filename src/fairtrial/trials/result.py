@@ -69,6 +69,7 @@ class EvalResult:
     unpriced_calls: int = 0
     unpriced_judge_calls: int = 0
     redacted_parts: tuple[RedactedPart, ...] = ()
+    code: int = 0  # Which of the run's code versions executed the trial.
     output_json: str | None = field(default=None, repr=False, compare=False)
     snapshot: bytes | None = field(default=None, repr=False, compare=False)
     source: ResultSource | None = field(default=None, repr=False, compare=False)

@@ -27,6 +27,7 @@ from fairtrial.report.render.document import (
 from fairtrial.report.render.junit import shown
 from fairtrial.report.report import CRITERION
 from fairtrial.report.untrusted import plain
+from fairtrial.report.words import number_word
 from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import IMPORTED, RunRecord, RunStore
 from fairtrial.trials.result import EvalResult, Outcome
@@ -289,8 +290,9 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentReport]) -> Iterator[str]
     stopped = run.notes.get("stopped")
     if stopped:
         yield f"ended early: {stopped}"
-    if run.notes.get("code_changed"):
-        yield "the code changed while this run was unfinished: its results mix both versions"
+    if run.code_versions > 1:
+        versions = number_word(run.code_versions)
+        yield f"results of {versions} code versions: the code changed while the run was unfinished"
 
 
 def _split(figures: Figures, label: str) -> Iterator[str]:

@@ -58,6 +58,7 @@ def run_record(run: RunRecord) -> dict[str, Any]:
         "samples": run.dataset_size,
         "repeats": run.repeats,
         "evaluator": run.evaluator,
+        "code_versions": run.code_versions,
         "tags": dict(run.tags),
         "created_at": run.created_at,
         "finished_at": run.finished_at,

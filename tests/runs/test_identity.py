@@ -1,0 +1,223 @@
+"""What identifies evaluators, tasks and runs: alike in every process, different for what behaves differently."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairtrial import Dataset, EvalConfig, EvalSuite, all_of, any_of, exact_match, matches, negate, threshold, weighted
+from fairtrial.codec import canonical
+from fairtrial.judging import llm_judge
+from fairtrial.models import ScriptedAdapter
+from fairtrial.runs.callables import describe
+from fairtrial.runs.identity import evaluator_digest, identify
+
+
+def typed_in(code: str, **names: Any) -> Any:
+    """The function `f` of some code that is in no file, as in a console or a notebook."""
+    space: dict[str, Any] = {"__name__": "__main__", **names}
+    exec(compile(textwrap.dedent(code), "<stdin>", "exec"), space)
+    return space["f"]
+
+
+def passes_at(level: float) -> Callable[[float, float], bool]:
+    def passes(output: float, expected: float) -> bool:
+        return output >= level * expected
+
+    return passes
+
+
+class Near:
+    def __init__(self, by: float, words: tuple[str, ...] = ()) -> None:
+        self.by = by
+        self._words = set(words)
+
+    def __call__(self, output: float, expected: float) -> bool:
+        return abs(output - expected) <= self.by
+
+
+@dataclass
+class Within:
+    by: float
+
+    def __call__(self, output: float, expected: float) -> bool:
+        return abs(output - expected) <= self.by
+
+
+def between(output: float, expected: float, *, low: float = 0.0, high: float = 1.0) -> bool:
+    return low <= output - expected <= high
+
+
+EVALUATORS: list[Callable[[], Any]] = [
+    lambda: exact_match,
+    lambda: matches("x"),
+    lambda: matches("y"),
+    lambda: all_of(exact_match, matches("x")),
+    lambda: all_of(matches("x"), exact_match),
+    lambda: any_of(exact_match, matches("x")),
+    lambda: negate(exact_match),
+    lambda: threshold(exact_match, 0.3),
+    lambda: threshold(exact_match, 0.4),
+    lambda: weighted((exact_match, 1), (matches("x"), 2)),
+    lambda: weighted((exact_match, 2), (matches("x"), 1)),
+    lambda: passes_at(0.5),
+    lambda: passes_at(0.6),
+    lambda: Near(0.1),
+    lambda: Near(0.2),
+    lambda: Near(0.1, ("a", "b", "c", "d")),
+    lambda: Within(0.1),
+    lambda: Within(0.2),
+    lambda: functools.partial(between, low=0.1),
+    lambda: functools.partial(between, low=0.1, high=0.2),
+    lambda: between,
+    lambda: Near(0.1).__call__,
+    lambda: lambda output, expected: output == expected,
+    lambda: lambda output, expected: output != expected,
+    lambda: lambda output, expected: output in {"a", "b", "c"},
+    lambda: functools.partial(re.fullmatch, re.compile("a+")),
+    lambda: functools.partial(re.fullmatch, re.compile("a+", re.I)),
+    lambda: llm_judge(ScriptedAdapter(["{}"]), "is it polite?"),
+    lambda: llm_judge(ScriptedAdapter(["{}"]), "is it short?"),
+    lambda: typed_in("def f(output, expected): return output == expected"),
+    lambda: typed_in("def f(output, expected): return False"),
+    lambda: typed_in("def f(output, expected): return output >= LEVEL", LEVEL=0.5),
+    lambda: typed_in("def f(output, expected): return output >= LEVEL", LEVEL=0.6),
+    lambda: typed_in("def g(x): return x\ndef f(output, expected): return g(output)"),
+    lambda: typed_in("def g(x): return not x\ndef f(output, expected): return g(output)"),
+    lambda: typed_in("class C:\n    def __call__(self, output, expected): return True\nf = C()"),
+    lambda: typed_in("class C:\n    def __call__(self, output, expected): return False\nf = C()"),
+]
+
+
+def test_evaluators_that_behave_differently_have_different_identities_and_the_same_one_has_the_same() -> None:
+    digests = [evaluator_digest(make()) for make in EVALUATORS]
+    assert len(set(digests)) == len(digests)
+    assert [evaluator_digest(make()) for make in EVALUATORS] == digests
+
+
+def test_identities_are_the_same_in_every_process(tmp_path: Path) -> None:
+    code = (
+        "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); import tests.runs.test_identity as t; "
+        "print(json.dumps([t.evaluator_digest(make()) for make in t.EVALUATORS]))"
+    )
+    root = Path(__file__).parents[2]
+    path = json.dumps([str(root), str(root / "src"), *sys.path])
+    made = []
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, path], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
+        )
+        made.append(json.loads(done.stdout))
+    assert made[0] == made[1]
+    assert len(set(made[0])) == len(EVALUATORS)
+
+
+def test_comments_layout_and_the_place_in_the_file_do_not_identify_a_function(tmp_path: Path) -> None:
+    texts = [
+        "def f(output, expected):\n    return output == expected\n",
+        "X = 1\n\n\ndef f(output, expected):  # As it should be.\n    return (\n        output == expected\n    )\n",
+        "def f(output, expected):\n    return output != expected\n",
+    ]
+    made = []
+    for number, text in enumerate(texts):
+        file = tmp_path / f"place{number}" / "evals.py"
+        file.parent.mkdir()
+        file.write_text(text)
+        space: dict[str, Any] = {"__name__": "evals"}
+        exec(compile(text, str(file), "exec"), space)
+        made.append(evaluator_digest(space["f"]))
+    assert made[0] == made[1] != made[2]
+
+
+def test_what_an_object_says_of_itself_takes_the_place_of_its_attributes() -> None:
+    class Counted:
+        calls = 0
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.started = object()
+
+        def __fairtrial_identity__(self) -> Any:
+            return {"name": self.name}
+
+        def __call__(self, output: Any, expected: Any) -> bool:
+            self.calls += 1
+            return True
+
+    one = Counted("a")
+    before = evaluator_digest(one)
+    one(1, 1)
+    assert evaluator_digest(one) == before != evaluator_digest(Counted("b"))
+
+
+def test_a_description_has_no_addresses_and_survives_cycles() -> None:
+    circle: list[Any] = [object(), open]
+    circle.append(circle)
+    found = canonical(describe(functools.partial(print, circle)))
+    assert b"0x" not in found
+    assert b"again" in found
+
+
+def test_a_tasks_state_does_not_identify_the_code_and_its_prompt_does() -> None:
+    def made(code: str, **names: Any) -> str:
+        task = typed_in(code, **names)
+        suite = EvalSuite("s", Dataset.of({1: 1}, name="d"), task, exact_match)
+        return identify(suite.prepared()).code[-1]
+
+    counting = "def f(x):\n    seen.append(x)\n    return x"
+    assert made(counting, seen=[]) == made(counting, seen=[1, 2])
+    asking = "def f(x): return PROMPT + x"
+    assert made(asking, PROMPT="Be brief: ") == made(asking, PROMPT="Be brief: ") != made(asking, PROMPT="Be kind: ")
+
+
+def test_a_fingerprint_changes_with_what_decides_a_result_and_with_nothing_else() -> None:
+    def fingerprint(evaluator: Any = exact_match, version: str = "1", count: int = 3, **config: Any) -> str:
+        data = Dataset.of({number: number for number in range(count)}, name="d")
+        suite = EvalSuite("s", data, abs, evaluator, version=version, config=EvalConfig(**config))
+        return identify(suite.prepared(), samples=False).fingerprint
+
+    same = fingerprint()
+    assert same == fingerprint(max_concurrent=99, max_samples=3, max_cost_usd=1.0) == fingerprint(count=5)
+    others = [fingerprint(version="2"), fingerprint(matches("x")), fingerprint(matches("y")), fingerprint(seed=1)]
+    assert len({same, *others}) == 5
+
+
+def test_a_resumed_run_does_not_mix_two_evaluators_typed_into_a_console(tmp_path: Path) -> None:
+    session = """
+        import warnings
+        from fairtrial import *
+        ds = Dataset([Sample(f"s{i}", i, i) for i in range(4)])
+        n = {"c": 0}
+        def t(x):
+            n["c"] += 1
+            if n["c"] == 3: raise RuntimeError("boom")
+            return x
+
+        def strict(o, e): return o == e
+
+        def lenient(o, e): return False
+
+        config = EvalConfig(stop_on_error=True, max_concurrent=1, max_retries=0)
+        a = EvalSuite("s", ds, t, strict, config=config).run_sync()
+        with warnings.catch_warnings(record=True) as said: b = EvalSuite("s", ds, t, lenient, config=config).run_sync()
+
+        print(a.run_id != b.run_id, b.run.evaluator, b.total, [str(w.message) for w in said])
+        same = EvalSuite("s", ds, t, strict, config=config).run_sync(run_id=a.run_id)
+        print(same.run_id == a.run_id, same.total)
+    """
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"], input=textwrap.dedent(session), capture_output=True, text=True, cwd=tmp_path,
+        check=True,
+    )  # fmt: skip
+    first, second = (line for line in done.stdout.splitlines() if line.startswith(("True", "False")))
+    assert first.startswith('True lenient 4 ["started run'), done.stderr
+    assert "its evaluator was strict, now lenient" in first
+    assert second == "True 4"
