@@ -158,6 +158,22 @@ def test_what_an_object_says_of_itself_takes_the_place_of_its_attributes() -> No
     assert evaluator_digest(one) == before != evaluator_digest(Counted("b"))
 
 
+def test_what_an_evaluator_counts_while_it_is_used_does_not_identify_it() -> None:
+    seen: list[int] = []
+
+    def counting(output: int, expected: int) -> bool:
+        seen.append(output)
+        return True
+
+    def listed(words: list[str]) -> Any:
+        return lambda output, expected: output in words
+
+    before = evaluator_digest(counting)
+    counting(1, 1)
+    assert evaluator_digest(counting) == before
+    assert evaluator_digest(listed(["a"])) != evaluator_digest(listed(["b"]))
+
+
 def test_a_description_has_no_addresses_and_survives_cycles() -> None:
     circle: list[Any] = [object(), open]
     circle.append(circle)

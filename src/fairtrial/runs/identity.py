@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -115,15 +116,30 @@ def identify(request: RunRequest, *, samples: bool = True) -> RunIdentity:
         facts,
         tuple((experiment.name, digest(to_json(experiment.params))[:32]) for experiment in request.experiments),
         config.repeats,
-        (request.scorer.name, request.evaluator_digest or evaluator_digest(request.evaluator)),
+        (request.scorer.name, request.evaluator_digest),
         {name: getattr(config, name) for name in _SETTINGS},
         (code,),
     )
 
 
 def evaluator_digest(evaluator: Any) -> str:
-    """Return a digest of an evaluator's code, composition and parameters."""
-    return digest(describe(evaluator))[:32]
+    """Return a digest of an evaluator's code, composition and parameters.
+
+    It is taken when the evaluator is first seen: what one counts or caches while it is used does not identify it.
+    """
+    key = id(evaluator)
+    known = _digests.get(key)
+    if known is not None and known[0]() is evaluator:
+        return known[1]
+    made = digest(describe(evaluator))[:32]
+    try:
+        _digests[key] = weakref.ref(evaluator, lambda _: _digests.pop(key, None)), made
+    except TypeError:
+        pass  # Nothing refers weakly to a built-in function, which has no state either.
+    return made
+
+
+_digests: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 
 def describe_run(

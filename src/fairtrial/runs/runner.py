@@ -30,7 +30,7 @@ from fairtrial.runs.events import (
     ResumeWarning,
     log,
 )
-from fairtrial.runs.identity import ResumedRun, describe_run, identify, open_run
+from fairtrial.runs.identity import ResumedRun, describe_run, evaluator_digest, identify, open_run
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed, missing_trials
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Limits, Stop, run_trials, unwrapped
@@ -123,7 +123,6 @@ def prepare(
     retry_errors: bool = False,
     run_id: str | None = None,
     force: bool = False,
-    evaluator_digest: str = "",
     home: str = "",
 ) -> RunRequest:
     """Check everything that can be wrong with a run before its first call."""
@@ -173,7 +172,7 @@ def prepare(
         run_id=run_id,
         force=force,
         evaluator=evaluator,
-        evaluator_digest=evaluator_digest,
+        evaluator_digest=evaluator_digest(evaluator),
         adapter=adapter,
         home=home,
     )

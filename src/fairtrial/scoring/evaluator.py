@@ -215,7 +215,7 @@ class NeedsIsolationError(Exception):
 class Scorer:
     """An evaluator after its form has been decided: one name, one call."""
 
-    __slots__ = ("is_async", "name", "needs_session", "quick")
+    __slots__ = ("__weakref__", "is_async", "name", "needs_session", "quick")
 
     name: str
     needs_session: bool

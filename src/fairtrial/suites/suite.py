@@ -85,8 +85,6 @@ class EvalSuite:
         self.version = version
         self.home = _calling_file(self)  # The file it was made in.
         self._feeds: set[Feed] = set()
-        # Taken when the suite is made: what an evaluator counts or caches while it is used does not identify it.
-        self._digested: tuple[Any, str] | None = None
         self._request(None, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
 
     def prepared(self) -> RunRequest:
@@ -104,8 +102,6 @@ class EvalSuite:
         run_id: str | None = None,
         force: bool = False,
     ) -> RunRequest:
-        if self._digested is None or self._digested[0] is not self.evaluator:
-            self._digested = self.evaluator, evaluator_digest(self.evaluator)
         return prepare(
             self.name,
             self.dataset,
@@ -123,7 +119,6 @@ class EvalSuite:
             retry_errors=retry_errors,
             run_id=run_id,
             force=force,
-            evaluator_digest=self._digested[1],
             home=self.home,
         )
 
