@@ -511,17 +511,18 @@ async def test_requests_made_for_other_code_are_taken_back_and_made_anew(tmp_pat
     changed = suite_of(30)
     changed.version = "2"
     old = {item.id for item in office._mailboxes["numbers.requests"]._waiting}
-    run = asyncio.create_task(changed.run(store=url, mailbox=office))
+    run = asyncio.create_task(changed.run(store=url, mailbox=office, force=True))
 
     def now() -> set[str]:
         return {item.id for item in office._mailboxes["numbers.requests"]._waiting}
 
-    with pytest.warns(UserWarning, match="has changed since run"):
+    with pytest.warns(UserWarning, match="results of two code versions"):
         await until(lambda: bool(now() - old))
     assert now().isdisjoint(old)
     async with FakeWorker(office, "numbers").at_work() as worker:
         report = await run
     assert (report.status, report.total) == ("finished", 30)
+    assert {result.code for result in report.results} == {1}
     assert len({request.fingerprint for request in worker.seen}) == 1
     assert len(worker.seen) == 30
 
@@ -815,13 +816,15 @@ async def test_two_clients_end_beside_requests_of_older_code(tmp_path: Path) -> 
     newer = suite_of(60)
     newer.version = "2"
     worker = Refuser(office, "numbers", concurrency=5, delay=lambda _: asyncio.sleep(0.05))
-    worker.fingerprint = fingerprint_of(newer, newer.prepared())
+    worker.fingerprint = identify(newer.prepared(), samples=False).fingerprint
     async with worker.at_work():
         # The worker has seen the older requests and keeps them from coming back.
         while await queued():  # noqa: ASYNC110 - a mailbox has no event
             await asyncio.sleep(0.01)
         with anyio.fail_after(30), pytest.warns(UserWarning, match="has changed"):
-            reports = await two_clients(lambda reached: newer.run(store=store, mailbox=reached), office, worker)
+            reports = await two_clients(
+                lambda reached: newer.run(store=store, mailbox=reached, force=True), office, worker
+            )
     assert [(report.status, report.total) for report in reports] == [("finished", 60)] * 2
 
 
