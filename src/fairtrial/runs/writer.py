@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import anyio
@@ -52,7 +53,7 @@ class Writer:
         self._wake = loop_caller()
         self._lock = threading.Lock()
         self._filled = threading.Event()
-        self._waiting: list[Item] = []
+        self._waiting: list[tuple[Item, int]] = []  # With their sizes.
         self._waiting_bytes = 0
         self._pending = 0
         self._pending_bytes = 0
@@ -67,13 +68,13 @@ class Writer:
 
     async def put(self, result: EvalResult, sample_ordinal: int, sample: Sample[Any, Any]) -> None:
         """Hand over a result; waits while too many are on their way."""
+        item: Item = (result, sample_ordinal, sample)
+        size = size_of(item)
         with self._lock:
             # Under the lock: a thread that fails after this test still sees, and wakes, whoever waits for room.
             if self._error is not None:
                 raise self._error
-            item: Item = (result, sample_ordinal, sample)
-            size = size_of(item)
-            self._waiting.append(item)
+            self._waiting.append((item, size))
             self._waiting_bytes += size
             self._pending += 1
             self._pending_bytes += size
@@ -112,15 +113,15 @@ class Writer:
                 with self._lock:
                     self._filled.clear()
                     waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-                for batch in split_batches(waiting, size_of, self._batch):
-                    self._commit(batch)
-                    self._make_room(batch)
+                for batch in split_batches(waiting, itemgetter(1), self._batch):
+                    self._commit([item for item, _size in batch])
+                    self._make_room(len(batch), sum(size for _item, size in batch))
                 if closing:
                     return
         except BaseException as error:
             with self._lock:
                 self._error = error
-            self._make_room(())
+            self._make_room(0, 0)
 
     def _commit(self, batch: Sequence[Item]) -> None:
         committed = _commit_batch(self._store, self._run_id, batch, epoch=self._epoch)
@@ -130,10 +131,10 @@ class Writer:
             refused = {key for key, _problem in committed.refused}
             self.refused_ordinals.update(result.ordinal for result, _, _ in batch if result.key in refused)
 
-    def _make_room(self, batch: Sequence[Item]) -> None:
+    def _make_room(self, count: int, size: int) -> None:
         with self._lock:
-            self._pending -= len(batch)
-            self._pending_bytes -= sum(map(size_of, batch))
+            self._pending -= count
+            self._pending_bytes -= size
             room, self._room = self._room, None
         if room is not None:
             self._wake(room.set)
@@ -202,7 +203,12 @@ def size_of(item: Item) -> int:
     """About how many bytes a result and its sample take up in the database."""
     result, _ordinal, sample = item
     size = len(result.snapshot or b"") + len(result.output_json or "")
-    return size if sample is None else size + _text_size(sample.input) + _text_size(sample.expected)
+    if sample is None:
+        return size
+    given, expected = sample.input, sample.expected
+    # Plain text, as most inputs are, without a call.
+    size += len(given) if type(given) is str else _text_size(given)
+    return size + (len(expected) if type(expected) is str else _text_size(expected))
 
 
 def _text_size(value: Any, depth: int = 4) -> int:
