@@ -29,7 +29,7 @@ from fairtrial.errors import (
 from fairtrial.fleet.config import EvalLoopConfig
 from fairtrial.fleet.counters import LoopCounters
 from fairtrial.fleet.delivery import delivery_to
-from fairtrial.fleet.isolated import SuspectRunner, execute_in_child
+from fairtrial.fleet.isolated import SuspectRunner
 from fairtrial.fleet.remote import NoAnswerError, RemoteMainLoop, transport_problem
 from fairtrial.fleet.sessions import SessionStore
 from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, new_id, without_payload
@@ -42,13 +42,13 @@ from fairtrial.session.session import Session
 from fairtrial.store.protocol import RunStore
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.isolated_trial import run_trial_in_child
 from fairtrial.trials.result import EvalResult, Outcome, Stage
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import ResolvedTask, resolve_task
 
 _log = logging.getLogger("fairtrial.fleet")
 _REPLY_TTL = 120.0
-_RETRY_PAUSE = 60.0  # The longest pause between two attempts of one trial.
 _KNOWN_EXPERIMENTS = 256
 _DEPARTURES = 2
 _MAX_DEPARTING = 500
@@ -128,7 +128,7 @@ class EvalLoop:
         self._rules = rules
         self._indexes = {experiment.name: index for index, experiment in enumerate(rules.experiments)}
         self._known: OrderedDict[Any, TrialRules] = OrderedDict()
-        self._trial_seconds = _trial_seconds(rules)
+        self._trial_seconds = rules.longest_seconds
         self._isolated = isolated or self._execute_in_child
         self._solo_slots = asyncio.Semaphore(self.config.solo_processes)
         self._suspects = 0
@@ -229,9 +229,8 @@ class EvalLoop:
                 attempt=request.attempt,
             )
             rules = replace(rules, tasks=(self._remote.answered(await self._remote.ask(sample.input, context)),))
-        trial = (rules, request.key, request.ordinal, sample, experiment, request.attempt)
-        data = await self._rules.isolated.run(execute_in_child, *trial, kind=bytes, what="a suspected trial")
-        return self._reply(request, EvalReply.from_wire(data).result)
+        place = (request.key, request.ordinal, sample, experiment)
+        return self._reply(request, await run_trial_in_child(rules, *place, attempt=request.attempt))
 
     async def _handle(self, job: Job[EvalRequest]) -> None:
         message = job.message
@@ -490,13 +489,6 @@ def failed(request: EvalRequest, outcome: Outcome, stage: Stage, error: str) -> 
         execution=random.getrandbits(62),
         started_at=time.time(),
     )
-
-
-def _trial_seconds(rules: TrialRules) -> float:
-    """The longest a trial can take: every attempt times out, the last one is scored, and closing takes its time."""
-    attempts = rules.max_retries + 1
-    executing = attempts * (rules.timeout_seconds + rules.close_seconds) + rules.max_retries * _RETRY_PAUSE
-    return executing + rules.timeout_seconds + rules.grace_seconds
 
 
 def _reply_mailbox(requests: Mailbox[Any], worker: str) -> Mailbox[MainLoopResult]:

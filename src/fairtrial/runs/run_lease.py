@@ -58,7 +58,7 @@ async def acquire(store: RunStore, run_id: str, *, client: bool = False) -> RunL
         if seen.owner is None or _has_ended(seen.owner) or _is_stale(seen, first, began):
             epoch = await to_thread.run_sync(partial(_swap, store, run_id, owner, seen))
             if epoch is not None:
-                return RunLease(store, run_id, epoch, token, client)
+                return RunLease(store, run_id, epoch, token, client, seen.owner is not None)
         elif first is not None and (seen.epoch, seen.heartbeat_at) != (first.epoch, first.heartbeat_at):
             raise RunBusyError(
                 f"run {run_id} is being executed by {_name(seen.owner)}, and a second process would pay for its trials "
@@ -128,6 +128,7 @@ class RunLease:
     epoch: int
     token: str
     client: bool = False  # Of a fleet.
+    replaced_owner: bool = False  # The owner before this one died without releasing the run.
     lost: RunBusyError | None = None
     _renewed: float = field(default_factory=lambda: _monotonic())
     _ended: threading.Event = field(default_factory=threading.Event)

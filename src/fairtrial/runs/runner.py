@@ -33,7 +33,8 @@ from fairtrial.runs.events import (
 from fairtrial.runs.identity import ResumedRun, describe_run, evaluator_digest, identify, open_run
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed, missing_trials
 from fairtrial.runs.run_lease import RunLease
-from fairtrial.runs.scheduler import Limits, Stop, run_trials, unwrapped
+from fairtrial.runs.scheduler import Execute, Limits, Stop, run_trials, unwrapped
+from fairtrial.runs.suspects import SuspectedTrials
 from fairtrial.runs.writer import Writer, call_store
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.session.snapshot import restore_session
@@ -359,16 +360,18 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
             rules = replace(request.rules, shared=shared, threads=threads, isolated=isolated)
             rules.check_shared()
             source = make_source(work, rules)
-            trials, remaining = await source.begin(await work.done())
+            done = await work.done()
+            trials, remaining = await source.begin(done)
             expected = await blocking(lambda: expected_results(request.store, run))
             limits = await work.start(source.replaced_costs())
-            for _round in range(_MAX_ROUNDS):
+
+            async def run_all(trials: TrialFeed, execute: Execute, workers: int) -> Writer:
                 work.writer = Writer(request.store, run.run_id, epoch=lease.epoch)
                 await run_trials(
                     trials,
-                    source.execute,
+                    execute,
                     work.writer,
-                    workers=min(request.config.max_concurrent, max(remaining, 1)),
+                    workers=workers,
                     stop=work.stop,
                     limits=limits,
                     observers=request.observers,
@@ -376,12 +379,26 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
                     on_result=work.on_result,
                     lease=lease,
                 )
+                return work.writer
+
+            execute: Execute = source.execute
+            if run.parent_run is None:
+                suspects = SuspectedTrials(request, run, lease, rules)
+                if await suspects.begin(done) and work.stop.reason is None:
+                    writer = await run_all(TrialFeed(suspects.trials(done)), suspects.execute, suspects.workers)
+                    await writer.close()
+                    if work.stop.reason is None:
+                        await suspects.end(done)  # `trials` is read as it is needed, and skips what is done.
+                        remaining -= len(suspects.ordinals)
+                execute = suspects.noting(execute)
+            for _round in range(_MAX_ROUNDS):
+                writer = await run_all(trials, execute, min(request.config.max_concurrent, max(remaining, 1)))
                 if work.stop.reason is not None:
                     break
                 # Only the store knows what is stored: a database that failed over, or was restored, loses commits.
-                await work.writer.close()
+                await writer.close()
                 done = await blocking(lambda: request.store.done(run.run_id))
-                for ordinal in work.writer.refused_ordinals:
+                for ordinal in writer.refused_ordinals:
                     done[ordinal >> 3] |= 1 << (ordinal & 7)  # Executing it again would be paid for and refused again.
                 remaining = expected - sum(byte.bit_count() for byte in done)
                 if remaining <= 0:

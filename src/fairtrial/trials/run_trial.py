@@ -43,6 +43,7 @@ _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _NOT_FINITE = tuple(f'"{MARK}{name}"' for name in ("nan", "inf", "-inf"))
 _MAX_ERROR = 10_000
 _MIN_GRACE = 1.0
+_MAX_PAUSE = 60.0  # Between two attempts at one trial.
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,13 @@ class TrialRules:
     def grace_seconds(self) -> float:
         """How long user code may go on after its time limit, to clean up, before it is orphaned."""
         return max(self.close_seconds, _MIN_GRACE)
+
+    @property
+    def longest_seconds(self) -> float:
+        """The longest a trial can take: every attempt times out, the last one is scored, and closing takes its time."""
+        attempts = self.max_retries + 1
+        executing = attempts * (self.timeout_seconds + self.close_seconds) + self.max_retries * _MAX_PAUSE
+        return executing + self.timeout_seconds + self.grace_seconds
 
     def check_shared(self) -> None:
         """Raise unless what the lifespan opened can be sent to the child processes of isolated tasks that take it."""
@@ -457,7 +465,7 @@ def _retry_after(error: BaseException) -> float | None:
 def _backoff(failures: int, retry_after: float | None) -> float:
     # Full jitter: trials that failed together must not come back together.
     if retry_after is not None:
-        return min(retry_after, 60.0)
+        return min(retry_after, _MAX_PAUSE)
     return random.uniform(0.0, min(30.0, 0.5 * 2**failures))  # noqa: S311 - a delay, not a secret
 
 

@@ -1,0 +1,174 @@
+"""Trials that may have killed the process of a local run: found without a cost to runs that never die.
+
+A process that is killed says nothing. What is known afterwards: its lease was never released, and trials start in plan
+order. So nothing is written until a run has died once. From then on the run notes, once for as many trials as run at
+the same time, how far in the plan trials may have started. If it dies again, the trials without a result up to there
+were in flight, or finished and not yet stored. They are executed first, each in a child process; one that ends its
+child is stored as an error. A trial that cannot be sent to a child is executed here, alone, after its ordinal has been
+noted: if the process dies once more, it was this trial.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio import to_thread
+
+from fairtrial.isolation import ChildDiedError, NotSendableError
+from fairtrial.runs.events import log
+from fairtrial.runs.plan import PlannedTrial, missing_ordinals, missing_trials
+from fairtrial.runs.run_lease import RunLease
+from fairtrial.runs.scheduler import Execute
+from fairtrial.store.protocol import RunRecord
+from fairtrial.trials.isolated_trial import run_trial_in_child
+from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.trials.run_trial import TrialRules, run_trial
+
+if TYPE_CHECKING:
+    from fairtrial.runs.runner import RunRequest
+
+NOTE = "crashes"
+_CRASHES = 2
+"""How often a run may die before its trials are suspected."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrashNote:
+    """What a run knows about the deaths of its processes.
+
+    Attributes:
+        count: How many processes died in a row while they executed it.
+        started: No trial beyond this ordinal has started; -1 if that is not known.
+        alone: The suspected trial that is being executed in this process, alone; -1 if none is.
+    """
+
+    count: int = 0
+    started: int = -1
+    alone: int = -1
+
+    @classmethod
+    def of(cls, notes: Mapping[str, Any]) -> CrashNote:
+        """Read the note of a run."""
+        found = notes.get(NOTE)
+        if not isinstance(found, list | tuple) or len(found) != 3 or not all(type(part) is int for part in found):
+            return cls()
+        return cls(*found)
+
+    def to_notes(self) -> dict[str, Any]:
+        """The note as it is stored."""
+        return {NOTE: [self.count, self.started, self.alone] if self.count else None}
+
+
+class SuspectedTrials:
+    """The trials of a run that are suspected, and the note about those that start."""
+
+    def __init__(self, request: RunRequest, run: RunRecord, lease: RunLease, rules: TrialRules) -> None:
+        self._store = request.store
+        self._dataset = request.dataset
+        self._run = run
+        self._lease = lease
+        self._rules = rules
+        self._step = request.config.max_concurrent
+        self._note = CrashNote()
+        self._noting = anyio.Lock()
+        self._alone = anyio.Lock()
+        self._culprit = -1
+        self.ordinals: tuple[int, ...] = ()
+        self.workers = min(self._step, max(4, os.cpu_count() or 1))
+
+    async def begin(self, done: bytearray) -> bool:
+        """Look at how the run ended last time; True if there are suspected trials."""
+        before = CrashNote.of(await to_thread.run_sync(lambda: self._store.get_run(self._run.run_id).notes))
+        count = before.count + self._lease.replaced_owner
+        missing = set(missing_ordinals(min(self._run.planned, before.started + 1), done))
+        if before.alone in missing and self._lease.replaced_owner:
+            self._culprit = before.alone
+        elif count < _CRASHES:
+            missing = set()
+        self.ordinals = tuple(sorted(missing))
+        if count:
+            await self._write(CrashNote(count, max(self.ordinals, default=-1)))
+        if self.ordinals:
+            log.warning(
+                "run %s has died %d times: the %d trials that were in flight are executed in child processes first",
+                self._run.run_id,
+                count,
+                len(self.ordinals),
+            )
+        return bool(self.ordinals)
+
+    def trials(self, done: bytearray) -> Iterator[PlannedTrial]:
+        """The suspected trials."""
+        left = len(self.ordinals)
+        wanted = frozenset(self.ordinals)
+        for trial in missing_trials(self._run, self._dataset, done):
+            if trial.ordinal in wanted:
+                yield trial
+                left -= 1
+            if not left:
+                return
+
+    async def end(self, done: bytearray) -> None:
+        """Mark the suspected trials as done, and count crashes from the beginning."""
+        for ordinal in self.ordinals:
+            done[ordinal >> 3] |= 1 << (ordinal & 7)
+        await self._write(CrashNote())
+
+    def noting(self, execute: Execute) -> Execute:
+        """The function that executes a trial, preceded by a note that it starts if the run has died before."""
+        if not self._note.count:
+            return execute
+
+        async def noted(trial: PlannedTrial) -> EvalResult:
+            if trial.stored is None and trial.ordinal > self._note.started:
+                async with self._noting:
+                    if trial.ordinal > self._note.started:
+                        await self._write(CrashNote(self._note.count, trial.ordinal + self._step))
+            return await execute(trial)
+
+        return noted
+
+    async def execute(self, trial: PlannedTrial) -> EvalResult:
+        """Execute a suspected trial where it ends nothing but itself."""
+        rules = self._rules
+        if trial.ordinal == self._culprit:
+            return _failed(trial, "task_error", "the trial ended its process, in which nothing else was executed")
+        place = (trial.key, trial.ordinal, trial.sample, trial.experiment)
+        try:
+            return await run_trial_in_child(rules, *place, attempt=trial.attempt)
+        except ChildDiedError as error:
+            log.error("trial %s ends its process: %s", trial.key, error)
+            return _failed(trial, "task_error", f"the trial ends its process: {error}")
+        except TimeoutError:
+            return _failed(trial, "timeout", "the trial did not end in a child process of its own, and was killed")
+        except NotSendableError as error:
+            log.warning("suspected trial %s is executed in this process, alone: %s", trial.key, error)
+        async with self._alone:
+            await self._write(CrashNote(self._note.count, self._note.started, trial.ordinal))
+            result = await run_trial(rules, *place, attempt=trial.attempt)
+            await self._write(CrashNote(self._note.count, self._note.started))
+        return result
+
+    async def _write(self, note: CrashNote) -> None:
+        epoch = self._lease.epoch
+        await to_thread.run_sync(lambda: self._store.update_run(self._run.run_id, notes=note.to_notes(), epoch=epoch))
+        self._note = note
+
+
+def _failed(trial: PlannedTrial, outcome: Outcome, error: str) -> EvalResult:
+    return EvalResult(
+        key=trial.key,
+        ordinal=trial.ordinal,
+        outcome=outcome,
+        error=error,
+        stage="task",
+        attempt=trial.attempt,
+        execution=random.getrandbits(62),
+        started_at=time.time(),
+    )
