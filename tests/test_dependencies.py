@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The names packages are imported by, where they differ from those they are installed by.
 IMPORTED_AS = {"typing-extensions": "typing_extensions", "genai-prices": "genai_prices"}
 # Brought along by a declared dependency, as a documented part of it.
-PARTS = {"pydantic_core": "pydantic", "httpx2": "openai", "trio": "anyio", "referencing": "jsonschema"}
+PARTS = {"pydantic_core": "pydantic", "trio": "anyio", "referencing": "jsonschema"}
 # Brought by whoever runs the suites of `fairtrial.testing` on a part of their own.
 BROUGHT = {"pytest", "hypothesis"}
 
@@ -34,6 +34,23 @@ def imported() -> dict[str, str]:
             for name in names:
                 found.setdefault(name.partition(".")[0], str(path.relative_to(ROOT)))
     return found
+
+
+def test_what_tests_read_is_part_of_the_source_distribution() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
+    read = {name for text in texts for name in re.findall(r'\bROOT / "([\w.-]+)"', text)} - {".mypy_cache"}
+    read |= {"examples"}  # Run by tests that put its path together.
+    assert "scripts" in read
+    assert sorted(read - set(build["include"]) - {"pyproject.toml"}) == []  # That one is always in it.
+
+
+def test_type_checkers_see_only_names_that_exist() -> None:
+    """A module's `__getattr__` would tell them that every name does."""
+    for path in sorted((ROOT / "src").rglob("__init__.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        top = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        assert "__getattr__" not in top, path
 
 
 def test_everything_imported_is_declared() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -21,14 +19,6 @@ from tests.importing.project import small_project
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
-FILES: dict[str, list[dict[str, Any]]] = {
-    "tickets.jsonl": [
-        {"id": "t1", "input": {"subject": "Where is my order?", "priority": 1}, "expected": "lookup"},
-        {"id": "t2", "input": {"subject": "Cancel my plan", "priority": 2}, "expected": "cancel"},
-    ],
-    "benchmark.jsonl": [{"question": "2+2?", "answer": "Two and two. #### 4"}],
-}
-
 
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
@@ -36,8 +26,6 @@ def name_of(page: Path) -> str:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    for name, rows in FILES.items():
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("GITHUB_STEP_SUMMARY", "FAIRTRIAL_MAILBOX", "FAIRTRIAL_CACHE", "NO_COLOR", "FORCE_COLOR"):

@@ -80,13 +80,15 @@ class TestShow:
     def test_slices(self, cli: Cli, two: Path) -> None:
         cli("run", "evals.py", "--quiet")
         lines = cli("show", "doubles:plain", "--by", "level").out.splitlines()
-        assert [line.split()[:4] for line in lines[1:]] == [
-            ["easy", "plain", "2/2", "100.0%"],
-            ["hard", "plain", "2/2", "50.0%"],
+        assert [line.split() for line in lines[1:]] == [
+            ["easy", "plain", "2", "100.0%", "34.2%", "to", "100.0%", "0", "1.000"],
+            ["hard", "plain", "2", "50.0%", "9.5%", "to", "90.5%", "0", "0.500"],
         ]
         assert len(cli("show", "doubles", "--by", "rank").out.splitlines()) == 9
         facts = cli("show", "doubles", "--by", "level", "--json").json
         assert (facts["format"], facts["by"], len(facts["slices"])) == ("fairtrial.slices/1", "level", 4)
+        first = facts["slices"][0]
+        assert (first["n"], round(first["low"], 3), round(first["high"], 3)) == (2, 0.342, 1)
         done = cli("show", "doubles", "--by", "levl")
         assert done.err == "error: no sample of run doubles@1 has metadata 'levl'\n  it has level, rank\n"
 

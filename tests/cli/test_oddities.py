@@ -93,7 +93,7 @@ def test_a_table_that_does_not_fit_becomes_a_list_with_every_figure(
     assert "  trials 8" in shown
     assert "  experiments plain, triple" in shown
     sliced = cli("show", "doubles", "--by", "level").out.splitlines()
-    assert sliced[:4] == ["easy", "  experiment plain", "  scored 2/2", "  pass rate 100.0%"]
+    assert sliced[:4] == ["easy", "  experiment plain", "  n 2", "  pass rate 100.0%"]
     assert cli("failures", "doubles").out.splitlines()[0].split() == ["sample", "experiment", "what", "why"]
     for words in (["runs"], ["show", "doubles", "--by", "level"], ["config"], ["store", "stats"]):
         assert max(map(len, cli(*words).out.splitlines())) <= 40

@@ -182,6 +182,14 @@ class TestVerdicts:
         assert done.code == 1
         assert done.err == "exit 1: 75.0% passed, under the floor of 80.0% (--fail-under; errors count as failures)\n"
 
+    def test_a_dataset_without_samples_is_a_mistake_and_nothing_is_run(self, cli: Cli, place: Path) -> None:
+        (place / "evals.py").write_text(EVALS.replace("Dataset(samples,", "Dataset([],"))
+        for words in ((), ("--fail-under", "0.5"), ("--json",)):
+            done = cli("run", "evals.py", *words)
+            assert done.code == 2
+            assert "dataset 'numbers' of suite 'doubles' has no samples, so nothing was run" in done.err + done.out
+        assert cli("runs", "--json").json["runs"] == []
+
     def test_too_many_errors_exit_4_before_any_floor(self, cli: Cli, place: Path) -> None:
         (place / "evals.py").write_text(BROKEN)
         done = cli("run", "evals.py", "--fail-under", "0.9", "--quiet")

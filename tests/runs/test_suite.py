@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -15,6 +16,7 @@ import anyio
 import pytest
 
 from fairtrial import (
+    ChatMessage,
     ConfigurationError,
     Dataset,
     EvalConfig,
@@ -35,7 +37,8 @@ from fairtrial import (
     exact_match,
     open_store,
 )
-from fairtrial.runs import EvalRunCompleted, EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
+from fairtrial.models import ScriptedAdapter
+from fairtrial.runs import EvalRunCompleted, EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted, loop_watch
 
 pytestmark = pytest.mark.anyio
 
@@ -153,7 +156,7 @@ async def test_as_many_trials_are_in_flight_as_allowed_and_no_more() -> None:
 
 async def test_experiments_run_side_by_side_and_have_no_common_rate() -> None:
     async def tuned(given: int, ctx: TrialContext) -> int:
-        return 2 * given + int(ctx.experiment.params.get("offset", 0))  # type: ignore[arg-type]  # JSON, an int here
+        return 2 * given + int(ctx.experiment.params.get("offset", 0))
 
     async def other(given: int) -> int:
         return 0
@@ -513,6 +516,40 @@ async def test_a_task_that_forgets_to_await_is_told_so() -> None:
     assert "it was never awaited; write `await` before the call" in str(report.results[0].error)
 
 
+@pytest.mark.parametrize("blocks", [True, False])
+async def test_an_async_task_that_blocks_the_event_loop_is_named_once(
+    blocks: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_watch, "_ENOUGH_SECONDS", 0.7)
+    monkeypatch.setattr(loop_watch, "_STALLS", 1)
+
+    async def asks_a_model(given: int) -> int:
+        if blocks:
+            time.sleep(0.4)  # noqa: ASYNC251 - the mistake under test
+        else:
+            await anyio.sleep(0.4)
+        return 2 * given
+
+    await evaluate(doubles(5), asks_a_model, exact_match, EvalConfig(max_concurrent=2))
+    warned = [record.getMessage() for record in caplog.records if "blocked" in record.getMessage()]
+    assert len(warned) == blocks
+    if blocks:
+        assert "in asks_a_model)" in warned[0]
+        assert "Task asks_a_model is async and calls code that blocks" in warned[0]
+
+
+@pytest.mark.proves("R102")
+async def test_a_task_with_a_model_runs_under_both_event_loops() -> None:
+    adapter = ScriptedAdapter(["4"], repeat=True)
+
+    async def ask(given: int) -> int:
+        return int((await adapter.complete([ChatMessage("user", f"{given} * 2")])).raw)
+
+    report = await evaluate(doubles(4), ask, exact_match)
+    assert [result.passed for result in report.results] == [False, False, True, False]
+    assert len(adapter.calls) == 4
+
+
 async def test_an_empty_dataset_makes_an_empty_report() -> None:
     report = await evaluate(Dataset([]), double, exact_match)
     assert (report.total, report.pass_rate, report.status) == (0, None, "finished")
@@ -552,8 +589,6 @@ async def test_reports_are_sliced_by_metadata_by_metric_and_by_any_function() ->
 
 @pytest.mark.proves("R41", "R42")
 async def test_a_result_leads_to_its_sample_its_output_and_its_trajectory() -> None:
-    from fairtrial import ChatMessage
-
     async def talk(given: int, ctx: TrialContext) -> int:
         ctx.session.record(ChatMessage("user", str(given)))
         ctx.session.record(PromptExecuted(usage=TokenUsage(3, 4)))

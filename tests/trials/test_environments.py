@@ -7,7 +7,17 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 
-from fairtrial import ConfigurationError, Environment, EnvironmentMismatchError, EnvironmentRegistry
+from fairtrial import (
+    ConfigurationError,
+    Environment,
+    EnvironmentMismatchError,
+    EnvironmentRegistry,
+    Experiment,
+    Sample,
+    TrialContext,
+    evaluate,
+    open_store,
+)
 from fairtrial.trials import check_state
 from fairtrial.trials.environment import close_environment, tools_of
 
@@ -132,3 +142,33 @@ def test_tools_and_close_are_optional_and_close_may_be_async() -> None:
     anyio.run(close_environment, Later())
     anyio.run(close_environment, object())
     assert (book.pages, book.closed, Later.closed, tools_of(object())) == (["page"], 1, 1, ())
+
+
+@pytest.mark.proves("R98")
+@pytest.mark.anyio
+async def test_a_run_goes_on_from_the_states_that_another_run_saved() -> None:
+    registry = EnvironmentRegistry(Notebook)
+
+    async def write(state: dict[str, Any], ctx: TrialContext) -> dict[str, Any]:
+        episode = await registry.restore(state)
+        assert isinstance(episode.environment, Notebook)
+        episode.environment.pages.append(f"{ctx.sample.id} in {ctx.experiment.name}")
+        return await registry.save(episode.environment)
+
+    def two_pages(output: dict[str, Any], expected: int) -> bool:
+        return len(output["pages"]) == expected
+
+    store = open_store("memory:")
+    blank = await registry.save(Notebook())
+    old = {**blank, "version": "1.0"}
+    samples = [Sample("a", blank, 1), Sample("b", blank, 1), Sample("old", old, 1)]
+    first = await evaluate(samples, write, two_pages, store=store, experiments=[Experiment("first")])
+    assert [result.outcome for result in first.results] == ["scored", "scored", "task_error"]
+    assert "EnvironmentMismatchError" in str(first.results[2].error)
+    again = [Sample(result.sample_id, result.output, 2) for result in first.results if result.success]
+    second = await evaluate(again, write, two_pages, store=store, experiments=[Experiment("second")])
+    assert second.pass_rate == 1.0
+    assert (await registry.restore(second.results[0].output)).environment.pages == [  # type: ignore[attr-defined]
+        "a in first",
+        "a in second",
+    ]

@@ -10,6 +10,7 @@ from fairtrial.cli import options
 
 if TYPE_CHECKING:
     from fairtrial.cli.names import RunName
+    from fairtrial.report.estimates import Estimate
     from fairtrial.store.protocol import RunStore
 
 
@@ -108,28 +109,62 @@ def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
         known = sorted({name for _, sample in store.samples(named.run.run_id) for name in sample.metadata})
         hint = f"it has {', '.join(map(plain, known))}" if known else "its samples have no metadata"
         raise Mistake(f"no sample of run {named} has metadata {plain(key)!r}", hint)
+    rates = _slice_rates(store, named, key)
     if json:
-        facts = [{"value": value, **totals_facts(totals)} for value, totals in groups]
+        facts = [
+            {"value": value, **totals_facts(totals), **_interval_facts(rates.get((totals.experiment, str(value))))}
+            for value, totals in groups
+        ]
         print_json({"format": "fairtrial.slices/1", "run_id": named.run.run_id, "by": key, "slices": facts})
         return 0
     table = make_table(
-        plain(key), "experiment", "scored", "pass rate", "errors as failures", "mean score", "latency",
-        right=("scored", "pass rate", "errors as failures", "mean score", "latency"), cut=(plain(key), "experiment"),
+        plain(key), "experiment", "n", "pass rate", "95% interval", "errors", "mean score",
+        right=("n", "pass rate", "95% interval", "errors", "mean score"), cut=(plain(key), "experiment"),
     )  # fmt: skip
     for value, totals in sorted(groups, key=lambda group: str(group[0])):
         shown = "-" if value is None else value if isinstance(value, str) else json_text.dumps(value)
-        add_row(table, shown, totals.experiment, *_figures(totals_facts(totals)))
+        rate = rates.get((totals.experiment, str(value)))
+        add_row(table, shown, totals.experiment, *_figures(totals_facts(totals), rate))
     print_table(out(), table)
     return 0
 
 
-def _figures(facts: dict[str, Any]) -> tuple[str, ...]:
-    from fairtrial.cli.reporting import duration, number, rate
+def _slice_rates(store: RunStore, named: RunName, key: str) -> dict[tuple[str, str], Estimate]:
+    """The pass rate of every slice with its interval, by experiment and value."""
+    from fairtrial.errors import ConfigurationError
+    from fairtrial.report import EvalReport
+    from fairtrial.report.estimates import slice_estimates
 
+    report = EvalReport(store, named.run)
+    found: dict[tuple[str, str], Estimate] = {}
+    for name in named.experiments:
+        try:
+            parts = slice_estimates(report[name], key)
+        except ConfigurationError:  # Too many values for intervals that mean anything; the rates are shown without.
+            continue
+        for part in parts:
+            if any(one.name == "pass_rate" for one in part.estimates):
+                found[name, str(part.value)] = part["pass_rate"]
+    return found
+
+
+def _interval_facts(rate: Estimate | None) -> dict[str, Any]:
+    if rate is None:
+        return {"n": 0, "low": None, "high": None}
+    return {"n": rate.n, "low": rate.low, "high": rate.high}
+
+
+def _figures(facts: dict[str, Any], rate: Estimate | None) -> tuple[str, ...]:
+    from fairtrial.cli.reporting import number
+    from fairtrial.cli.reporting import rate as percent
+
+    interval = "-"
+    if rate is not None and rate.low is not None and rate.high is not None:
+        interval = f"{percent(rate.low)} to {percent(rate.high)}"
     return (
-        f"{facts['scored']:,}/{facts['trials']:,}",
-        rate(facts["pass_rate"]),
-        rate(facts["pass_rate_all"]),
+        f"{rate.n if rate is not None else 0:,}",
+        percent(facts["pass_rate"] if rate is None else rate.value),
+        interval,
+        f"{facts['trials'] - facts['scored']:,}",
         number(facts["mean_score"]),
-        duration(facts["mean_latency_ms"]),
     )

@@ -292,11 +292,15 @@ class SdkAdapter(BaseAdapter):
             raise found from error
         return self._shaped(tree)
 
-    async def _posted(self, client: Client, body: dict[str, Any]) -> Any:
-        import httpx2
+    def _response_type(self) -> Any:
+        """The class for responses of the HTTP library that the SDK is built on, whichever it is."""
+        client: type = importlib.import_module(self.package).DefaultAsyncHttpxClient
+        library = next(base.__module__ for base in client.__mro__ if base.__name__ == "AsyncClient").partition(".")[0]
+        return importlib.import_module(library).Response
 
+    async def _posted(self, client: Client, body: dict[str, Any]) -> Any:
         # The SDK's own door for what its typed methods do not cover: half their processor time.
-        response = await client.post(self.path, cast_to=httpx2.Response, body=body)
+        response = await client.post(self.path, cast_to=self._response_type(), body=body)
         try:
             return parse_json(response.content)
         except CodecError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fairtrial.report.columns import (
@@ -52,6 +52,7 @@ class SliceEstimates:
     by: str
     n: int
     estimates: tuple[Estimate, ...]
+    value: Hashable = None
 
     def __getitem__(self, name: str) -> Estimate:
         for one in self.estimates:
@@ -74,7 +75,7 @@ def slice_estimates(
     found = []
     for part in cut(ways, columns):
         some = columns.take(part.rows)
-        found.append(SliceEstimates(part.name, part.by, some.planned, tuple(_estimates(some, level))))
+        found.append(SliceEstimates(part.name, part.by, some.planned, tuple(_estimates(some, level)), part.value))
     return tuple(found)
 
 

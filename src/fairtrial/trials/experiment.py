@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY, FrozenDict, freeze
 from fairtrial.trials.task import Task
-from fairtrial.types import JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Experiment:
     """Parameters and flags the task reads from `ctx.experiment`, or a task of its own."""
 
     name: str = "baseline"
-    params: Mapping[str, JSON] = EMPTY
+    params: Mapping[str, Any] = EMPTY
     task: Task | None = None
 
     def __post_init__(self) -> None:

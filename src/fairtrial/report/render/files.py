@@ -27,7 +27,7 @@ def write(what: Rendered, path: Path, format: str | None = None) -> None:
         formats += _TABLES
     if chosen not in formats:
         kinds = f"{', '.join(formats[:-1])} or {formats[-1]}"
-        raise ConfigurationError(f"a {type(what).__name__} is exported as {kinds}, not {chosen!r}; name the format")
+        raise ConfigurationError(f"{type(what).__name__} can be exported as {kinds} (got {chosen!r}); name the format")
     if isinstance(what, EvalReport) and chosen in _TABLES:
         export_results(what.store, what.run_id, path, cast("ExportFormat", chosen))
         return
