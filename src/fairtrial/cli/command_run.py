@@ -73,13 +73,10 @@ def run(
     retry_errors: Annotated[
         bool, typer.Option("--retry-errors", help="Try trials of the latest run again that ended in an error.")
     ] = False,
-<<<<<<< HEAD
     resume: Annotated[
         str | None,
         typer.Option("--resume", metavar="RUN", help="Resume this run; refused if it differs from the suite."),
     ] = None,
-=======
->>>>>>> 67afa4e (Say more about common mistakes; type what users see)
     force: Annotated[bool, typer.Option("--force", help="Resume even if the code has changed.")] = False,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="A label for the run.")] = None,
     fail_under: Annotated[

@@ -65,18 +65,12 @@ def carry_out(suite: EvalSuite, orders: Orders) -> Ran:
     """
     from fairtrial.runs.sync import announcing
 
-<<<<<<< HEAD
-    fresh = orders.fresh or (orders.run_id is None and _is_other_part(suite, orders.store))
-=======
     if not len(suite.dataset):
         raise Mistake(
             f"dataset {suite.dataset.name!r} of suite {suite.name!r} has no samples, so nothing was run",
             "see that its file or the code that makes it has samples",
         )
-    fresh = orders.fresh or _is_other_part(suite, orders.store)
-    if not fresh:
-        _check_code(suite, orders)
->>>>>>> 67afa4e (Say more about common mistakes; type what users see)
+    fresh = orders.fresh or (orders.run_id is None and _is_other_part(suite, orders.store))
     begun: list[EvalRunStarted] = []
 
     def started(event: EvalRunStarted) -> None:

@@ -21,7 +21,6 @@ from fairtrial.offload import DaemonThreads, loop_caller
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters, scored_again
 from fairtrial.runs.costs import check_prices
-<<<<<<< HEAD
 from fairtrial.runs.events import (
     EvalRunCompleted,
     EvalRunStarted,
@@ -32,11 +31,7 @@ from fairtrial.runs.events import (
     log,
 )
 from fairtrial.runs.identity import ResumedRun, describe_run, evaluator_digest, identify, open_run
-=======
-from fairtrial.runs.events import EvalRunCompleted, EvalRunStarted, ExperimentFigures, Observer, Observers, log
-from fairtrial.runs.identity import ResumedRun, code_hash, describe_run, open_run
 from fairtrial.runs.loop_watch import watch_event_loop
->>>>>>> 67afa4e (Say more about common mistakes; type what users see)
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed, missing_trials
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Execute, Limits, Stop, run_trials, unwrapped
