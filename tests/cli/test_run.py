@@ -150,6 +150,19 @@ class TestResuming:
         assert done.code == 2
         assert f"score its stored outputs with this evaluator: fairtrial rescore {old.run_id} evals.py" in done.err
 
+    def test_outputs_that_could_not_be_scored_have_one_remedy(self, cli: Cli, evals: Path) -> None:
+        evals.write_text(EVALS.replace("double, exact_match)", "double, lambda output, expected: 1 / 0)"))
+        done = cli("run", "evals.py")
+        assert done.code == 4
+        said = " ".join((done.out + done.err).split())
+        assert "--retry-errors" not in said
+        run = open_store().runs()[0].run_id
+        assert (
+            f"the same command scores them; if you change the evaluator, use: fairtrial rescore {run} evals.py" in said
+        )
+        evals.write_text(EVALS)
+        assert cli("rescore", run, "evals.py").code == 0
+
     def test_resume_needs_one_suite_and_an_old_run(self, cli: Cli, evals: Path) -> None:
         self._interrupted(cli)
         assert "names one run of one suite" in cli("run", "evals.py", "--resume", "doubles", "--fresh").err

@@ -90,6 +90,7 @@ async def test_a_finished_run_is_followed_by_a_new_one_and_fresh_always_is() -> 
         ({"config": EvalConfig(max_output_bytes=9)}, "max_output_bytes was 16777216, now 9"),
         ({"evaluator": matches("x")}, "its evaluator was exact_match, now matches"),
     ],
+    ids=["dataset", "order", "experiments", "params", "repeats", "timeout", "seed", "retries", "bytes", "evaluator"],
 )
 async def test_a_difference_starts_a_new_run_and_a_named_run_is_refused(change: dict[str, Any], message: str) -> None:
     store = open_store("memory:")

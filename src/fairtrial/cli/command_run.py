@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fairtrial.cli.faults import ExitCode
     from fairtrial.cli.running import Orders, Ran
     from fairtrial.cli.settings import Settings
+    from fairtrial.report import EvalReport
     from fairtrial.suites import EvalSuite
 
 
@@ -287,4 +289,12 @@ def _show(ran: Ran, orders: Orders, code: int, reason: str) -> None:
     if code == 4:
         for text, times in common_errors(report):
             sentence(err(), f"  {times:,} x {plain(text, limit=300)}")
-        sentence(err(), "  once that is mended, try those again with --retry-errors")
+        sentence(err(), f"  {_error_remedy(report, orders)}")
+
+
+def _error_remedy(report: EvalReport, orders: Orders) -> str:
+    """Return what to do about the errors of a run: outputs that only lack a score need no trial executed again."""
+    if any(kind != "scorer_error" and count for kind, count in report.errors.items()):
+        return "once that is mended, try those again with --retry-errors"
+    again = shlex.join(["fairtrial", "rescore", report.run_id, *orders.base])
+    return f"the outputs are stored: the same command scores them; if you change the evaluator, use: {again}"
