@@ -454,7 +454,7 @@ BAD_SUITES: list[tuple[dict[str, Any], str]] = [
     ({"evaluator": 5}, "must be callable"),
     ({"evaluator": [exact_match, all_of(exact_match)]}, "combine several: all_of.exact_match"),
     ({"experiments": ["big", "small"]}, r"must be Experiment objects .got 'big'.\nwrite .*Experiment.'big'"),
-    ({"evaluator": lambda output: True}, "takes .output."),
+    ({"evaluator": lambda answer: True}, "takes .answer."),
     ({"task": None}, "has no task"),
     ({"task": 5}, "must be callable"),
     ({"task": lambda: 1}, "a task takes"),
