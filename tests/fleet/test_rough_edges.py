@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -231,14 +231,14 @@ class TestSuspects:
         runner.close()
 
     async def test_a_suspected_trial_that_cannot_be_sent_to_a_child_says_so(self) -> None:
-        lock = threading.Lock()
+        connection = socket.socket()
+        connection.close()
 
-        def locked(input: str) -> str:
-            with lock:
-                return input
+        def connected(input: str) -> str:
+            return input if connection.fileno() else ""
 
         requests, results = boxes()
-        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=locked, results=results)
+        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=connected, results=results)
         with pytest.raises(NotSendableError, match="what a suspected trial is called with must be something"):
             await loop._execute_in_child(request())
 

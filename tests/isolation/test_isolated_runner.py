@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -127,16 +128,25 @@ class TestCalls:
         assert all(is_gone(int(pid)) for pid in file.read_text().split())
 
     async def test_what_cannot_be_sent_is_refused_with_a_sentence(self, runner: IsolatedRunner) -> None:
-        lock = threading.Lock()
+        with socket.socket() as connection:
+
+            def connected() -> bool:
+                return connection.fileno() > 0
+
+            with pytest.raises(NotSendableError, match=r"the function must be something that can be sent .*socket"):
+                await runner.run(connected, kind=bool)
+            with pytest.raises(NotSendableError, match="what the function is called with must be"):
+                await runner.run(functions.process, connection, kind=int)
+
+    async def test_a_lock_that_travels_is_a_free_one_in_the_child(self, runner: IsolatedRunner) -> None:
+        locks = (threading.Lock(), threading.RLock())
 
         def locked() -> bool:
-            with lock:
+            with locks[0], locks[1], locks[1]:
                 return True
 
-        with pytest.raises(NotSendableError, match=r"the function must be something that can be sent .*lock"):
-            await runner.run(locked, kind=bool)
-        with pytest.raises(NotSendableError, match="what the function is called with must be"):
-            await runner.run(functions.process, lock, kind=int)
+        with locks[0], locks[1]:
+            assert await runner.run(locked, kind=bool)
 
     async def test_it_works_in_a_thread_with_an_event_loop_of_its_own(self, runner: IsolatedRunner) -> None:
         def other_thread() -> int:
@@ -291,7 +301,8 @@ def test_a_lifespan_that_cannot_be_sent_is_refused_before_the_first_trial() -> N
 
     @contextmanager
     def lifespan() -> Iterator[Any]:
-        yield threading.Lock()
+        with socket.socket() as connection:
+            yield connection
 
     def judge(output: int, expected: int) -> bool:
         called.append(output)
@@ -303,16 +314,16 @@ def test_a_lifespan_that_cannot_be_sent_is_refused_before_the_first_trial() -> N
 
 
 def test_a_task_or_evaluator_that_cannot_be_sent_is_refused_before_the_first_trial() -> None:
-    lock = threading.Lock()
+    connection = socket.socket()
+    connection.close()
 
-    def locked(*_: Any) -> bool:
-        with lock:
-            return True
+    def connected(*_: Any) -> bool:
+        return connection.fileno() > 0
 
-    with pytest.raises(ConfigurationError, match="task 'locked' must be something that can be sent"):
-        suite_of(task(isolate=True)(locked), searched_never).run_sync(store="memory:")
-    with pytest.raises(ConfigurationError, match="evaluator 'locked' must be something that can be sent"):
-        suite_of(lambda x: x, evaluator(isolate=True)(locked)).run_sync(store="memory:")
+    with pytest.raises(ConfigurationError, match="task 'connected' must be something that can be sent"):
+        suite_of(task(isolate=True)(connected), searched_never).run_sync(store="memory:")
+    with pytest.raises(ConfigurationError, match="evaluator 'connected' must be something that can be sent"):
+        suite_of(lambda x: x, evaluator(isolate=True)(connected)).run_sync(store="memory:")
 
 
 @pytest.mark.anyio

@@ -13,11 +13,11 @@ from fairtrial import open_store
 from fairtrial.runs.suspects import CrashNote
 
 SCRIPT = """
-import os, signal, sys, threading, time
+import os, signal, socket, sys
 from fairtrial import Dataset, EvalConfig, EvalSuite, exact_match, open_store
 
 LOG, STORE, HOW = sys.argv[1:4]
-LOCK = threading.Lock()
+CONNECTION = socket.socket()
 
 def work(x):
     with open(LOG, "a") as file:
@@ -29,8 +29,7 @@ def work(x):
     return x
 
 def cannot_be_sent(x):
-    with LOCK:
-        return work(x)
+    return work(x) if CONNECTION else None
 
 task = cannot_be_sent if HOW == "alone" else work
 suite = EvalSuite(

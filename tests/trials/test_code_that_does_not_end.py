@@ -181,7 +181,7 @@ ASYNC = "asyncio.run(evaluate(dataset, stubborn, exact_match, config))"
 def test_a_process_ends_although_a_task_in_its_run_does_not(call: str, tmp_path: Path) -> None:
     code = SCRIPT.replace("LIMIT", "0.2").replace("CALL", call)
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False, cwd=tmp_path
     )
     assert (ended.returncode, ended.stdout) == (0, "begun\n['timeout']\n"), ended.stderr
 

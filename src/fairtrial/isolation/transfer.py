@@ -13,6 +13,7 @@ from typing import Any
 from fairtrial.errors import ConfigurationError
 
 _lock = threading.Lock()
+_LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 
 
 class NotSendableError(ConfigurationError):
@@ -29,6 +30,8 @@ def pack(value: object, what: str) -> bytes:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         def reducer_override(self, found: Any) -> Any:
+            if type(found) in _LOCKS:
+                return _LOCKS[type(found)], ()  # It guards what this process has; the child has its own of both.
             module = sys.modules.get(getattr(found, "__module__", None) or "")
             if module is not None and not _is_importable(module):
                 cloudpickle.register_pickle_by_value(module)
@@ -40,7 +43,7 @@ def pack(value: object, what: str) -> bytes:
         except Exception as error:
             raise NotSendableError(
                 f"{what} must be something that can be sent to a child process ({type(error).__name__}: {error})\n"
-                "Open locks, connections and files inside the function, keep it in a module that can be imported, or "
+                "Open connections and files inside the function, keep it in a module that can be imported, or "
                 "leave isolate=True out"
             ) from None
         return file.getvalue()
