@@ -201,6 +201,7 @@ class TestRemedies:
             report.group_by("k")
         found = report["two"].group_by("k")
         assert (found["x"]["mean"], found["x"]["mean_score"], found["y", 1]["errors"]) == (7.0, 0.5, 1)
+        assert report["one"].group_by("k")["x"]["mean"] == 1.0
         assert report["two"].group_by(lambda result: result.success)[True] == found["x"]
         assert group_by(report["one"].results, lambda result: result.passed).keys() == {True, False}
 
