@@ -311,13 +311,14 @@ def _plots(figures: Mapping[str, Figures]) -> list[Block]:
     for name in (*_DRAWN, *(CRITERION + criterion for criterion in criteria[:_DRAWN_CRITERIA])):
         if name in repeated:
             continue
+        title = title_of(name) if name in _DRAWN else name.removeprefix(CRITERION)  # Drawn, little of a name fits.
         if len(figures) > 1:
-            rows.append(plots.IntervalRow(title_of(name), None, ""))
+            rows.append(plots.IntervalRow(title, None, ""))
         for experiment, figure in figures.items():
             estimate = figure.get(name)
             if estimate is not None:
                 text = f"{value(estimate, estimate.value)} ({span(estimate)})"
-                label = experiment if len(figures) > 1 else title_of(name)
+                label = experiment if len(figures) > 1 else title
                 rows.append(plots.IntervalRow(label, bar(estimate, figure.bounds[name]), text))
     panels = []
     for experiment, figure in figures.items():
