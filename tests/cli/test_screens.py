@@ -180,7 +180,7 @@ def test_the_documentation_names_every_command_setting_exit_code_and_format() ->
         assert f"`{words[0]}" in page, words
         assert words[-1] in page, words
     for name in KNOWN:
-        assert f"\n{name} = " in page
+        assert f"\n{name} = " in page or f"\n[tool.fairtrial.{name}]" in page
         assert f"FAIRTRIAL_{name.upper().replace('-', '_')}" in page
     for code in ExitCode:
         assert f"\n| {int(code)} | " in page
