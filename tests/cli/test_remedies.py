@@ -19,7 +19,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 COMMAND = re.compile(r"(?:^|[:`\s])fairtrial ([a-z]+)(?= |`|$)")
 OF_OTHER_PROGRAMS = {"--upgrade"}
 STYLES = ("html.py", "plots.py")  # Variables of style sheets begin like options.
-THREADS = ("progress", "lease", "writer")  # Named after us, as in "fairtrial writer".
+THREADS = ("progress", "lease", "writer", "loop")  # Named after us, as in "fairtrial writer".
 
 
 def texts(folder: str) -> Iterator[tuple[str, str]]:

@@ -124,8 +124,8 @@ def test_files_are_written_by_their_suffix(tmp_path: Path) -> None:
     report.export(tmp_path / "results.csv")
     report.export(tmp_path / "page", "html")
     assert (tmp_path / "page").read_text(encoding="utf-8") == report.to_html()
-    with pytest.raises(ConfigurationError, match="html, md or json, not 'xml'"):
+    with pytest.raises(ConfigurationError, match=r"html, md or json \(got 'xml'\)"):
         compared.export(tmp_path / "comparison.xml")
-    with pytest.raises(ConfigurationError, match="csv, jsonl or parquet, not 'docx'"):
+    with pytest.raises(ConfigurationError, match=r"csv, jsonl or parquet \(got 'docx'\)"):
         report.export(tmp_path / "report.docx")
     assert not (tmp_path / "report.docx").exists()

@@ -20,6 +20,7 @@ from fairtrial import (
     exact_match,
     open_store,
 )
+from fairtrial.runs.events import ResumeWarning
 from fairtrial.testing import assert_eval, eval_test
 
 
@@ -134,7 +135,8 @@ def test_a_run_of_other_experiments_that_was_broken_off_in_a_lasting_store_is_le
         suite.name, suite.dataset, lambda question: 1 / 0, exact_match, config=EvalConfig(stop_on_error=True)
     )
     assert part.run_sync(store=store).status == "interrupted"
-    assert assert_eval(suite, floor=0.5, experiment="now", store=store).status == "finished"
+    with pytest.warns(ResumeWarning, match="did not resume"):
+        assert assert_eval(suite, floor=0.5, experiment="now", store=store).status == "finished"
 
 
 def test_a_suite_becomes_a_test_function() -> None:
