@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +376,22 @@ class TestRedactedTrials:
         ]
         assert second.run.notes["redacted"] == 2
         assert second.status == "finished"  # The same call again would change nothing.
+
+    async def test_an_output_that_was_too_large_for_the_queue_is_never_scored(self) -> None:
+        suite = EvalSuite("s", Dataset([Sample("a", "a", None)]), lambda given: given, exact_match, version="1")
+        store = open_store("memory:")
+        run = (await suite.run(store=store)).run
+        # As a worker delivers a result whose output did not fit.
+        large = replace(next(iter(store.results(run.run_id))), output=None, output_json=None, source=None)
+        other = store.create_run(replace(run, run_id="large"))
+        key = large.key._replace(run_id="large")
+        samples = dict(store.samples(run.run_id))
+        store.commit(other.run_id, [replace(large, key=key, metadata={"dropped": ["output"]})], samples)
+        (result,) = (await suite.rescore("large", store=store)).results
+        assert (result.outcome, result.score) == ("scorer_error", None)
+        assert result.error == (
+            "its output was too large for the queue and is not stored and cannot be scored again; run the trial again"
+        )
 
     async def test_a_failed_trial_does_not_pass_because_output_and_expected_value_are_redacted(
         self, monkeypatch: pytest.MonkeyPatch

@@ -496,7 +496,7 @@ def _completion(store: RunStore, run: RunRecord) -> tuple[RunStatus, str | None]
     if stored < expected:
         return "incomplete", f"{expected - stored:,} of {expected:,} trials have no stored result"
     failed = store.results(run.run_id, outcomes=("scorer_error",), outputs=False)
-    if any(redacted_input(result) is None for result in failed):
+    if any(altered_input(result) is None for result in failed):
         return "unscored", None  # The answers are paid for: the same command again only scores them.
     return "finished", None
 
@@ -513,7 +513,7 @@ def _rescoring_notes(store: RunStore, run: RunRecord) -> dict[str, Any]:
     if run.parent_run is None:
         return {}
     failed = store.results(run.run_id, outcomes=("scorer_error",), outputs=False)
-    redacted = sum(redacted_input(result) is not None for result in failed)
+    redacted = sum(altered_input(result) is not None for result in failed)
     adaptive = scored_again(store.get_run(run.parent_run), run, store)
     return {"redacted": redacted or None} | ({} if adaptive is None else {"adaptive": adaptive})
 
@@ -658,20 +658,20 @@ class Again:
 
 
 async def score_stored(rules: TrialRules, trial: PlannedTrial, output_type: Any) -> EvalResult:
-    """Score the stored output of a trial, read back as the type its task returns. One that was redacted is not scored.
+    """Score the stored output of a trial, read back as the type its task returns. An altered one is not scored.
 
-    An altered output must never be scored: what was replaced may be what the score depends on.
+    What was redacted or left out may be what the score depends on.
     """
     stored = trial.stored
     if stored is None:
         raise ValueError(f"trial {trial.key} has no stored result")
-    if (altered := redacted_input(stored)) is not None:
+    if (altered := altered_input(stored)) is not None:
         return replace(
             stored,
             key=trial.key,
             outcome="scorer_error",
             score=None,
-            error=f"its stored {altered} was redacted and cannot be scored again; run the trial again",
+            error=f"{altered} and cannot be scored again; run the trial again",
             stage="score",
             attempt=trial.attempt,
             source=None,
@@ -688,6 +688,12 @@ async def score_stored(rules: TrialRules, trial: PlannedTrial, output_type: Any)
     )
 
 
-def redacted_input(stored: EvalResult) -> str | None:
-    """What of the evaluator's input was redacted in the store: "output", "transcript" or None."""
-    return next((part for part in ("output", "transcript") if part in stored.redacted_parts), None)
+def altered_input(stored: EvalResult) -> str | None:
+    """Say which part of the evaluator's input the store does not hold as it was; None if it holds all of it."""
+    dropped = stored.metadata.get("dropped")
+    for part in ("output", "transcript"):
+        if part in stored.redacted_parts:
+            return f"its stored {part} was redacted"
+        if isinstance(dropped, Sequence) and part in dropped:
+            return f"its {part} was too large for the queue and is not stored"
+    return None
