@@ -491,8 +491,9 @@ class TestWhatItSurvives:
         assert len(await take(results)) == 1
         pauses = [later - earlier for earlier, later in pairwise(times)][1:]  # The first retry is the batch's.
         assert [pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2, 0.4), strict=True)] == [True] * 4
-        assert backoff(50) == pytest.approx(backoff(60), rel=0.5)
-        assert backoff(60) < 120
+        longest = max(backoff(60) for _ in range(200))  # Half of each pause is drawn at random.
+        assert max(backoff(50) for _ in range(200)) == pytest.approx(longest, rel=0.2)
+        assert longest < 120
 
     @pytest.mark.proves("R55")
     async def test_a_result_is_kept_while_its_receiver_is_unavailable_however_long_that_is(self) -> None:
