@@ -95,11 +95,12 @@ async def test_scoring_again_in_the_same_run_counts_each_call_once() -> None:
         return output == expected
 
     store = open_store("memory:")
-    first = await run(suite(paid, all_of(sometimes, judge()), size=3), store)
+    evaluator = all_of(sometimes, judge())
+    first = await run(suite(paid, evaluator, size=3), store)
     assert (first.status, first.cost_usd, first.judge_cost_usd) == ("unscored", 1.5, 3.0)
     broken[0] = False
     # 4.5 were spent, and scoring again costs 1 for each trial: the second reaches the cap.
-    again = await run(suite(paid, all_of(sometimes, judge()), 6.5, size=3), store)
+    again = await run(suite(paid, evaluator, 6.5, size=3), store)
     assert (again.cost_usd, again.judge_cost_usd) == (1.5, 5.0)
     assert again.status == "interrupted"
 
