@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 from collections.abc import AsyncIterator
@@ -14,11 +13,11 @@ from fairtrial import ChatMessage, Dataset, EvalConfig, EvalSuite, Sample, Trial
 
 STORE, LOG, SAMPLES = sys.argv[1], sys.argv[2], int(sys.argv[3])
 MODE = sys.argv[4] if len(sys.argv) > 4 else ""
-log = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
 def note(line: str) -> None:
-    os.write(log, f"{line}\n".encode())
+    with open(LOG, "ab", buffering=0) as log:  # Opened here: a trial may be executed in a child process.
+        log.write(f"{line}\n".encode())
 
 
 @asynccontextmanager

@@ -31,7 +31,17 @@ def work(x):
 def cannot_be_sent(x):
     return work(x) if CONNECTION else None
 
-task = cannot_be_sent if HOW == "alone" else work
+OPENED = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+def needs_this_process(x):
+    os.write(OPENED, f"{x}\\n".encode())  # A descriptor that no child has.
+    if x == 13 and HOW == "state" and not os.path.exists(LOG + ".died-twice"):
+        died = os.path.exists(LOG + ".died")
+        open(LOG + (".died-twice" if died else ".died"), "w").close()
+        os._exit(3)
+    return x
+
+task = {"alone": cannot_be_sent, "state": needs_this_process}.get(HOW, work)
 suite = EvalSuite(
     "deadly", Dataset.of({i: i for i in range(40)}), task, exact_match,
     config=EvalConfig(max_concurrent=5, max_retries=0), version="1",
@@ -67,7 +77,7 @@ def run_until_it_ends(folder: Path, how: str) -> tuple[int, list[int], Counter[s
     finally:
         opened.close()
     culprit = next(result for result in results if result.sample_id == results[13].sample_id)
-    assert "process" in (culprit.error or "")
+    assert how == "state" or "process" in (culprit.error or "")
     assert run.status == "finished"
     assert CrashNote.of(run.notes) == CrashNote()
     outcomes = Counter[str](result.outcome for result in results)
@@ -82,12 +92,20 @@ def test_a_trial_that_ends_its_process_twice_is_isolated_and_stored_as_an_error(
     assert executed.count(13) == 3  # Twice in a process that others shared, once in one of its own.
 
 
-def test_a_suspect_that_cannot_be_isolated_is_executed_alone_and_convicted_by_the_next_death(tmp_path: Path) -> None:
+def test_a_suspect_that_cannot_be_isolated_is_executed_alone_and_blamed_after_three_deaths(tmp_path: Path) -> None:
     deaths, executed, outcomes = run_until_it_ends(tmp_path, "alone")
-    assert (deaths, outcomes) == (3, {"scored": 39, "task_error": 1})
-    assert executed.count(13) == 3
+    assert (deaths, outcomes) == (5, {"scored": 39, "task_error": 1})
+    assert executed.count(13) == 5
+
+
+def test_an_innocent_suspect_that_fails_in_a_child_is_scored_in_the_process_of_the_run(tmp_path: Path) -> None:
+    """Somebody else killed the process twice, and the task needs what only that process has opened."""
+    deaths, _executed, outcomes = run_until_it_ends(tmp_path, "state")
+    assert (deaths, outcomes) == (2, {"scored": 40})
 
 
 def test_a_note_that_is_none_is_read_as_no_crashes() -> None:
-    assert CrashNote.of({}) == CrashNote.of({"crashes": "x"}) == CrashNote.of({"crashes": [1, "a", 2]}) == CrashNote()
-    assert CrashNote.of(CrashNote(2, 7, 3).to_notes()) == CrashNote(2, 7, 3)
+    assert (
+        CrashNote.of({}) == CrashNote.of({"crashes": "x"}) == CrashNote.of({"crashes": [1, "a", 2, 0]}) == CrashNote()
+    )
+    assert CrashNote.of(CrashNote(2, 7, 3, 1).to_notes()) == CrashNote(2, 7, 3, 1)

@@ -4,8 +4,8 @@ A process that is killed says nothing. What is known afterwards: its lease was n
 order. So nothing is written until a run has died once. From then on the run notes, once for as many trials as run at
 the same time, how far in the plan trials may have started. If it dies again, the trials without a result up to there
 were in flight, or finished and not yet stored. They are executed first, each in a child process; one that ends its
-child is stored as an error. A trial that cannot be sent to a child is executed here, alone, after its ordinal has been
-noted: if the process dies once more, it was this trial.
+child is stored as an error. A trial that cannot be sent to a child, or fails there, is executed here, alone, after its
+ordinal has been noted: if the process dies once more, it was this trial.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 NOTE = "crashes"
 _CRASHES = 2
 """How often a run may die before its trials are suspected."""
+_ALONE_DEATHS = 3
+"""How often a run must die while it executes one trial alone to blame that trial: others kill processes, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +48,25 @@ class CrashNote:
         count: How many processes died in a row while they executed it.
         started: No trial beyond this ordinal has started; -1 if that is not known.
         alone: The suspected trial that is being executed in this process, alone; -1 if none is.
+        alone_deaths: How often the process has died while it executed that trial alone.
     """
 
     count: int = 0
     started: int = -1
     alone: int = -1
+    alone_deaths: int = 0
 
     @classmethod
     def of(cls, notes: Mapping[str, Any]) -> CrashNote:
         """Read the note of a run."""
         found = notes.get(NOTE)
-        if not isinstance(found, list | tuple) or len(found) != 3 or not all(type(part) is int for part in found):
+        if not isinstance(found, list | tuple) or len(found) != 4 or not all(type(part) is int for part in found):
             return cls()
         return cls(*found)
 
     def to_notes(self) -> dict[str, Any]:
         """The note as it is stored."""
-        return {NOTE: [self.count, self.started, self.alone] if self.count else None}
+        return {NOTE: [self.count, self.started, self.alone, self.alone_deaths] if self.count else None}
 
 
 class SuspectedTrials:
@@ -78,7 +82,7 @@ class SuspectedTrials:
         self._note = CrashNote()
         self._noting = anyio.Lock()
         self._alone = anyio.Lock()
-        self._culprit = -1
+        self._alone_before = (-1, 0)  # The trial that was executed alone when the run died, and how often by now.
         self.ordinals: tuple[int, ...] = ()
         self.workers = min(self._step, max(4, os.cpu_count() or 1))
 
@@ -88,12 +92,12 @@ class SuspectedTrials:
         count = before.count + self._lease.replaced_owner
         missing = set(missing_ordinals(min(self._run.planned, before.started + 1), done))
         if before.alone in missing and self._lease.replaced_owner:
-            self._culprit = before.alone
+            self._alone_before = (before.alone, before.alone_deaths + 1)
         elif count < _CRASHES:
             missing = set()
         self.ordinals = tuple(sorted(missing))
         if count:
-            await self._write(CrashNote(count, max(self.ordinals, default=-1)))
+            await self._write(CrashNote(count, max(self.ordinals, default=-1), *self._alone_before))
         if self.ordinals:
             log.warning(
                 "run %s has died %d times: the %d trials that were in flight are executed in child processes first",
@@ -137,11 +141,16 @@ class SuspectedTrials:
     async def execute(self, trial: PlannedTrial) -> EvalResult:
         """Execute a suspected trial where it ends nothing but itself."""
         rules = self._rules
-        if trial.ordinal == self._culprit:
+        alone, deaths = self._alone_before
+        if trial.ordinal == alone and deaths >= _ALONE_DEATHS:
             return _failed(trial, "task_error", "the trial ended its process, in which nothing else was executed")
         place = (trial.key, trial.ordinal, trial.sample, trial.experiment)
         try:
-            return await run_trial_in_child(rules, *place, attempt=trial.attempt)
+            result = await run_trial_in_child(rules, *place, attempt=trial.attempt)
+            if result.outcome not in ("task_error", "scorer_error"):
+                return result
+            # A child lacks what this process has opened or set up, so its error proves nothing about the trial.
+            log.info("suspected trial %s failed in a child process and is executed alone: %s", trial.key, result.error)
         except ChildDiedError as error:
             log.error("trial %s ends its process: %s", trial.key, error)
             return _failed(trial, "task_error", f"the trial ends its process: {error}")
@@ -150,7 +159,8 @@ class SuspectedTrials:
         except NotSendableError as error:
             log.warning("suspected trial %s is executed in this process, alone: %s", trial.key, error)
         async with self._alone:
-            await self._write(CrashNote(self._note.count, self._note.started, trial.ordinal))
+            before = deaths if trial.ordinal == alone else 0
+            await self._write(CrashNote(self._note.count, self._note.started, trial.ordinal, before))
             result = await run_trial(rules, *place, attempt=trial.attempt)
             await self._write(CrashNote(self._note.count, self._note.started))
         return result
