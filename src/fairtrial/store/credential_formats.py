@@ -78,7 +78,7 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(
         "passwords in connection strings",
-        r"(?:(?<![A-Za-z0-9_.,(?&])|(?<=\\[nrtbf]))(?i:password|passwd|pwd)=([^\s;\"'\\(){},]{4,200})(?=[\s;\"'\\]|\Z)",
+        r"(?:(?<![A-Za-z0-9_.,(?&])|(?<=\\[nrtbf]))(?i:password|passwd|pwd)=([^\s;\"'\\(){},]{4,200}+)(?=[\s;\"'\\]|\Z)",
         # `password=...` alone is a line of code.
         beside=r"(?i:\b(?:host|hostaddr|server|port|user|username|uid|dbname|database)=)",
     ),
@@ -125,6 +125,8 @@ class _Matcher[T: (str, bytes)]:
     def spans(self, text: T) -> Iterator[tuple[int, int]]:
         """Where the secrets are, format by format."""
         for pattern, beside in self._formats:
+            if beside is not None and beside.search(text) is None:
+                continue
             for found in pattern.finditer(text):
                 start, end = found.span(found.lastindex or 0)
                 if beside is None or beside.search(text, max(0, start - _NEAR), end + _NEAR):
