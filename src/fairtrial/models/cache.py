@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
@@ -144,6 +145,7 @@ class ResponseCache:
             except (sqlite3.Error, OSError) as error:
                 raise StoreError(f"the response cache {self.path} cannot be used: {error}") from error
             self._database = database
+            weakref.finalize(self, database.close)  # A cache that nobody closes is closed when it is gone.
         return self._database
 
     def _read(self, key: str) -> ModelReply | None:
