@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio import to_thread
 
+from fairtrial.backoff import retry_while_unavailable
 from fairtrial.isolation import ChildDiedError, NotSendableError
 from fairtrial.runs.events import log
 from fairtrial.runs.plan import PlannedTrial, missing_ordinals, missing_trials
@@ -167,7 +168,13 @@ class SuspectedTrials:
 
     async def _write(self, note: CrashNote) -> None:
         epoch = self._lease.epoch
-        await to_thread.run_sync(lambda: self._store.update_run(self._run.run_id, notes=note.to_notes(), epoch=epoch))
+        await retry_while_unavailable(
+            lambda: to_thread.run_sync(
+                lambda: self._store.update_run(self._run.run_id, notes=note.to_notes(), epoch=epoch)
+            ),
+            "noting which trials start",
+            log,
+        )
         self._note = note
 
 
