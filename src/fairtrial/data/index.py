@@ -49,9 +49,9 @@ def state_of(path: Path) -> State:
     return found.st_size, found.st_mtime_ns
 
 
-def parse_line(line: bytes) -> Row:
+def parse_line(line: bytes, *, unique_keys: bool = True) -> Row:
     """One JSONL line as a row."""
-    row: Row = parse_json(line.removeprefix(_BYTE_ORDER_MARK), unique_keys=True)
+    row: Row = parse_json(line.removeprefix(_BYTE_ORDER_MARK), unique_keys=unique_keys)
     if type(row) is not dict:
         raise CodecError("a row must be a JSON object")
     return row

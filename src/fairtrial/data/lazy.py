@@ -32,7 +32,7 @@ class FileRows[T](Sequence[T]):
         with open_data(self._path) as file:
             for number, line in enumerate(file, 1):
                 try:
-                    item = read(parse_line(line))
+                    item = read(parse_line(line, unique_keys=False))
                 except DataError as error:
                     if is_blank(line):
                         continue
@@ -47,7 +47,7 @@ class FileRows[T](Sequence[T]):
                 offset = self._index.offsets[position]
                 file.seek(offset)
                 try:
-                    item = self._read(parse_line(file.readline()))
+                    item = self._read(parse_line(file.readline(), unique_keys=False))
                 except DataError as error:
                     raise placed(error, self._path, self._line_at(offset)) from error.__cause__
                 yield item
