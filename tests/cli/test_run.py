@@ -210,7 +210,7 @@ class TestVerdicts:
         assert done.err == (
             "exit 4: 1 of 4 trials ended in an error, more than the allowed 10% (--max-error-share)\n"
             "  1 x ValueError: that is too hard\n"
-            "  once that is mended, try those again with --retry-errors\n"
+            "  once that is fixed, retry them with --retry-errors\n"
         )
         assert cli("run", "evals.py", "--max-error-share", "0.25", "--quiet").code == 0
 

@@ -166,11 +166,11 @@ async def test_outputs_that_only_lack_a_score_are_not_paid_for_again_by_another_
 
     old = await EvalSuite("s", doubles(3), task, broken, version="1").run(store=store)
     assert old.status == "unscored"
-    mended = EvalSuite("s", doubles(3), task, exact_match, version="1")
+    fixed = EvalSuite("s", doubles(3), task, exact_match, version="1")
     with pytest.raises(RunMismatchError, match=rf"suite.rescore\('{old.run_id}'\)"):
-        await mended.run(store=store)
+        await fixed.run(store=store)
     assert len(task.calls) == 3
-    assert (await mended.rescore(old.run_id, store=store)).pass_rate == 1.0
+    assert (await fixed.rescore(old.run_id, store=store)).pass_rate == 1.0
 
 
 async def test_errors_are_retried_by_changed_code_and_refused_with_another_evaluator() -> None:

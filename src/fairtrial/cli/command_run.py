@@ -295,6 +295,6 @@ def _show(ran: Ran, orders: Orders, code: int, reason: str) -> None:
 def _error_remedy(report: EvalReport, orders: Orders) -> str:
     """Return what to do about the errors of a run: outputs that only lack a score need no trial executed again."""
     if any(kind != "scorer_error" and count for kind, count in report.errors.items()):
-        return "once that is mended, try those again with --retry-errors"
+        return "once that is fixed, retry them with --retry-errors"
     again = shlex.join(["fairtrial", "rescore", report.run_id, *orders.base])
     return f"the outputs are stored: the same command scores them; if you change the evaluator, use: {again}"

@@ -47,7 +47,7 @@ class Job[T]:
         self.abandoned = False
         self.detached = False
         self.late = False
-        self.orphaned = False  # Its code does not end although it was cancelled: what becomes of it is of no account.
+        self.orphaned = False  # The task ignored its cancellation; its result is discarded.
         self.lease: Lease
         self.task: asyncio.Task[None]
 
