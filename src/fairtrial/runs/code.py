@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,10 +36,11 @@ def code_version(version: str | None, home: str, *, tasks: Sequence[Any], others
 
 def project_files(home: str, parts: Iterable[Any] = ()) -> list[str]:
     """Return the project's files that a suite is made of."""
+    prefixes = _prefixes(None, home)
     by_file: dict[str, ModuleType] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file and is_project_file(file, home=home):
+        if file and _relative(file, prefixes) is not None:
             by_file.setdefault(file, module)
     waiting = [home, *(file for part in parts for file in _files_of(part))]
     found: set[str] = set()
@@ -100,11 +102,6 @@ def _relative(file: str | None, prefixes: Sequence[str]) -> str | None:
     return None if installed else relative
 
 
-def is_project_file(file: str | None, root: Path | None = None, *, home: str = "") -> bool:
-    """Return whether a module's file is the project's own."""
-    return _relative(file, _prefixes(root, home)) is not None
-
-
 def _files_of(part: Any) -> Iterator[str]:
     """Where a function or an object comes from."""
     for thing in (part, getattr(part, "func", None), getattr(part, "fn", None), getattr(part, "__wrapped__", None)):
@@ -120,16 +117,23 @@ def _imported_by(module: ModuleType, file: str) -> Iterator[str]:
     Imports inside functions are left out: whether they have happened differs from process to process.
     """
     try:
-        with open(file, encoding="utf-8") as text:
-            tree = ast.parse(text.read())
-    except (OSError, SyntaxError, ValueError):
+        source = Path(file).read_bytes()
+    except OSError:
         return
-    package = getattr(module, "__package__", None) or ""
-    for node in _statements(tree):
-        for name in _names(node, package):
-            imported = getattr(sys.modules.get(name), "__file__", None)
-            if imported:
-                yield imported
+    for name in _imports(source, getattr(module, "__package__", None) or ""):
+        imported = getattr(sys.modules.get(name), "__file__", None)
+        if imported:
+            yield imported
+
+
+@lru_cache(maxsize=1024)
+def _imports(source: bytes, package: str) -> tuple[str, ...]:
+    """Return the names of the modules that a file imports: parsing it for each run would cost more than a small run."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ()
+    return tuple(dict.fromkeys(name for node in _statements(tree) for name in _names(node, package)))
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
