@@ -97,6 +97,13 @@ class PostgresServer:
         self.stop(crash=crash)
         self.start()
 
+    def pids(self) -> list[int]:
+        """The process ids of the server and of its connections."""
+        assert self._process is not None
+        server = self._process.pid
+        children = Path(f"/proc/{server}/task/{server}/children").read_text(encoding="ascii")
+        return [server, *map(int, children.split())]
+
     def close(self) -> None:
         """Stop the server and remove its folder."""
         self.stop(crash=True)
