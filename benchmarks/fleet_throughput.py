@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ WINDOW = 5_000
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[int]:
-    """A redis-server of our own (AOF everysec)."""
+def server(folder: Path) -> Iterator[tuple[int, int]]:
+    """A redis-server of our own (AOF everysec): its port and process."""
     binary = shutil.which("redis-server")
     if binary is None:
         raise SystemExit("redis-server is not installed")
@@ -48,7 +49,7 @@ def server(folder: Path) -> Iterator[int]:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.01)
-        yield port
+        yield port, process.pid
     finally:
         process.terminate()
         process.wait()
@@ -158,7 +159,7 @@ def bare(folder: Path, trials: int, workers: int) -> float:
     """Trials per second of the bare loop."""
     import redis
 
-    with server(folder) as port:
+    with server(folder) as (port, _):
         setup = redis.Redis(port=port)
         for stream in ("requests", "results"):
             setup.xgroup_create(stream, "g", "0", mkstream=True)
@@ -179,13 +180,27 @@ def bare(folder: Path, trials: int, workers: int) -> float:
     return trials / seconds
 
 
-def ours(folder: Path, trials: int, workers: int, *, profile: bool = False) -> float:
-    """Trials per second of a suite on a fleet."""
+@dataclass(frozen=True)
+class Measured:
+    """What a suite on a fleet took, from when its workers were ready."""
+
+    per_second: float
+    cpu_seconds: float  # Of the client, the workers and Redis.
+
+
+def _cpu_seconds(process: int) -> float:
+    """What a running process has used so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ours(folder: Path, trials: int, workers: int, *, profile: bool = False) -> Measured:
+    """A suite on a fleet."""
     sys.path.insert(0, str(ROOT))
     from tests.fleet.processes import SUITE, Processes, end, environment, said
 
     with (
-        server(folder) as port,
+        server(folder) as (port, redis),
         Processes(folder, f"redis://127.0.0.1:{port}", samples=trials, concurrency=500) as fleet,
     ):
         started = [fleet.worker() for _ in range(workers)]
@@ -204,14 +219,16 @@ def ours(folder: Path, trials: int, workers: int, *, profile: bool = False) -> f
         logs = sorted(folder.glob("worker-*.log"))
         while not all("takes work" in log.read_text() for log in logs):
             time.sleep(0.05)
+        before = [_cpu_seconds(process) for process in (redis, *(worker.pid for worker in started))]
         answer = said(
             fleet.client(str(folder / "ours.db"), **({"profile": folder / "client.prof"} if profile else {})), 600
         )
         if answer["successful"] != trials:
             raise SystemExit(f"{answer['successful']} of {trials} were scored\n{fleet.logs()}")
+        after = [_cpu_seconds(process) for process in (redis, *(worker.pid for worker in started))]
         for worker in started:
             end(worker)
-    return trials / float(answer["seconds"])
+    return Measured(trials / float(answer["seconds"]), float(answer["cpu_seconds"]) + sum(after) - sum(before))
 
 
 def main() -> None:
@@ -234,9 +251,10 @@ def main() -> None:
         return
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
     for _ in range(options.rounds):  # Turn by turn, so that a busy neighbour troubles both.
-        for name, run in (("ours", ours), ("bare", bare)):
-            with tempfile.TemporaryDirectory() as folder:
-                rates[name].append(run(Path(folder), options.trials, options.workers))
+        with tempfile.TemporaryDirectory() as folder:
+            rates["ours"].append(ours(Path(folder), options.trials, options.workers).per_second)
+        with tempfile.TemporaryDirectory() as folder:
+            rates["bare"].append(bare(Path(folder), options.trials, options.workers))
     ratio = statistics.median(mine / other for mine, other in zip(rates["ours"], rates["bare"], strict=True))
     print(
         json.dumps(

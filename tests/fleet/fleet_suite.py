@@ -80,7 +80,7 @@ suite = EvalSuite(
 
 if __name__ == "__main__":
     PROFILE = os.environ.get("FLEET_PROFILE", "")
-    began = time.monotonic()
+    began, used = time.monotonic(), time.process_time()
     if PROFILE:
         import asyncio
         import cProfile
@@ -96,6 +96,7 @@ if __name__ == "__main__":
         "successful": report.successful,
         "errors": dict(report.errors),
         "seconds": time.monotonic() - began,
+        "cpu_seconds": time.process_time() - used,
         "peak_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
     print(json.dumps(said))

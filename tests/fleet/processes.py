@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fairtrial
+
 SUITE = Path(__file__).with_name("fleet_suite.py")
 ROOT = SUITE.parents[2]
 
@@ -18,7 +20,8 @@ ROOT = SUITE.parents[2]
 def environment(*, traced: bool = False, **settings: object) -> dict[str, str]:
     """What the suite is told; a process that is killed reports no coverage, so none is traced unless asked for."""
     kept = {name: value for name, value in os.environ.items() if traced or not name.startswith("COVERAGE")}
-    kept["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    source = Path(fairtrial.__file__).parents[1]  # The caller's: benchmarks measure other commits.
+    kept["PYTHONPATH"] = os.pathsep.join([str(source), str(ROOT)])
     kept.update({f"FLEET_{name.upper()}": str(value) for name, value in settings.items()})
     return kept
 
