@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairtrial import open_store
+from fairtrial.fleet import dispatch
+from fairtrial.fleet.dispatcher import DispatchConfig
 from fairtrial.fleet.post import open_post_office
-from tests.cli.conftest import Cli
+from tests.cli.conftest import EVALS, Cli
+from tests.cli.test_screens import environment
 from tests.redis_server import RedisServer
 
 
@@ -48,11 +56,6 @@ def set_aside(url: str, count: int) -> list[str]:
 
 
 def test_a_worker_does_what_a_run_asks_for(cli: Cli, evals: Path, url: str) -> None:
-    import subprocess
-    import sys
-
-    from tests.cli.test_screens import environment
-
     with subprocess.Popen(
         [sys.executable, "-m", "fairtrial.cli", "worker", "evals.py", "--mailbox", url, "--name", "w1", "--json"],
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -72,7 +75,8 @@ def test_a_worker_does_what_a_run_asks_for(cli: Cli, evals: Path, url: str) -> N
     assert facts["format"] == "fairtrial.fleet/1"
     (suite,) = facts["suites"]
     assert set(suite) == {
-        *("suite", "waiting", "delayed", "in_flight", "dead_letters", "oldest_in_flight_seconds", "workers")
+        *("suite", "waiting", "delayed", "in_flight", "dead_letters", "oldest_in_flight_seconds", "workers"),
+        "versions",
     }
     assert (suite["waiting"], len(suite["workers"])) == (0, 1)
     assert lines[3].split() == ["worker", "suite", "in", "flight", "last", "heard", "of"]
@@ -138,3 +142,92 @@ class TestDeadLetters:
         assert cli("dlq", "retry", "doubles", *words).err == (
             "error: say which dead letters to retry: their ids, or --all\n  see: fairtrial dlq list doubles\n"
         )
+
+
+class TestVersions:
+    """A rolling deploy: workers and clients of two versions of the code on one queue."""
+
+    @pytest.fixture
+    def files(self, place: Path) -> dict[str, str]:
+        for version in "12":
+            text = EVALS.replace("double, exact_match)", f'double, exact_match, version="{version}")')
+            (place / f"v{version}.py").write_text(text)
+        return {version: f"v{version}.py" for version in "12"}
+
+    @pytest.fixture
+    def soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A client that looks for workers after a moment, and waits for them for another."""
+        monkeypatch.setenv("FAIRTRIAL_PATIENCE_SECONDS", "0.5")
+        monkeypatch.setattr(dispatch, "DispatchConfig", partial(DispatchConfig, hint_seconds=0.1))
+
+    @pytest.mark.long
+    def test_workers_of_two_versions_on_one_queue_finish_the_runs_of_two_clients(
+        self, cli: Cli, files: dict[str, str], url: str
+    ) -> None:
+        with started("worker", files["1"], url), started("worker", files["2"], url) as second:
+            with started("run", files["1"], url, "--store", "old.db") as client:
+                new = cli("run", files["2"], "--mailbox", url, "--quiet", "--store", "new.db")
+                assert client.wait(60) == 0
+            assert (new.code, new.out) == (0, "doubles@1:baseline  75.0% of 4 scored passed, 0 errors\n")
+            (suite,) = cli("fleet", "doubles", "--json").json["suites"]
+            assert sorted(version["workers"] for version in suite["versions"]) == [1, 1]
+            assert len({version["code"] for version in suite["versions"]}) == 2
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(60) == 0
+            (suite,) = cli("fleet", "doubles", "--json").json["suites"]
+            assert [version["workers"] for version in suite["versions"]] == [1]
+
+    @pytest.mark.long
+    def test_a_run_ends_as_incomplete_when_all_workers_have_other_code(
+        self, cli: Cli, files: dict[str, str], url: str, soon: None
+    ) -> None:
+        with started("worker", files["2"], url):
+            wait_for_workers(url, 1)
+            done = cli("run", files["1"], "--mailbox", url, "--quiet")
+        assert done.code == 4
+        said = " ".join(done.err.split())
+        assert "4 of 4 trials have no stored result: no worker has had this run's code for 0.5 s. 1 worker" in said
+        assert "1 worker of suite 'doubles' is connected, but with code" in said
+        assert "start workers with this client's code, or with --allow-drift; the same command executes them" in said
+        run = open_store().runs()[0]
+        assert run.status == "incomplete"
+        with started("worker", files["1"], url):
+            wait_for_workers(url, 1)
+            assert cli("run", files["1"], "--mailbox", url, "--quiet").code == 0
+        assert [run.status for run in open_store().runs()] == ["finished"]
+
+    def test_a_run_ends_as_incomplete_when_there_is_no_worker(
+        self, cli: Cli, files: dict[str, str], url: str, soon: None
+    ) -> None:
+        done = cli("run", files["1"], "--mailbox", url, "--quiet")
+        assert done.code == 4
+        assert "No worker of suite 'doubles' is connected: start one" in " ".join(done.err.split())
+
+
+@contextmanager
+def started(command: str, suite: str, url: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a process of its own, which is told to end at the end."""
+    words = (command, suite, "--mailbox", url, "--quiet", *words)
+    process = subprocess.Popen([sys.executable, "-m", "fairtrial.cli", *words], env=environment())
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+
+
+def wait_for_workers(url: str, count: int) -> None:
+    async def work() -> None:
+        office = open_post_office(url)
+        try:
+            requests: Any = await office.requests("doubles")
+            async with asyncio.timeout(60):
+                while len(await requests.announced()) != count:  # noqa: ASYNC110 - another process announces itself
+                    await asyncio.sleep(0.05)
+        finally:
+            await office.close()
+
+    asyncio.run(work())

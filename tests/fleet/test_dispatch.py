@@ -423,6 +423,40 @@ async def test_workers_that_refuse_are_not_taken_for_no_workers(caplog: pytest.L
         assert (await run).total == 3
 
 
+async def test_a_client_whose_workers_have_other_code_names_both_versions_and_ends_the_run_as_incomplete(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRTRIAL_PATIENCE_SECONDS", "0.3")
+    office = MemoryPostOffice()
+    requests: Any = await office.requests("numbers")
+    for worker in ("one", "two"):
+        await requests.announce(worker, "0123456789abcdef", 60)
+    with anyio.fail_after(15):
+        report = await suite_of(3).run(store="memory:", mailbox=office)
+    needed = identify(suite_of(3).prepared(), samples=False).fingerprint
+    said = f"2 workers of suite 'numbers' are connected, but with code 01234567; this run needs code {needed[:8]}"
+    assert said in caplog.text
+    assert report.status == "incomplete"
+    reason = str(report.run.notes["stopped"])
+    assert reason.startswith("3 of 3 trials have no stored result: no worker has had this run's code for 0.3 s. ")
+    assert said in reason
+    assert (await requests.depth()).waiting == 0  # Taken back.
+
+
+async def test_a_client_waits_as_long_as_a_worker_with_its_code_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRTRIAL_PATIENCE_SECONDS", "0.05")
+    office = MemoryPostOffice()
+    requests: Any = await office.requests("numbers")
+    await requests.announce("one", identify(suite_of(3).prepared(), samples=False).fingerprint, 60)
+    await requests.announce("two", "0123456789abcdef", 60)
+    run = asyncio.create_task(suite_of(3).run(store="memory:", mailbox=office))
+    await asyncio.sleep(0.5)
+    assert not run.done()
+    await requests.announce("one", "", 0)
+    with anyio.fail_after(15):
+        assert (await run).status == "incomplete"
+
+
 async def test_replies_that_are_not_this_runs_are_set_aside() -> None:
     office = MemoryPostOffice()
     kept: dict[int, Any] = {}

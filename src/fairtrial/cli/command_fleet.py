@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -34,7 +35,7 @@ def fleet(
       watch fairtrial fleet support
     """
     from fairtrial.cli.post import suite_names, with_mailboxes
-    from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
+    from fairtrial.cli.screen import add_row, count, make_table, out, print_json, print_table
     from fairtrial.report.render import duration
 
     url = options.mailbox_url(mailbox)
@@ -70,12 +71,18 @@ def fleet(
             )
         console.print()
         print_table(console, table)
+    for one in facts:
+        if len(one["versions"]) > 1:
+            parts = ", ".join(f"{count(found['workers'], 'worker')} with {found['code'] or 'any'}"
+                              for found in one["versions"])  # fmt: skip
+            console.print(f"\n{one['suite']} has workers of several versions of its code: {parts}", soft_wrap=True)
     return 0
 
 
 async def _look(name: str, mailbox: Any) -> dict[str, Any]:
     depth = await mailbox.depth()
     readers = await mailbox.readers()
+    versions = Counter(code[:8] for code in await mailbox.announced())
     return {
         "suite": name,
         "waiting": depth.waiting,
@@ -87,4 +94,5 @@ async def _look(name: str, mailbox: Any) -> dict[str, Any]:
             {"name": reader.name, "in_flight": reader.in_flight, "idle_seconds": reader.idle_seconds}
             for reader in readers.readers
         ],
+        "versions": [{"code": code, "workers": workers} for code, workers in sorted(versions.items())],
     }

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import anyio
 
-from fairtrial.backoff import retry_while_unavailable
+from fairtrial.backoff import patience_seconds, retry_while_unavailable
 from fairtrial.data.sample import Sample
 from fairtrial.errors import MailboxConnectionError, MailboxError, MailboxFullError, RunBusyError
 from fairtrial.fleet.batches import acknowledge, commit, given_back, hand_back, in_thread, send_all, take
-from fairtrial.fleet.hints import hint, undelivered
+from fairtrial.fleet.hints import has_worker, hint, missing_worker, undelivered
 from fairtrial.fleet.ledger import Ledger
 from fairtrial.fleet.log import log
 from fairtrial.fleet.window import Window
@@ -53,6 +53,7 @@ class DispatchConfig:
         look_seconds: How often to look at how many requests wait.
         heal_seconds: After so long without a result, find out whether anything got lost.
         hint_seconds: After so long without a result and without a worker, say so.
+        worker_seconds: After so long without a worker that has this run's code, end the run as `incomplete`.
         ahead: With adaptive stopping, how far trials may be sent ahead of the first one without a result.
         max_rounds: How often to send again what got lost, without one result in between, before giving up on it.
         open_seconds: How long to wait for the server of the mailboxes at the start.
@@ -65,6 +66,7 @@ class DispatchConfig:
     look_seconds: float = 0.1
     heal_seconds: float = 2.0
     hint_seconds: float = 10.0
+    worker_seconds: float = field(default_factory=patience_seconds)
     ahead: int = 10_000
     max_rounds: int = 3
     open_seconds: float = 30.0
@@ -105,6 +107,8 @@ class Dispatch:
         self._search_again = 0.0
         self._elsewhere = 0  # Of what is out, how much is not among the requests: on its way in, or lost.
         self._hinted = False
+        self._workers_again = 0.0
+        self._unserved_since: float | None = None  # Since when no worker has had this run's code.
         self._handed_back = False  # Whether requests were seen to be handed back since the last result.
         self._stale = False  # Whether requests of this run that were made from other code may be queued.
         self._refused: set[int] = set()  # Trials of which the store takes nothing.
@@ -304,8 +308,8 @@ class Dispatch:
             await self._read_store()
             if self._stale:
                 await self._withdraw(stale_only=True)
-        if quiet >= self._config.hint_seconds and not self._hinted:
-            self._hint(depth)
+        if out and quiet >= self._config.hint_seconds and now >= self._workers_again:
+            await self._look_for_workers(depth)
         if now - self._noted >= run_lease.HEARTBEAT_SECONDS:
             self._noted = now
             await self._own()
@@ -413,11 +417,26 @@ class Dispatch:
     async def _give_up(self, trials: Sequence[tuple[TrialKey, int, int, Sample[Any, Any]]], reason: str) -> None:
         await self._keep([undelivered(self._run, *trial, reason) for trial in trials])
 
-    def _hint(self, depth: MailboxDepth) -> None:
-        said = hint(depth, self._run.suite, handed_back=self._handed_back)
-        if said is not None:  # None: someone is at work; it takes long.
-            self._hinted = True
-            log.warning(said)
+    async def _look_for_workers(self, depth: MailboxDepth) -> None:
+        """Say why no results come; end the run when no worker has had its code for `worker_seconds`."""
+        config, suite, code = self._config, self._run.suite, self._fingerprint
+        announced = await self._ask(lambda: bulk.announced(self._requests), "looking for workers")
+        now = time.monotonic()
+        self._workers_again = now + config.hint_seconds / 10
+        if not self._hinted:
+            reason = hint(depth, suite, handed_back=self._handed_back, announced=announced, fingerprint=code)
+            if reason is not None:  # None: someone is at work; it takes long.
+                self._hinted = True
+                log.warning(reason)
+        # A worker that does not announce itself still shows by what it holds.
+        if announced is None or has_worker(announced, code) or (not announced and depth.in_flight):
+            self._unserved_since = None
+        elif self._unserved_since is None:
+            self._unserved_since = now
+        elif now - self._unserved_since >= config.worker_seconds:
+            waited = f"no worker has had this run's code for {config.worker_seconds:g} s"
+            reason = f"{waited}. {missing_worker(suite, announced, code)}"
+            self._stop.request(reason, resumable=True, incomplete=True)
 
     # Collection
 
@@ -452,6 +471,7 @@ class Dispatch:
         await acknowledge(self._results, good)
         self._heard = time.monotonic()
         self._hinted = self._handed_back = False
+        self._unserved_since = None
         self._wake()
         if self._work.on_result is not None:
             for result in fresh:
@@ -503,8 +523,10 @@ class Dispatch:
         ledger = self._ledger
         await self._withdraw()
         end = time.monotonic() + self._work.request.config.grace_seconds
-        while ledger.outstanding and time.monotonic() < end:
-            await self._pause(end - time.monotonic())
+        while ledger.outstanding and (left := end - time.monotonic()) > 0:
+            await self._pause(min(left, 1.0) if self._handed_back else left)
+            if self._handed_back:
+                await self._withdraw()  # What workers of other code had handed back with a delay.
         # What was taken back is not out: with nothing out, the next start need not wait to find that out.
         await self._store_cursor(ledger.position if ledger.outstanding else 0)
 

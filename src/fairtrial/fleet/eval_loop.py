@@ -23,6 +23,7 @@ from fairtrial.errors import (
     FairtrialError,
     LeaseLostError,
     MailboxConnectionError,
+    MailboxError,
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
@@ -35,7 +36,7 @@ from fairtrial.fleet.sessions import SessionStore
 from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, new_id, without_payload
 from fairtrial.fleet.worker import Job, Worker, backoff, run_interruptibly
 from fairtrial.isolation import ChildDiedError
-from fairtrial.mailbox.bulk import acknowledge_all
+from fairtrial.mailbox.bulk import acknowledge_all, announce
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.session.session import Session
@@ -52,6 +53,8 @@ _REPLY_TTL = 120.0
 _KNOWN_EXPERIMENTS = 256
 _DEPARTURES = 2
 _MAX_DEPARTING = 500
+_ANNOUNCE_SECONDS = 5.0
+_ANNOUNCEMENT_TTL = 20.0
 _REOPEN_SECONDS = 5.0  # How long a reply mailbox that does not exist is waited for.
 
 
@@ -104,6 +107,7 @@ class EvalLoop:
         self.config = config or EvalLoopConfig()
         self.name = name or f"{socket.gethostname()}.{os.getpid()}.{new_id()[:6]}"
         self.counters = LoopCounters()
+        self._id = new_id()
         self._requests = requests
         self._types = (input_type, expected_type)
         self._delivery = delivery_to(results, requests)
@@ -189,12 +193,32 @@ class EvalLoop:
             if self._remote is not None:
                 await stack.enter_async_context(self._remote)
             stack.callback(self._rules.isolated.close)
+            announcing = asyncio.get_running_loop().create_task(self._announce())
+            stack.push_async_callback(self._withdraw_announcement, announcing)
             await self._worker.run(max_iterations=max_iterations, until_empty=until_empty)
 
     def run_sync(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
         """`run`, from ordinary code."""
         call = partial(self.run, max_iterations=max_iterations, until_empty=until_empty)
         run_interruptibly(call, self.stop, self.config.drain_seconds)
+
+    async def _announce(self) -> None:
+        """Tell clients that there is a worker, and which code it has; also while it drains, since it has their work."""
+        while True:
+            await self._quietly_announce(_ANNOUNCEMENT_TTL)
+            await asyncio.sleep(_ANNOUNCE_SECONDS)
+
+    async def _withdraw_announcement(self, announcing: asyncio.Task[None]) -> None:
+        announcing.cancel()
+        await asyncio.wait([announcing])
+        await self._quietly_announce(0)
+
+    async def _quietly_announce(self, seconds: float) -> None:
+        code = "" if self.config.allow_drift else self.config.fingerprint
+        try:
+            await announce(self._requests, self._id, code, seconds)
+        except MailboxError as error:
+            _log.debug("worker %s could not be announced: %s", self.name, error)
 
     async def execute(self, request: EvalRequest) -> EvalResult:
         """Execute and score one request, here and now."""

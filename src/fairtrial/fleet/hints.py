@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fairtrial.data.sample import Sample
@@ -13,14 +14,25 @@ from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 
+_CODE_SHOWN = 8  # Characters of a fingerprint: enough to tell the versions of one suite apart.
 
-def hint(depth: MailboxDepth, suite: str, *, handed_back: bool = False) -> str | None:
+
+def hint(
+    depth: MailboxDepth,
+    suite: str,
+    *,
+    handed_back: bool = False,
+    announced: Sequence[str] | None = None,
+    fingerprint: str = "",
+) -> str | None:
     """Why no results come, as far as the mailbox shows it; None when workers are at work.
 
     `handed_back` says that requests were handed back at an earlier look: between two refusals all of them wait, as if
-    there were no worker.
+    there were no worker. `announced` are the fingerprints of the workers, `fingerprint` is the run's.
     """
-    if depth.in_flight:
+    if announced and not has_worker(announced, fingerprint):
+        return missing_worker(suite, announced, fingerprint)
+    if depth.in_flight or announced:
         return None
     if handed_back or depth.delayed:
         return (
@@ -33,6 +45,24 @@ def hint(depth: MailboxDepth, suite: str, *, handed_back: bool = False) -> str |
             "`fairtrial worker SUITE --mailbox URL`"
         )
     return None
+
+
+def has_worker(announced: Sequence[str], fingerprint: str) -> bool:
+    """Whether one of the announced workers accepts requests made from the code with this fingerprint."""
+    return any(not code or not fingerprint or code == fingerprint for code in announced)
+
+
+def missing_worker(suite: str, announced: Sequence[str], fingerprint: str) -> str:
+    """That no worker can serve a run, which ones are there, and the remedy."""
+    if not announced:
+        return f"No worker of suite {suite!r} is connected: start one with `fairtrial worker SUITE --mailbox URL`"
+    several = len(announced) > 1
+    codes = ", ".join(sorted({code[:_CODE_SHOWN] for code in announced}))
+    return (
+        f"{len(announced)} worker{'s' if several else ''} of suite {suite!r} {'are' if several else 'is'} connected, "
+        f"but with code {codes}; this run needs code {fingerprint[:_CODE_SHOWN]}: start workers with this client's "
+        "code, or with --allow-drift"
+    )
 
 
 def undelivered(

@@ -1,6 +1,7 @@
 """Many at once, for those who have many at hand: cheaper than one by one, with the same meaning.
 
 A mailbox may offer `send_all`, `reply_all` and `acknowledge_all`; with one that does not, each is asked for by itself.
+It may also tell what is asked for (`asked_from`) and who its workers are (`announce`, `announced`).
 """
 
 from __future__ import annotations
@@ -74,3 +75,22 @@ async def asked_from(mailbox: Mailbox[Any], address: str) -> bool | None:
         return None
     found: bool = await offered(address)
     return found
+
+
+async def announce(mailbox: Mailbox[Any], worker: str, fingerprint: str, seconds: float) -> None:
+    """Say for so many seconds that a worker serves this mailbox, and with which code; 0 seconds withdraw it.
+
+    A mailbox that keeps no such list is left alone.
+    """
+    offered = getattr(mailbox, "announce", None)
+    if offered is not None:
+        await offered(worker, fingerprint, seconds)
+
+
+async def announced(mailbox: Mailbox[Any]) -> Sequence[str] | None:
+    """The fingerprint of each worker of this mailbox, empty for one that accepts any; None when it cannot tell."""
+    offered = getattr(mailbox, "announced", None)
+    if offered is None:
+        return None
+    fingerprints: Sequence[str] = await offered()
+    return fingerprints

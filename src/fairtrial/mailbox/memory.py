@@ -115,6 +115,7 @@ class InMemoryMailbox[T]:
         self._leased: dict[str, _Item] = {}
         self._expiry: list[tuple[float, int, _Item]] = []  # Lazy: an entry that no longer holds is skipped.
         self._dead: dict[str, tuple[DeadLetter, _Item]] = {}
+        self._workers: dict[str, tuple[str, float]] = {}  # By id: fingerprint, and when the announcement expires.
         self._changed: anyio.Event | None = None
         self._closed = False
         self._lock = threading.Lock()  # Leases are renewed from a thread; everything else is the event loop's.
@@ -190,6 +191,16 @@ class InMemoryMailbox[T]:
             delayed = (item for _, _, item in self._delayed)
             items = itertools.chain(self._waiting, self._leased.values(), delayed)
             return any(item.reply_to == address for item in items)
+
+    async def announce(self, worker: str, fingerprint: str, seconds: float) -> None:
+        """Say for so many seconds that a worker serves this mailbox, and with which code; 0 to withdraw it."""
+        self._workers[worker] = (fingerprint, self._clock.monotonic() + seconds)
+
+    async def announced(self) -> Sequence[str]:
+        """The fingerprint of each worker that serves this mailbox; empty for one that accepts any code."""
+        now = self._clock.monotonic()
+        self._workers = {worker: known for worker, known in self._workers.items() if known[1] > now}
+        return [fingerprint for fingerprint, _ in self._workers.values()]
 
     async def purge(self) -> int:
         """Remove everything but the dead letters; returns how many."""

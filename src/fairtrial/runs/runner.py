@@ -270,6 +270,8 @@ async def carry_out(
         raise
     if work.stop.reason is None:
         return await _end(work, "finished")
+    if work.stop.incomplete:
+        return await _end(work, "incomplete", work.stop.reason)
     return await _end(work, "interrupted" if work.stop.resumable else "stopped", work.stop.reason)
 
 
@@ -465,8 +467,9 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None, *, pati
     def record() -> tuple[RunRecord, EvalRunCompleted | None]:
         ending: RunStatus = status
         notes: dict[str, Any] = {"stopped": why, "cost_cap_usd": None, **work.stop.notes}
-        if ending == "finished":
-            ending, notes["stopped"] = _completion(store, run)
+        if ending in ("finished", "incomplete"):
+            ending, missing = _completion(store, run)
+            notes["stopped"] = f"{missing}: {why}" if missing and why else missing
             notes |= _rescoring_notes(store, run)
         if adaptive is not None or (run.notes.get("adaptive") and run.parent_run is None):
             stored = sum(byte.bit_count() for byte in store.done(run.run_id))

@@ -27,6 +27,7 @@ class Stop:
 
     reason: str | None = None
     resumable: bool = True
+    incomplete: bool = False  # It could not be carried out: the run is `incomplete`, not `interrupted`.
     notes: dict[str, JSON] = field(default_factory=dict)  # Kept with the run when it ends.
     requested: anyio.Event = field(default_factory=anyio.Event)
     adaptive: Adaptive | None = None
@@ -58,10 +59,10 @@ class Stop:
         while self.reason is None and self.adaptive is not None and ordinal >= self.adaptive.horizon:
             await _either(self._moved, self.requested)
 
-    def request(self, reason: str, *, resumable: bool) -> None:
+    def request(self, reason: str, *, resumable: bool, incomplete: bool = False) -> None:
         """Start no further trial. The first reason stays."""
         if self.reason is None:
-            self.reason, self.resumable = reason, resumable
+            self.reason, self.resumable, self.incomplete = reason, resumable, incomplete
             self.requested.set()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import socket
 from collections.abc import Sequence
@@ -31,13 +32,26 @@ from fairtrial.mailbox.redis.dead_letters import RedisDeadLetters
 from fairtrial.mailbox.redis.errors import is_gone, translated
 from fairtrial.mailbox.redis.receipt import OURS, Consumers, RedisReceipt, RedisRenewer
 from fairtrial.mailbox.redis.receive import Receiver
-from fairtrial.mailbox.redis.scripts import ACK, ASKED, DEPTH, GROUP, PURGE, READERS, RESIGN, SEND
+from fairtrial.mailbox.redis.scripts import (
+    ACK,
+    ANNOUNCE,
+    ANNOUNCED,
+    ASKED,
+    DEPTH,
+    GROUP,
+    PURGE,
+    READERS,
+    RESIGN,
+    SEND,
+)
 from fairtrial.mailbox.redis.sweeper import Sweeper
 from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
 from fairtrial.mailbox.sealing import queue_key, seal
 
 MAX_BODY_BYTES = 1024 * 1024
 SWEEP_SECONDS = 1.0
+_MAX_ANNOUNCED = 10_000
+_ANNOUNCEMENT = re.compile(rb"([0-9A-Za-z]{0,64}) .{1,200}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +62,13 @@ class Keys:
     delayed: str
     dead: str
     sweeper: str
+    workers: str
 
     @classmethod
     def of(cls, name: str) -> Self:
         """The keys of the mailbox of that name."""
         tag = f"{{fairtrial:{name}}}"
-        return cls(f"{tag}:stream", f"{tag}:delayed", f"{tag}:dead", f"{tag}:sweeper")
+        return cls(f"{tag}:stream", f"{tag}:delayed", f"{tag}:dead", f"{tag}:sweeper", f"{tag}:workers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +296,17 @@ class RedisMailbox[T]:
             held[token] = Reader(token, known.in_flight + pending, min(known.idle_seconds, idle / 1000))
         age = max(0.0, int(now) - int(oldest.split(b"-")[0]) / 1000) if oldest else None
         return Readers(tuple(held[token] for token in sorted(held)), age)
+
+    async def announce(self, worker: str, fingerprint: str, seconds: float) -> None:
+        """Say for so many seconds that a worker serves this mailbox, and with which code; 0 to withdraw it."""
+        member = f"{fingerprint} {worker}"
+        await self.run("announcing a worker of", ANNOUNCE, (self.keys.workers,), (member, round(seconds * 1000)))
+
+    async def announced(self) -> Sequence[str]:
+        """The fingerprint of each worker that serves this mailbox; empty for one that accepts any code."""
+        members = await self.run("looking for workers of", ANNOUNCED, (self.keys.workers,), (_MAX_ANNOUNCED,))
+        # Whoever can write to Redis can write here: what is shown to people is a digest or nothing.
+        return [found[1].decode() for member in members if (found := _ANNOUNCEMENT.fullmatch(member))]
 
     async def purge(self) -> int:
         """Remove everything that is waiting, delayed or in flight; returns how many. Dead letters stay."""

@@ -16,6 +16,7 @@ single text is read much faster than a hundred numbers.
 |            | where the delivery does not count                                                      |
 | `:dead`    | stream of dead letters                                                                 |
 | `:sweeper` | who sweeps just now; expires by itself                                                 |
+| `:workers` | sorted set: fingerprint and id of each worker -> when its announcement expires          |
 
 | field | what                                              |
 |-------|---------------------------------------------------|
@@ -377,4 +378,43 @@ local pending = redis.call('XPENDING', KEYS[1], 'fairtrial')
 return {redis.call('TIME')[1], pending[2] or '', readers}
 """)
 
-ALL: Final = (SEND, ACK, NACK, EXTEND, BURY, REVIVE, SWEEP, RECLAIM, RESIGN, DEPTH, ASKED, PURGE, READERS)
+ANNOUNCE = Script(
+    _NOW
+    + """
+-- KEYS workers; ARGV member, how long it lasts in ms (0 to withdraw it)
+local time = now()
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', time, 'LIMIT', 0, 100)) do
+  redis.call('ZREM', KEYS[1], member)
+end
+local lasts = tonumber(ARGV[2])
+if lasts == 0 then return redis.call('ZREM', KEYS[1], ARGV[1]) end
+redis.call('ZADD', KEYS[1], time + lasts, ARGV[1])
+return redis.call('PEXPIRE', KEYS[1], lasts)
+"""
+)
+
+ANNOUNCED = Script(
+    _NOW
+    + """
+-- KEYS workers; ARGV most to return. Returns the members that have not expired.
+return redis.call('ZRANGEBYSCORE', KEYS[1], now(), '+inf', 'LIMIT', 0, ARGV[1])
+"""
+)
+
+ALL: Final = (
+    SEND,
+    ACK,
+    NACK,
+    EXTEND,
+    BURY,
+    REVIVE,
+    SWEEP,
+    RECLAIM,
+    RESIGN,
+    DEPTH,
+    ASKED,
+    PURGE,
+    READERS,
+    ANNOUNCE,
+    ANNOUNCED,
+)
