@@ -97,7 +97,8 @@ def test_everything_is_saved_from_a_server_that_pages_limits_and_fails(script: P
     assert stats.by_fault.keys() == {rule.fault.kind for rule in FAULTS}
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
 def test_a_script_killed_again_and_again_saves_everything_once(script: Path, seed: int) -> None:
     project = large_project()
     chance = random.Random(seed)

@@ -112,6 +112,7 @@ def kill_and_resume(store_url: str, folder: Path, *, samples: int, kills: int, s
     assert found == expected(samples)
 
 
+@pytest.mark.long
 @pytest.mark.proves("R108")
 def test_a_suite_killed_twenty_times_ends_with_the_results_of_an_uninterrupted_run_on_sqlite(tmp_path: Path) -> None:
     kill_and_resume(f"sqlite:///{tmp_path}/runs.db", tmp_path, samples=6000, kills=20, server=None)
