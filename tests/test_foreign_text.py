@@ -15,9 +15,9 @@ from fairtrial.errors import CodecError, DatasetError
 from fairtrial.judging.fence import read_fences
 from fairtrial.models.sdk import split_data_url
 from fairtrial.models.structured import parse_output
-from fairtrial.report.render import markdown
-from fairtrial.report.render.junit import content
-from fairtrial.report.untrusted import lines, plain
+from fairtrial.render import markdown
+from fairtrial.render.junit import content
+from fairtrial.render.safe_text import lines, plain
 from fairtrial.store.redact import Redactor
 
 MEGABYTE = 1_000_000

@@ -74,6 +74,7 @@ from fairtrial.trials import (
 )
 
 if TYPE_CHECKING:
+    from fairtrial.analysis.gate_rules import GateRules
     from fairtrial.fleet import (
         EvalLoop,
         EvalLoopConfig,
@@ -87,11 +88,9 @@ if TYPE_CHECKING:
         submit_dataset_sync,
     )
     from fairtrial.report import EvalReport, ExperimentReport, group_by, summarize
-    from fairtrial.report.calibrate import calibrate
-    from fairtrial.report.calibration import Calibration
+    from fairtrial.report.calibrate import Calibration, calibrate
     from fairtrial.report.compare import Comparison, compare
     from fairtrial.report.gate import GateResult, gate
-    from fairtrial.report.rules import GateRules
     from fairtrial.runs import EvalRunCompleted, EvalRunStarted, Observer, SampleEvaluated, TrialStarted
     from fairtrial.store import RunStore, open_store
     from fairtrial.suites import EvalSuite, evaluate, evaluate_sync
@@ -110,12 +109,11 @@ _LATER = {
         "submit_dataset",
         "submit_dataset_sync",
     ),
+    "fairtrial.analysis.gate_rules": ("GateRules",),
     "fairtrial.report": ("EvalReport", "ExperimentReport", "group_by", "summarize"),
-    "fairtrial.report.calibrate": ("calibrate",),
-    "fairtrial.report.calibration": ("Calibration",),
+    "fairtrial.report.calibrate": ("Calibration", "calibrate"),
     "fairtrial.report.compare": ("Comparison", "compare"),
     "fairtrial.report.gate": ("GateResult", "gate"),
-    "fairtrial.report.rules": ("GateRules",),
     "fairtrial.runs": ("EvalRunCompleted", "EvalRunStarted", "Observer", "SampleEvaluated", "TrialStarted"),
     "fairtrial.store": ("RunStore", "open_store"),
     "fairtrial.suites": ("EvalSuite", "evaluate", "evaluate_sync"),

@@ -24,10 +24,10 @@ from fairtrial import (
     exact_match,
     summarize,
 )
+from fairtrial.analysis.summaries import group_by
 from fairtrial.cli.command_failures import why
 from fairtrial.report import report as report_module
 from fairtrial.report.report import ExperimentReport
-from fairtrial.report.slices import group_by
 from fairtrial.stats import mean_interval
 from tests.report.build import stored
 from tests.report.made import Made, made_report

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Metric, Score, StopWhen, TrialContext
-from fairtrial.report.render.record import as_text
+from fairtrial.render.json_record import as_text
 from fairtrial.stats import Interval, betabinom_sequence, mean_interval, mean_pass_at_k, wilson
 from tests.report.made import FAIL, PASS, TASK_ERROR, Made, hostile_report, made_report
 

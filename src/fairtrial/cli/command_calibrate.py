@@ -44,7 +44,6 @@ def calibrate(
     from fairtrial.cli.faults import Mistake
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import out, print_json
-    from fairtrial.codec import to_json
     from fairtrial.report import EvalReport
     from fairtrial.report.calibrate import calibrate as calibrated
 
@@ -58,8 +57,7 @@ def calibrate(
     if not found.labelled:
         raise _no_labels(str(named), labels)
     if json:
-        record: Any = to_json(found)
-        print_json({"format": "fairtrial.calibration/1", "run_id": named.run.run_id, "experiment": part.name, **record})
+        print_json(found.to_json())
         return 0
     out().print(found)
     return 0

@@ -73,7 +73,7 @@ def show_letter(
     """
     from fairtrial.cli.faults import Mistake
     from fairtrial.cli.screen import ago, out, print_json
-    from fairtrial.report.untrusted import plain
+    from fairtrial.render.safe_text import plain
 
     letter = next((one for one in _ask(suite, mailbox, _everything) if one.id == id), None)
     if letter is None:

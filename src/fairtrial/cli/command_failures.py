@@ -81,7 +81,7 @@ def failures(
 def _quoted(text: str) -> str:
     import shlex
 
-    from fairtrial.report.untrusted import plain
+    from fairtrial.render.safe_text import plain
 
     return shlex.quote(plain(text))
 

@@ -36,7 +36,7 @@ def fleet(
     """
     from fairtrial.cli.post import suite_names, with_mailboxes
     from fairtrial.cli.screen import add_row, count, make_table, out, print_json, print_table
-    from fairtrial.report.render import duration
+    from fairtrial.formatting import duration
 
     url = options.mailbox_url(mailbox)
     facts = with_mailboxes(url, suite_names(suites or (), store), _look)

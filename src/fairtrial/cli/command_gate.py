@@ -11,7 +11,7 @@ import typer
 from fairtrial.cli import options
 
 if TYPE_CHECKING:
-    from fairtrial.report.gate import GateRules
+    from fairtrial.analysis.gate_rules import GateRules
 
 
 def register(app: typer.Typer) -> None:
@@ -99,8 +99,8 @@ def _rules(
 ) -> GateRules:
     from dataclasses import replace
 
+    from fairtrial.analysis.gate_rules import GateRules
     from fairtrial.cli.settings import load_settings
-    from fairtrial.report.gate import GateRules
 
     settings = load_settings()
     if file is not None:

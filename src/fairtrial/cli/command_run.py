@@ -270,7 +270,7 @@ def _show(ran: Ran, orders: Orders, code: int, reason: str) -> None:
     from fairtrial.cli.reporting import compared, rate, show_report
     from fairtrial.cli.running import common_errors
     from fairtrial.cli.screen import count, err, out, sentence
-    from fairtrial.report.untrusted import plain
+    from fairtrial.render.safe_text import plain
 
     report = ran.report
     if orders.quiet:

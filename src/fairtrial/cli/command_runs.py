@@ -112,7 +112,7 @@ def _table(store: Any, chosen: list[Any]) -> Any:
 
 def short_name(run: Any) -> str:
     """A run's name for a table. The number tells runs apart: it is never cut off."""
-    from fairtrial.report.untrusted import plain
+    from fairtrial.render.safe_text import plain
 
     return f"{plain(run.suite, limit=18)}@{run.number}"
 

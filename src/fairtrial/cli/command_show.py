@@ -9,8 +9,8 @@ import typer
 from fairtrial.cli import options
 
 if TYPE_CHECKING:
+    from fairtrial.analysis.estimates import Estimate
     from fairtrial.cli.names import RunName
-    from fairtrial.report.estimates import Estimate
     from fairtrial.store.protocol import RunStore
 
 
@@ -81,7 +81,7 @@ def _unknown_sample(store: RunStore, named: RunName, sample_id: str, repeat: int
     import difflib
 
     from fairtrial.cli.faults import Mistake
-    from fairtrial.report.untrusted import plain
+    from fairtrial.render.safe_text import plain
 
     known = [sample.id for _, sample in store.samples(named.run.run_id)]
     where = f" in repeat {repeat}" if repeat is not None and sample_id in known else ""
@@ -98,7 +98,7 @@ def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
     from fairtrial.cli.facts import totals_facts
     from fairtrial.cli.faults import Mistake
     from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
-    from fairtrial.report.untrusted import plain
+    from fairtrial.render.safe_text import plain
 
     groups: list[tuple[Any, Any]] = [
         (value, totals)

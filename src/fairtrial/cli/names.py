@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fairtrial.cli.faults import Mistake
 from fairtrial.errors import UnknownRunError
-from fairtrial.report.untrusted import plain
+from fairtrial.render.safe_text import plain
 from fairtrial.runs.run_lease import with_current_status
 from fairtrial.store.protocol import RunRecord, RunStore
 

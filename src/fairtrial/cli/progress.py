@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fairtrial.cli.screen import count
-from fairtrial.report.render.words import money
-from fairtrial.report.untrusted import plain
+from fairtrial.formatting import money
+from fairtrial.render.safe_text import plain
 from fairtrial.runs.events import EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
 from fairtrial.store.protocol import RunStore
 

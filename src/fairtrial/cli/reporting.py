@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.report.render import cost, duration, money, number, rate
+from fairtrial.formatting import cost, duration, money, number, rate
 
 if TYPE_CHECKING:
     from fairtrial.cli.names import RunName
     from fairtrial.report import EvalReport, ExperimentReport
-    from fairtrial.report.comparison import Comparison
-    from fairtrial.report.rendered import Rendered
+    from fairtrial.report.compare import Comparison
+    from fairtrial.report.renderable import Renderable
     from fairtrial.store.protocol import RunRecord, RunStore
 
 __all__ = ["cost", "duration", "money", "number", "rate", "report_facts", "show_report"]
@@ -22,7 +22,7 @@ def report_facts(store: RunStore, named: RunName) -> dict[str, Any]:
     return record_of(_report(store, named))
 
 
-def record_of(rendered: Rendered) -> dict[str, Any]:
+def record_of(rendered: Renderable) -> dict[str, Any]:
     """A report, a comparison or a decision of a gate for programs."""
     return dict(rendered.to_json())
 
@@ -86,7 +86,7 @@ def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
 
 
 def _worst(report: EvalReport) -> str | None:
-    from fairtrial.report.untrusted import plain
+    from fairtrial.render.safe_text import plain
 
     first = next(iter(report.failed_samples()), None)
     if first is None:

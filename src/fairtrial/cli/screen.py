@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fairtrial.report.untrusted import lines, plain
+from fairtrial.render.safe_text import lines, plain
 
 _LEAST = 8  # What is left of a column that gives way.
 _PIPED_WIDTH = 120  # A file or a pipe has no width; wide enough for every table, narrow enough to be read.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fairtrial.cli.faults import Mistake
 from fairtrial.cli.pairs import parse_pairs
 from fairtrial.cli.rerun import PART
-from fairtrial.report.untrusted import plain
+from fairtrial.render.safe_text import plain
 
 if TYPE_CHECKING:
     from fairtrial.data.dataset import Dataset

@@ -14,8 +14,8 @@ from fairtrial.cli.names import name_of
 from fairtrial.cli.rerun import rerun_command
 from fairtrial.cli.screen import count
 from fairtrial.codec import to_json
-from fairtrial.report.render.of_report import criterion_text
-from fairtrial.report.untrusted import plain
+from fairtrial.render.report_document import criterion_text
+from fairtrial.render.safe_text import plain
 from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult

@@ -2,258 +2,64 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis
+from fairtrial.analysis.metrics import ERRORS
+from fairtrial.analysis.source import ExperimentSource, adaptive_note
+from fairtrial.analysis.summaries import group_by, summarize
 from fairtrial.codec import from_json
 from fairtrial.errors import CodecError, ConfigurationError, FairtrialError
-from fairtrial.report.adaptive import adaptive_note
-from fairtrial.report.rendered import Rendered
+from fairtrial.report.renderable import WithTestCases
 from fairtrial.report.results import Results
-from fairtrial.report.slices import describe, group_by, summarize
 from fairtrial.store.export import ExportFormat
-from fairtrial.store.protocol import RunRecord, RunStore, Totals
+from fairtrial.store.portable import load_run, save_run
+from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import EvalConfig
-from fairtrial.trials.result import EvalResult, Outcome
-from fairtrial.types import JSON
+from fairtrial.trials.result import EvalResult
 
 if TYPE_CHECKING:
-    from fairtrial.report.estimates import Estimate
-    from fairtrial.report.figures import Figures
-    from fairtrial.report.render.document import Document
+    from fairtrial.analysis.estimates import Estimate
     from fairtrial.stats import Interval
 
 type ReportFormat = ExportFormat | Literal["html", "md", "json", "xml"]
 """Tables of results, one row per trial; or the report itself as a page, Markdown, JSON or JUnit XML."""
 
-CRITERION = "pass_rate:"
-"""What begins the name of an estimate that is the pass rate of one criterion."""
-_ROUNDING = 1e-15
-ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
 
-
-class ExperimentReport(Rendered):
+class ExperimentReport(ExperimentAnalysis, WithTestCases):
     """The figures of one experiment of a run. Undefined figures are None, never 0."""
-
-    def __init__(self, store: RunStore, run: RunRecord, totals: Totals) -> None:
-        self._store = store
-        self.run = run
-        self.totals = totals
-
-    @property
-    def store(self) -> RunStore:
-        """Where the results are."""
-        return self._store
-
-    @property
-    def name(self) -> str:
-        """The experiment's name."""
-        return self.totals.experiment
-
-    @property
-    def planned(self) -> int:
-        """Trials in the plan."""
-        return self.run.dataset_size * self.run.repeats
-
-    @property
-    def total(self) -> int:
-        """Trials with a result, of whatever outcome."""
-        return sum(self.totals.outcomes.values()) - self.totals.outcomes.get("not_run", 0)
-
-    @property
-    def successful(self) -> int:
-        """Trials that were scored."""
-        return self.totals.outcomes.get("scored", 0)
-
-    @property
-    def errors(self) -> Mapping[str, int]:
-        """How many trials ended in each kind of error; kinds that did not occur are left out."""
-        return {name: self.totals.outcomes[name] for name in ERRORS if self.totals.outcomes.get(name)}
-
-    @property
-    def not_run(self) -> int:
-        """Planned trials without a result."""
-        return self.planned - self.total
-
-    @property
-    def pass_rate(self) -> float | None:
-        """The share of scored trials that passed."""
-        return self.totals.passed / self.successful if self.successful else None
-
-    @property
-    def pass_rate_all(self) -> float | None:
-        """The share of all finished trials that passed: an error counts as a failure."""
-        return self.totals.passed / self.total if self.total else None
-
-    @property
-    def mean_score(self) -> float | None:
-        """The mean value of scored trials."""
-        return self.totals.value_sum / self.successful if self.successful else None
-
-    @property
-    def mean_score_all(self) -> float | None:
-        """The mean value of all finished trials: an error counts as 0."""
-        return self.totals.value_sum / self.total if self.total else None
-
-    @property
-    def mean_reward(self) -> float | None:
-        """The mean reward of scored trials; the mean score unless metrics have weights."""
-        return self.totals.reward_sum / self.successful if self.successful else None
-
-    @property
-    def mean_latency_ms(self) -> float | None:
-        """How long the task took on average, in milliseconds."""
-        return self.totals.latency_sum / self.totals.timed if self.totals.timed else None
-
-    @property
-    def total_tokens(self) -> int:
-        """Input and output tokens of the task's model calls."""
-        return self.totals.input_tokens + self.totals.output_tokens
-
-    @property
-    def cost_usd(self) -> float | None:
-        """What the task's model calls cost; None where no price is known."""
-        return self.totals.cost_usd
-
-    @property
-    def judge_cost_usd(self) -> float | None:
-        """What the judges' model calls cost; None where no price is known."""
-        return self.totals.judge_cost_usd
-
-    @property
-    def cache_hits(self) -> int:
-        """Model calls that the response cache answered."""
-        return self.totals.cache_hits
-
-    @property
-    def unpriced_calls(self) -> int:
-        """Model calls of tasks and judges whose cost is not known: where there are any, costs are lower bounds."""
-        return self.totals.unpriced_calls + self.totals.unpriced_judge_calls
-
-    @cached_property
-    def figures(self) -> Figures:
-        """Every rate and mean with its interval, read once."""
-        from fairtrial.report.figures import read_figures
-
-        return read_figures(self)
-
-    @property
-    def estimates(self) -> tuple[Estimate, ...]:
-        """Every rate and mean with its interval; repeats and clusters are allowed for."""
-        return self.figures.estimates
-
-    @property
-    def pass_rate_interval(self) -> Interval | None:
-        """Where the pass rate over scored trials may lie."""
-        return self.figures.interval("pass_rate")
-
-    @property
-    def pass_rate_all_interval(self) -> Interval | None:
-        """Where the pass rate may lie, with errors as failures."""
-        return self.figures.interval("pass_rate_all")
-
-    @property
-    def mean_score_interval(self) -> Interval | None:
-        """Where the mean value of scored trials may lie."""
-        return self.figures.interval("mean_score")
-
-    @property
-    def mean_score_all_interval(self) -> Interval | None:
-        """Where the mean value may lie, with errors as 0."""
-        return self.figures.interval("mean_score_all")
-
-    @property
-    def scores_by_criterion(self) -> Mapping[str, float]:
-        """The mean of every criterion and metric over the scored trials that have it.
-
-        Scores without any are a criterion of their own, under the evaluator's name.
-        """
-        found = self._store.metric_totals(self.run.run_id).get(self.name, {})
-        if not found and self.mean_score is not None:
-            return {self.run.evaluator: self.mean_score}
-        return {name: totals.mean for name, totals in found.items()}
-
-    @property
-    def criteria(self) -> Mapping[str, Estimate]:
-        """The pass rate of every criterion, with its interval; a score without criteria is one of its own."""
-        found = {
-            estimate.name.removeprefix(CRITERION): estimate
-            for estimate in self.estimates
-            if estimate.name.startswith(CRITERION)
-        }
-        whole = self.figures.get("pass_rate")
-        return found if found or whole is None else {self.run.evaluator: whole}
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """n, mean, std, min and max of the rewards, the mean score, the pass rates and the number of errors.
-
-        `summarize` says what is in it, and gives the same figures for any results.
-        """
-        totals, count = self.totals, self.successful
-        mean = totals.reward_sum / count if count else 0.0
-        squares = totals.reward_squares - count * mean * mean
-        if squares < totals.reward_squares * count * _ROUNDING:
-            squares = 0.0  # All rewards are equal: what is left is the rounding of two large sums.
-        low = math.inf if totals.reward_min is None else totals.reward_min
-        high = -math.inf if totals.reward_max is None else totals.reward_max
-        return describe(count, self.total - count, totals.passed, totals.value_sum, mean, squares, low, high)
 
     def group_by(self, key: str | Callable[[EvalResult], Any]) -> dict[Any, dict[str, Any]]:
         """A summary for each value of a metadata key of the samples, or of what a function says of a result."""
         if callable(key):
             return {value: summarize(group) for value, group in group_by(self.results, key).items()}
         return {
-            tuple(value) if isinstance(value, list) else value: ExperimentReport(self._store, self.run, totals).summary
-            for value, totals in self._store.group_totals(self.run.run_id, key)
+            tuple(value) if isinstance(value, list) else value: ExperimentAnalysis(self.store, self.run, totals).summary
+            for value, totals in self.store.group_totals(self.run.run_id, key)
             if totals.experiment == self.name
         }
 
     @property
-    def adaptive(self) -> Mapping[str, Any] | None:
-        """This experiment's figures if the run stopped by its own rule: `estimate`, `low`, `high`, `n` and others.
-
-        They take the place of ordinary intervals, which do not hold for such a run; None for other runs. All keys:
-        `fairtrial.runs.adaptive.Adaptive.note`.
-        """
-        note = adaptive_note(self.run)
-        return None if note is None else note["experiments"][self.name]
-
-    @property
     def results(self) -> Sequence[EvalResult]:
         """The results, streamed from the store."""
-        return Results(self._store, self.run.run_id, sum(self.totals.outcomes.values()), experiment=self.name)
+        return Results(self.store, self.run.run_id, sum(self.totals.outcomes.values()), experiment=self.name)
 
     def failed_samples(self) -> Sequence[EvalResult]:
         """The scored results that did not pass, streamed from the store."""
         count = self.successful - self.totals.passed
-        return Results(self._store, self.run.run_id, count, experiment=self.name, passed=False)
+        return Results(self.store, self.run.run_id, count, experiment=self.name, passed=False)
 
-    def to_junit(self) -> str:
-        """JUnit XML with a test case for every trial."""
-        from fairtrial.report.render.junit import as_junit
-
-        return as_junit(self._store, self.run, [self])
-
-    def _document(self, cases: int) -> Document:
-        from fairtrial.report.render.of_report import document
-
-        return document(self._store, self.run, [self], cases=cases)
-
-    def to_json(self) -> dict[str, JSON]:
-        """All figures as JSON values; docs/reference/json.md says what is in them."""
-        from fairtrial.report.render.record import report_record
-
-        return report_record(self.run, [self])
+    def _record(self) -> RunAnalysis:
+        return RunAnalysis(self.store, self.run, (self,))
 
     def __repr__(self) -> str:
         return f"<ExperimentReport {self.name} of {self.run.run_id}: {self.total} of {self.planned} trials>"
 
 
-class EvalReport(Rendered):
+class EvalReport(WithTestCases):
     """The report of a run: one `ExperimentReport` for each experiment, and the figures that can be added up.
 
     With one experiment its figures are here too; with several, `report["terse"].pass_rate` says whose is meant.
@@ -464,15 +270,11 @@ class EvalReport(Rendered):
 
     def save(self, path: Path | str) -> None:
         """Write the run, whole, into one file that `load` reads anywhere."""
-        from fairtrial.store.portable import save_run
-
         save_run(self.store, self.run_id, Path(path))
 
     @classmethod
     def load(cls, path: Path | str) -> EvalReport:
         """The report of a run that was saved."""
-        from fairtrial.store.portable import load_run
-
         store, run_id = load_run(Path(path))
         return cls(store, store.get_run(run_id))
 
@@ -481,31 +283,22 @@ class EvalReport(Rendered):
 
         The format is the file's suffix unless given. Whatever the number of results, few are held at a time.
         """
-        from fairtrial.report.render.files import write
+        from fairtrial.render.files import write
 
-        write(self, Path(path), format)
-
-    def to_junit(self) -> str:
-        """JUnit XML with a test case for every trial; `export("report.xml")` holds none of it in memory."""
-        from fairtrial.report.render.junit import as_junit
-
-        return as_junit(self.store, self.run, self.parts)
+        write(self._record(), Path(path), format, name=type(self).__name__, tables=True)
 
     @property
     def parts(self) -> list[ExperimentReport]:
         """The experiments, in their order."""
         return [self[name] for name in self.experiments]
 
-    def _document(self, cases: int) -> Document:
-        from fairtrial.report.render.of_report import document
-
-        return document(self.store, self.run, self.parts, cases=cases)
-
-    def to_json(self) -> dict[str, JSON]:
-        """All figures as JSON values; docs/reference/json.md says what is in them."""
-        from fairtrial.report.render.record import report_record
-
-        return report_record(self.run, self.parts)
+    def _record(self) -> RunAnalysis:
+        return RunAnalysis(self.store, self.run, tuple(self.parts))
 
     def __repr__(self) -> str:
         return f"<EvalReport {self.run.suite} {self.run_id}: {self.total} of {self.planned} trials>"
+
+
+def source_of(report: EvalReport | ExperimentReport, example: str) -> ExperimentSource:
+    """Where the experiment that is meant is read; of several, `example` shows in an error how to name one."""
+    return (report.only(example) if isinstance(report, EvalReport) else report).source

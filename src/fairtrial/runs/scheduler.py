@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.formatting import money
 from fairtrial.runs.adaptive import Adaptive
 from fairtrial.runs.costs import GIVE_PRICES
 from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted, log
@@ -112,8 +113,6 @@ class Limits:
     def check_cost(self, stop: Stop) -> None:
         """Stop the run if it has cost what it may; what it cost before it was resumed counts."""
         if self.max_cost_usd is not None and self.spent_usd >= self.max_cost_usd:
-            from fairtrial.report.render.words import money
-
             stop.notes["cost_cap_usd"] = self.max_cost_usd
             spent, cap = money(self.spent_usd), money(self.max_cost_usd)
             stop.request(

@@ -1,0 +1,219 @@
+"""The figures of one experiment: counts and means from sums, everything else from one reading of its results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fairtrial.analysis.metrics import CRITERION, ERRORS
+from fairtrial.analysis.source import ExperimentSource, adaptive_note
+from fairtrial.analysis.summaries import describe
+from fairtrial.store.protocol import RunRecord, RunStore, Totals
+
+if TYPE_CHECKING:
+    from fairtrial.analysis.estimates import Estimate
+    from fairtrial.analysis.figures import Figures
+    from fairtrial.stats import Interval
+
+_ROUNDING = 1e-15
+
+
+class ExperimentAnalysis:
+    """The figures of one experiment of a run. Undefined figures are None, never 0."""
+
+    def __init__(self, store: RunStore, run: RunRecord, totals: Totals) -> None:
+        self.source = ExperimentSource(store, run, totals.experiment)
+        self.totals = totals
+
+    @classmethod
+    def read(cls, source: ExperimentSource) -> ExperimentAnalysis:
+        """Read the sums of an experiment."""
+        found = source.store.totals(source.run.run_id)
+        return cls(source.store, source.run, next(one for one in found if one.experiment == source.name))
+
+    @property
+    def store(self) -> RunStore:
+        """Where the results are."""
+        return self.source.store
+
+    @property
+    def run(self) -> RunRecord:
+        """The run's record."""
+        return self.source.run
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.source.name
+
+    @property
+    def planned(self) -> int:
+        """Trials in the plan."""
+        return self.run.dataset_size * self.run.repeats
+
+    @property
+    def total(self) -> int:
+        """Trials with a result, of whatever outcome."""
+        return sum(self.totals.outcomes.values()) - self.totals.outcomes.get("not_run", 0)
+
+    @property
+    def successful(self) -> int:
+        """Trials that were scored."""
+        return self.totals.outcomes.get("scored", 0)
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """How many trials ended in each kind of error; kinds that did not occur are left out."""
+        return {name: self.totals.outcomes[name] for name in ERRORS if self.totals.outcomes.get(name)}
+
+    @property
+    def not_run(self) -> int:
+        """Planned trials without a result."""
+        return self.planned - self.total
+
+    @property
+    def pass_rate(self) -> float | None:
+        """The share of scored trials that passed."""
+        return self.totals.passed / self.successful if self.successful else None
+
+    @property
+    def pass_rate_all(self) -> float | None:
+        """The share of all finished trials that passed: an error counts as a failure."""
+        return self.totals.passed / self.total if self.total else None
+
+    @property
+    def mean_score(self) -> float | None:
+        """The mean value of scored trials."""
+        return self.totals.value_sum / self.successful if self.successful else None
+
+    @property
+    def mean_score_all(self) -> float | None:
+        """The mean value of all finished trials: an error counts as 0."""
+        return self.totals.value_sum / self.total if self.total else None
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean reward of scored trials; the mean score unless metrics have weights."""
+        return self.totals.reward_sum / self.successful if self.successful else None
+
+    @property
+    def mean_latency_ms(self) -> float | None:
+        """How long the task took on average, in milliseconds."""
+        return self.totals.latency_sum / self.totals.timed if self.totals.timed else None
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output tokens of the task's model calls."""
+        return self.totals.input_tokens + self.totals.output_tokens
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What the task's model calls cost; None where no price is known."""
+        return self.totals.cost_usd
+
+    @property
+    def judge_cost_usd(self) -> float | None:
+        """What the judges' model calls cost; None where no price is known."""
+        return self.totals.judge_cost_usd
+
+    @property
+    def cache_hits(self) -> int:
+        """Model calls that the response cache answered."""
+        return self.totals.cache_hits
+
+    @property
+    def unpriced_calls(self) -> int:
+        """Model calls of tasks and judges whose cost is not known: where there are any, costs are lower bounds."""
+        return self.totals.unpriced_calls + self.totals.unpriced_judge_calls
+
+    @cached_property
+    def figures(self) -> Figures:
+        """Every rate and mean with its interval, read once."""
+        # numpy and scipy take longer to load than a run without intervals takes to be shown.
+        from fairtrial.analysis.figures import read_figures
+
+        return read_figures(self.source)
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """Every rate and mean with its interval; repeats and clusters are allowed for."""
+        return self.figures.estimates
+
+    @property
+    def pass_rate_interval(self) -> Interval | None:
+        """Where the pass rate over scored trials may lie."""
+        return self.figures.interval("pass_rate")
+
+    @property
+    def pass_rate_all_interval(self) -> Interval | None:
+        """Where the pass rate may lie, with errors as failures."""
+        return self.figures.interval("pass_rate_all")
+
+    @property
+    def mean_score_interval(self) -> Interval | None:
+        """Where the mean value of scored trials may lie."""
+        return self.figures.interval("mean_score")
+
+    @property
+    def mean_score_all_interval(self) -> Interval | None:
+        """Where the mean value may lie, with errors as 0."""
+        return self.figures.interval("mean_score_all")
+
+    @property
+    def scores_by_criterion(self) -> Mapping[str, float]:
+        """The mean of every criterion and metric over the scored trials that have it.
+
+        Scores without any are a criterion of their own, under the evaluator's name.
+        """
+        found = self.store.metric_totals(self.run.run_id).get(self.name, {})
+        if not found and self.mean_score is not None:
+            return {self.run.evaluator: self.mean_score}
+        return {name: totals.mean for name, totals in found.items()}
+
+    @property
+    def criteria(self) -> Mapping[str, Estimate]:
+        """The pass rate of every criterion, with its interval; a score without criteria is one of its own."""
+        found = {
+            estimate.name.removeprefix(CRITERION): estimate
+            for estimate in self.estimates
+            if estimate.name.startswith(CRITERION)
+        }
+        whole = self.figures.get("pass_rate")
+        return found if found or whole is None else {self.run.evaluator: whole}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """n, mean, std, min and max of the rewards, the mean score, the pass rates and the number of errors.
+
+        `summarize` says what is in it, and gives the same figures for any results.
+        """
+        totals, count = self.totals, self.successful
+        mean = totals.reward_sum / count if count else 0.0
+        squares = totals.reward_squares - count * mean * mean
+        if squares < totals.reward_squares * count * _ROUNDING:
+            squares = 0.0  # All rewards are equal: what is left is the rounding of two large sums.
+        low = math.inf if totals.reward_min is None else totals.reward_min
+        high = -math.inf if totals.reward_max is None else totals.reward_max
+        return describe(count, self.total - count, totals.passed, totals.value_sum, mean, squares, low, high)
+
+    @property
+    def adaptive(self) -> Mapping[str, Any] | None:
+        """This experiment's figures if the run stopped by its own rule: `estimate`, `low`, `high`, `n` and others.
+
+        They take the place of ordinary intervals, which do not hold for such a run; None for other runs. All keys:
+        `fairtrial.runs.adaptive.Adaptive.note`.
+        """
+        note = adaptive_note(self.run)
+        return None if note is None else note["experiments"][self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnalysis:
+    """What a report is about: a run, and all of its experiments or some."""
+
+    store: RunStore
+    run: RunRecord
+    parts: tuple[ExperimentAnalysis, ...]

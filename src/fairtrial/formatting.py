@@ -1,0 +1,191 @@
+"""Numbers as people read them, in tables and in sentences. What is undefined is "-", never 0.
+
+A table has room for more digits than a sentence: `number` and `signed` are for tables, what ends in `_text` is for
+sentences. `percent` says that a value is a share: a rate in percent, a difference in points of a hundred.
+"""
+
+from __future__ import annotations
+
+import math
+
+UNDEFINED = "-"
+
+
+def rate(value: float | None) -> str:
+    """A share in percent. Only an exact 0 or 1 reads as one: 9,999 of 10,000 is not "100.0%"."""
+    if value is None:
+        return UNDEFINED
+    if 0 < value < 0.0005:
+        return "<0.1%"
+    if 0.9995 <= value < 1:
+        return ">99.9%"
+    return f"{value:.1%}"
+
+
+def number(value: float | None) -> str:
+    """A mean or a measured quantity, to about three digits after the point or four in all."""
+    if value is None:
+        return UNDEFINED
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 0.0005:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if size >= 10_000 else f"{value:,.1f}" if size >= 100 else f"{value:.3f}"
+
+
+def coefficient(value: float | None) -> str:
+    """A number that means little beyond its third decimal, such as a correlation."""
+    return UNDEFINED if value is None else f"{value:.3f}"
+
+
+def signed(value: float | None, *, percent: bool) -> str:
+    """A difference, with its sign; shares in percentage points."""
+    if value is None:
+        return UNDEFINED
+    size = abs(value)
+    if percent:
+        # An end of an interval that is just beyond 0 must not read as 0, unless it is so by rounding alone.
+        text = f"{100 * value:+.1g}" if 1e-8 < size < 0.0005 else f"{100 * value:+.1f}"
+    elif size >= 1e7 or 0 < size < 0.0005:
+        text = f"{value:+.2e}"
+    else:
+        text = f"{value:+,.0f}" if size >= 1000 else f"{value:+.1f}" if size >= 10 else f"{value:+.3f}"
+    return text[1:] if not text.strip("+-0.") else text
+
+
+def p_value(value: float | None) -> str:
+    """A p-value, never rounded to 0."""
+    if value is None:
+        return UNDEFINED
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def duration(milliseconds: float | None) -> str:
+    """A time in the unit that suits it."""
+    if milliseconds is None:
+        return UNDEFINED
+    if milliseconds < 0.5:
+        return "<1 ms"
+    if milliseconds < 999.5:
+        return f"{milliseconds:.0f} ms"
+    return f"{milliseconds / 1000:.1f} s" if milliseconds < 120_000 else f"{milliseconds / 60_000:.1f} min"
+
+
+def money(value: float | None) -> str:
+    """An amount in US dollars, with two digits that are not 0 however small it is; "-" where there is none."""
+    if value is None:
+        return UNDEFINED
+    if not value:
+        return "$0"
+    # Rounded up to four digits: a small cost must not read as none.
+    digits = 2 if value >= 1 else max(4, 1 - math.floor(math.log10(value)))
+    return f"${value:,.{digits}f}"
+
+
+def cost(value: float | None, unpriced: int) -> str:
+    """The cost of model calls, `unpriced` of which have no known price; "-" where there were no calls."""
+    if not unpriced:
+        return money(value)
+    return f"at least {money(value)}" if value else "unknown"
+
+
+def level(value: float) -> str:
+    """A confidence level: "95%", "99.5%"."""
+    return f"{100 * value:g}%"
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """A number of things: "1 sample", "2,000 samples"."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def number_word(number: int) -> str:
+    """A small number as a word."""
+    return {2: "two", 3: "three", 4: "four"}.get(number, f"{number:,}")
+
+
+def mean_text(value: float | None, *, percent: bool) -> str:
+    """A mean in a sentence."""
+    if value is None:
+        return UNDEFINED
+    return rate(value) if percent else _short(value, "")
+
+
+def bound_text(value: float, *, percent: bool) -> str:
+    """A floor or a ceiling as it was asked for: 81.25% is not rounded."""
+    if not percent:
+        text = _short(value, "")
+        return text if _reads(text) == value else f"{value:,.10g}"
+    text = f"{value:.1%}"
+    return text if abs(_reads(text[:-1]) - 100 * value) < 1e-9 else f"{100 * value:.10g}%"
+
+
+def end_text(value: float, bound: float, *, percent: bool) -> str:
+    """The end of an interval that is held against a bound: with as many digits as it takes to tell them apart."""
+    text = mean_text(value, percent=percent)
+    if value == bound or text != mean_text(bound, percent=percent):
+        return text
+    for digits in range(2, 12):
+        form = f".{digits}%" if percent else f".{digits + 2}f"
+        if f"{value:{form}}" != f"{bound:{form}}":
+            return f"{value:{form}}"
+    return text
+
+
+def margin_text(value: float, *, percent: bool) -> str:
+    """A margin as it was asked for."""
+    text = size_text(value, percent=percent)
+    if not percent:
+        return text if _reads(text) == value else f"{value:,.10g}"
+    points = text.removesuffix(" points")
+    return text if abs(_reads(points) - 100 * value) < 1e-9 else f"{100 * value:.10g} points"
+
+
+def change_text(value: float | None, *, percent: bool) -> str:
+    """A difference in a sentence: pass rates differ by points of a hundred."""
+    if value is None:
+        return UNDEFINED
+    value += 0.0  # -0 is 0.
+    if not percent:
+        return _short(value, "+")
+    # An end of an interval that is just beyond 0 must not read as 0.
+    return f"{100 * value:+.1f} points" if abs(value) >= 0.0005 or not value else f"{100 * value:+.1g} points"
+
+
+def size_text(value: float, *, percent: bool) -> str:
+    """The size of a difference, without a sign."""
+    return change_text(abs(value), percent=percent).lstrip("+")
+
+
+def range_text(low: float | None, high: float | None, *, percent: bool) -> str:
+    """An interval of differences in a sentence."""
+    if low is None or high is None:
+        return UNDEFINED
+    return f"{change_text(low, percent=percent).removesuffix(' points')} to {change_text(high, percent=percent)}"
+
+
+def p_text(p: float | None) -> str:
+    """A p-value in a sentence."""
+    if p is None:
+        return "p undefined"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def samples_text(count: int) -> str:
+    """A number of samples that nobody should take to the last digit."""
+    if count < 100:
+        return f"{count}"
+    scale = 10 ** (len(str(count)) - 2)
+    return f"{-(-count // scale) * scale:,}"
+
+
+def _reads(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _short(value: float, sign: str) -> str:
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:{sign},.0f}"
+    if size >= 10:
+        return f"{value:{sign}.1f}"
+    return f"{value:{sign}.3f}" if size >= 0.001 or size == 0 else f"{value:{sign}.2g}"

@@ -1,0 +1,97 @@
+"""What a gate says: its decision first, then rule by rule what was asked and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairtrial import formatting
+from fairtrial.analysis.checks import GateCheck
+from fairtrial.analysis.gate import GateRecord
+from fairtrial.analysis.metrics import is_verdict
+from fairtrial.formatting import bound_text, end_text, margin_text
+from fairtrial.render.comparison_document import comparison_document, span
+from fairtrial.render.document import Bar, Block, Cell, Column, Conclusion, Document, Remarks, Table, Tone
+
+_TONES: dict[str, Tone] = {"pass": "good", "fail": "bad", "inconclusive": "unsure"}
+
+
+def gate_document(result: GateRecord, cases: int) -> Document:
+    """What there is to say, with at most `cases` flipped samples each way to read."""
+    first, *rest = result.reasons or ("",)
+    blocks: list[Block] = [
+        Conclusion(result.status, first, _TONES[result.status]),
+        Remarks(tuple(rest)),
+        _checks(result),
+        Remarks(tuple(_remarks(result))),
+    ]
+    if cases and result.comparison is not None:
+        inside = comparison_document(result.comparison, cases).blocks
+        blocks += [block for block in inside if not isinstance(block, Conclusion | Remarks)]
+    against = "" if result.baseline is None else f" against {result.baseline}"
+    return Document(f"gate: {result.candidate}{against}", (), tuple(blocks))
+
+
+def rule(check: GateCheck) -> str:
+    """What a rule asks for, in words."""
+    where = "" if check.slice is None else f"{check.slice}: "
+    if check.kind == "margin":
+        return f"{where}{check.metric} at most {margin_text(check.bound, percent=is_verdict(check.metric))} worse"
+    bound = bound_text(check.bound, percent=is_verdict(check.metric))
+    return f"{where}{check.metric} at {'most' if check.kind == 'ceiling' else 'least'} {bound}"
+
+
+def _value(check: GateCheck, value: float | None) -> str:
+    if check.kind == "margin":
+        return formatting.signed(value, percent=is_verdict(check.metric))
+    return formatting.rate(value) if is_verdict(check.metric) else formatting.number(value)
+
+
+def _span(check: GateCheck) -> str:
+    if check.kind == "margin":
+        return span(check.metric, check.low, check.high)
+    if check.low is None or check.high is None:
+        return formatting.UNDEFINED
+    return " to ".join(end_text(end, check.bound, percent=is_verdict(check.metric)) for end in (check.low, check.high))
+
+
+def _bar(check: GateCheck) -> Bar | None:
+    """The interval beside the bound it is held against."""
+    if check.value is None or check.low is None or check.high is None or not -1 <= check.low <= check.high <= 1:
+        return None
+    if check.kind != "margin":
+        return Bar(check.low, check.value, check.high, mark=check.bound) if check.low >= 0 else None
+    reach = max(abs(check.low), abs(check.high), check.bound) or 1.0
+    return Bar(check.low, check.value, check.high, -reach, reach, mark=-check.bound)
+
+
+def _checks(result: GateRecord) -> Table:
+    columns = (
+        Column("rule", "left", name=True),
+        Column("decision", "left"),
+        Column("found"),
+        Column("interval"),
+        Column("n"),
+        Column("bound |", "left", bar=True),
+    )
+    rows = [
+        (
+            rule(check),
+            Cell(check.status, _TONES[check.status]),
+            _value(check, check.value),
+            _span(check),
+            f"{check.n:,}",
+            _bar(check),
+        )
+        for check in result.checks
+    ]
+    return Table("Rules", columns, tuple(rows))
+
+
+def _remarks(result: GateRecord) -> Iterator[str]:
+    open_rules = sum(check.status == "inconclusive" for check in result.checks)
+    if result.status == "inconclusive" and result.needed is not None and open_rules > 1:  # One has said so itself.
+        yield f"About {formatting.samples_text(result.needed)} samples would decide what is open."
+    if result.missing_share:
+        what = "trials" if result.baseline is None else "trials or pairs"
+        yield f"{formatting.rate(result.missing_share)} of the {what} are missing: not run, or their scoring failed."
+    yield from result.warnings

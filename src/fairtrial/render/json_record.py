@@ -1,0 +1,141 @@
+"""Reports as JSON for programs. docs/reference/json.md describes what is in it.
+
+The first field names the format and its version. Fields may be added to a version; none is taken away or changes its
+meaning. What is undefined is null, with the reason in the `note` beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from functools import singledispatch
+from typing import Any
+
+from fairtrial.analysis.calibration import CalibrationRecord
+from fairtrial.analysis.comparison import ComparisonRecord
+from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis
+from fairtrial.analysis.gate import GateRecord
+from fairtrial.codec import to_json
+from fairtrial.render.safe_text import whole
+from fairtrial.store.protocol import RunRecord
+from fairtrial.types import JSON
+
+REPORT_FORMAT = "fairtrial.report/1"
+
+
+def as_text(record: dict[str, JSON]) -> str:
+    """JSON text, in ASCII, so that no tool between here and its reader can spoil it."""
+    return json.dumps(_clean(record), indent=2, allow_nan=False) + "\n"
+
+
+def _clean(value: Any) -> Any:
+    """Text that every reader of JSON takes: half a character is none."""
+    match value:
+        case str():
+            return whole(value)
+        case dict():
+            return {whole(key): _clean(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [_clean(entry) for entry in value]
+        case _:
+            return value
+
+
+def run_record(run: RunRecord) -> dict[str, Any]:
+    """What identifies a run."""
+    return {
+        "run_id": run.run_id,
+        "suite": run.suite,
+        "status": run.status,
+        "dataset": run.dataset_name,
+        "dataset_version": run.dataset_version,
+        "dataset_fingerprint": run.dataset_fingerprint,
+        "samples": run.dataset_size,
+        "repeats": run.repeats,
+        "evaluator": run.evaluator,
+        "code_versions": run.code_versions,
+        "tags": dict(run.tags),
+        "created_at": run.created_at,
+        "finished_at": run.finished_at,
+        "notes": to_json(dict(run.notes)),
+    }
+
+
+@singledispatch
+def json_of(record: object) -> dict[str, JSON]:
+    """Every figure of a record as JSON values, after the name of their format."""
+    raise TypeError(f"a {type(record).__name__} has no JSON format")
+
+
+@json_of.register
+def _report(analysis: RunAnalysis) -> dict[str, JSON]:
+    return {
+        "format": REPORT_FORMAT,
+        "run": run_record(analysis.run),
+        "experiments": [_part(part) for part in analysis.parts],
+    }
+
+
+@json_of.register
+def _comparison(comparison: ComparisonRecord) -> dict[str, JSON]:
+    return {"format": "fairtrial.comparison/1", **_fields(comparison, without="sources")}
+
+
+@json_of.register
+def _gate(result: GateRecord) -> dict[str, JSON]:
+    return {
+        "format": "fairtrial.gate/1",
+        **_fields(result, without="comparison"),
+        "exit_code": result.exit_code,
+        "comparison": None if result.comparison is None else json_of(result.comparison),
+    }
+
+
+@json_of.register
+def _calibration(calibration: CalibrationRecord) -> dict[str, JSON]:
+    return {"format": "fairtrial.calibration/1", **_fields(calibration)}
+
+
+def _fields(record: ComparisonRecord | GateRecord | CalibrationRecord, *, without: str = "") -> dict[str, JSON]:
+    return {one.name: to_json(getattr(record, one.name)) for one in fields(record) if one.name != without}
+
+
+def _part(part: ExperimentAnalysis) -> dict[str, Any]:
+    figures, totals = part.figures, part.totals
+    split = figures.split
+    return {
+        "name": part.name,
+        "trials": {
+            "planned": part.planned,
+            "finished": part.total,
+            "scored": part.successful,
+            "passed": totals.passed,
+            "task_error": part.errors.get("task_error", 0),
+            "scorer_error": part.errors.get("scorer_error", 0),
+            "timeout": part.errors.get("timeout", 0),
+            "dead_letter": part.errors.get("dead_letter", 0),
+            "not_run": part.not_run,
+        },
+        "level": figures.level,
+        "adaptive": figures.adaptive is not None,
+        "estimates": [asdict(estimate) for estimate in figures.estimates],
+        "variance": None
+        if split is None
+        else {
+            "between": split.between,
+            "within": split.within,
+            "correlation": split.correlation,
+            "note": split.reason,
+        },
+        "distribution": {"start": 0.0, "end": 1.0, "counts": list(figures.distribution)},
+        "latency_ms": {"mean": part.mean_latency_ms, "max": totals.latency_max if totals.timed else None},
+        "tokens": {
+            "input": totals.input_tokens,
+            "output": totals.output_tokens,
+            "cached": totals.cached_tokens,
+        },
+        "cost_usd": part.cost_usd,
+        "judge_cost_usd": part.judge_cost_usd,
+        "cache_hits": part.cache_hits,
+        "unpriced_calls": part.unpriced_calls,
+    }

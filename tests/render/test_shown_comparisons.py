@@ -1,0 +1,202 @@
+"""Comparisons and gates as they are shown: several candidates, slices, undefined differences, hostile names."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fairtrial import Comparison, EvalReport, Metric, compare, formatting, gate
+from fairtrial.analysis.columns import Columns
+from fairtrial.analysis.compare import compare_columns
+from fairtrial.render import terminal
+from fairtrial.render.documents import document_of
+from fairtrial.report.renderable import Renderable
+from tests.render.browser import Browser
+from tests.render.test_pages import read
+from tests.report.made import FAIL, HOSTILE, PASS, TASK_ERROR, Made, hostile_report, made_report
+
+
+def three(**changes: Any) -> EvalReport:
+    share = {"plain": 10, "terse": 3, "kind": 9}
+
+    def trial(place: int, experiment: str, repeat: int) -> Made:
+        if place == 7 and experiment == "terse":
+            return TASK_ERROR
+        value = 1.0 if place % share[experiment] else 0.0
+        return Made(
+            value, reason=f"because of {place}", output=f"{experiment} says", metrics=(Metric("cost", 50.0 + place),)
+        )
+
+    options: dict[str, Any] = {"samples": 60, "experiments": ("plain", "terse", "kind")}
+    return made_report(trial, **{**options, **changes})
+
+
+def flat(said: Renderable) -> str:
+    return " ".join(str(said).split())
+
+
+def test_several_candidates_stand_below_each_other_under_their_names() -> None:
+    report = three()
+    compared = compare(report["plain"], report["terse"], report["kind"], metrics=None)
+    text = str(compared)
+    assert text.splitlines()[0] == "2 candidates against plain"
+    assert re.search(r"^terse\n  passed .*\n  value .*\n  cost .*\nkind\n  passed ", text, re.MULTILINE)
+    assert "terse: 60 samples on both sides; none is on one side only" in text
+    assert re.search(r"Adjusted p-values allow for \d tests made together\.", text)
+    page = read(compared.to_html()).text
+    assert "Lost by terse: " in page
+    assert "Wins and losses, passed: kind" in page
+    assert "because of 3" in page
+    assert "task error: ValueError: no" in page
+
+
+def test_every_difference_has_its_interval_counts_and_both_kinds_of_errors() -> None:
+    report = three()
+    compared = compare(report["plain"], report["terse"])
+    text = str(compared)
+    assert re.search(r"passed +90\.0% +65\.0% +-25\.0 +-\d+\.\d to -\d+\.\d ", text)
+    assert re.search(r"passed +60 +\d+ +\d+ +\d+ ", text)
+    assert re.search(r"terse +run0000001 +60 +60 +59 +1 +0", text)
+    assert "on the 59 pairs scored on both sides" in flat(compared)
+
+
+def test_slices_are_in_the_table_and_in_the_plot_of_wins_and_losses() -> None:
+    report = three(metadata=lambda place: {"topic": "even" if place % 2 == 0 else "odd"})
+    compared = compare(report["plain"], report["terse"], slice_by="topic", metrics=["passed", "cost"])
+    text = terminal.as_text(document_of(compared._record(), 0), width=140)
+    assert re.search(r"^  topic = even +30 ", text, re.MULTILINE)
+    page = compared.to_html()
+    assert "Wins and losses by slice, passed" in page
+    plot = page[page.index("Wins and losses by slice") :]
+    assert "topic = odd: " in plot[: plot.index("</desc>")]
+    both = compare(report["plain"], report["terse"], report["kind"], slice_by="topic")
+    assert "Slices of kind" in str(both)
+
+
+def test_samples_on_one_side_only_are_counted() -> None:
+    small = made_report(lambda *_: PASS, samples=10)
+    large = made_report(lambda *_: PASS, samples=14, name=lambda place: f"sample-{place + 2:02d}")
+    assert "8 samples on both sides; 2 only in the baseline and 6 only in the candidate are left out" in flat(
+        compare(small, large)
+    )
+
+
+def test_where_nothing_can_be_compared_every_figure_is_a_dash() -> None:
+    report = made_report(lambda *_: PASS, samples=3)
+    other = made_report(lambda *_: PASS, samples=3, name="other-{}".format)
+    compared = compare(report, other)
+    text = str(compared)
+    assert re.search(r"passed +- +- +- +-$", text, re.MULTILINE)
+    assert re.search(r"passed +0 +0 +0 +0 +-", text)
+    assert "nothing can be said" in flat(compared)
+    assert "no sample in common" in flat(compared)
+    assert "<svg" in compared.to_html()
+
+
+def test_a_comparison_of_numbers_alone_shows_all_but_the_samples() -> None:
+    sides = [Columns.of({"value": [0.1 * place for place in range(9)], "passed": [1] * 9}, name=name) for name in "ab"]
+    page = Comparison.of(compare_columns(sides[0], [sides[1]], metrics=["value"])).to_html()
+    assert "b against a" in page
+    assert "Lost" not in page
+    assert "<h2>Scores" not in page
+
+
+def test_repeats_of_a_flipped_sample_are_read_side_by_side() -> None:
+    report = made_report(
+        lambda place, name, repeat: PASS if name == "a" or (place + repeat) % 3 else FAIL,
+        samples=12,
+        repeats=2,
+        experiments=("a", "b"),
+    )
+    page = read(compare(report["a"], report["b"]).to_html()).text
+    assert "candidate, repeat 1" in page
+
+
+def test_margins_of_graded_metrics_and_ceilings_are_rules_in_words() -> None:
+    report = three()
+    rules = {"floors": {"value": 0.1}, "ceilings": {"cost": 200.0}, "margins": {"value": 0.05}}
+    result = gate(report["terse"], rules, report["plain"])
+    text = terminal.as_text(document_of(result._record(), 0), width=120)
+    assert "value at least 0.100" in text
+    assert "cost at most 200.0" in text
+    assert "value at most 0.050 worse" in text
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(result)
+    assert "value at most 0.050 worse" in shown.getvalue()
+
+
+def test_a_rule_about_nothing_is_open_and_its_figures_are_dashes() -> None:
+    report = made_report(lambda *_: TASK_ERROR, samples=3)
+    result = gate(report, {"floors": {"value": 0.5}})
+    assert "<table>" in result._repr_html_()
+    assert gate(made_report(lambda *_: None, samples=3), {"min_pass_rate": 0.5}).status == "inconclusive"
+    assert re.search(
+        r"passed at least 50\.0% +inconclusive +- +- +0",
+        str(gate(made_report(lambda *_: None, samples=3), {"min_pass_rate": 0.5})),
+    )
+
+
+@pytest.mark.parametrize("render", ["to_html", "_repr_html_", "to_markdown", "__str__"])
+def test_hostile_names_are_text(render: str) -> None:
+    report = hostile_report(samples=40)
+    first, second = report.experiments
+    compared = compare(report[first], report[second], slice_by="topic", metrics=None)
+    decided = gate(report[first], {"min_pass_rate": 0.5, "margin": 0.1}, report[second])
+    for said in (compared, decided):
+        text = getattr(said, render)()
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202e]", text)
+        if "html" in render:
+            tags = {tag for tag, _ in read(text).tags}
+            assert not tags & {"script", "img", "a", "iframe", "b"}
+
+
+def test_a_comparison_in_a_real_browser_fetches_nothing(tmp_path: Path) -> None:
+    report = hostile_report(samples=12)
+    first, second = report.experiments
+    with Browser(tmp_path) as browser:
+        dom = browser.open(compare(report[first], report[second], slice_by="topic").to_html())
+        assert browser.requests == []
+    assert HOSTILE[:39] in read(dom).text
+    assert "<title>owned" not in dom
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [(None, "-"), (0.0, "0.0%"), (0.0001, "<0.1%"), (0.9999, ">99.9%"), (1.0, "100.0%"), (0.12345, "12.3%")],
+    )
+    def test_rates(self, value: float | None, shown: str) -> None:
+        assert formatting.rate(value) == shown
+
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [
+            (None, "-"), (0.0, "0.000"), (1e-5, "1.00e-05"), (0.5, "0.500"), (123.45, "123.5"), (54321.0, "54,321"),
+            (2e9, "2.00e+09"),
+        ],
+    )  # fmt: skip
+    def test_numbers(self, value: float | None, shown: str) -> None:
+        assert formatting.number(value) == shown
+
+    @pytest.mark.parametrize(
+        ("value", "percent", "shown"),
+        [
+            (None, True, "-"), (0.051, True, "+5.1"), (-0.051, True, "-5.1"), (-1e-9, True, "0.0"),
+            (0.0, False, "0.000"), (1e-5, False, "+1.00e-05"), (12.34, False, "+12.3"), (-4321.0, False, "-4,321"),
+        ],
+    )  # fmt: skip
+    def test_differences(self, value: float | None, percent: bool, shown: str) -> None:
+        assert formatting.signed(value, percent=percent) == shown
+
+    def test_times_money_and_p_values(self) -> None:
+        assert [formatting.duration(value) for value in (None, 12, 999.7, 61_000, 180_000)] == [
+            "-", "12 ms", "1.0 s", "61.0 s", "3.0 min",
+        ]  # fmt: skip
+        assert [formatting.money(value) for value in (None, 0.01, 1234.5)] == ["-", "$0.0100", "$1,234.50"]
+        assert [formatting.p_value(value) for value in (None, 1e-9, 0.04)] == ["-", "<0.001", "0.040"]
+        assert (formatting.level(0.95), formatting.level(0.999)) == ("95%", "99.9%")

@@ -1,0 +1,294 @@
+"""Reports in a terminal: tables that never wrap, small bars, and no control codes of anyone else's."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from fairtrial import EvalReport, Metric, TokenUsage, compare, gate
+from fairtrial.render import terminal
+from fairtrial.render.document import Bar, Case, Cases, Column, Document, Plot, Remarks, Section, Table
+from fairtrial.render.documents import document_of
+from tests.report.made import FAIL, PASS, TASK_ERROR, Made, hostile_report, made_report
+
+GOLDEN = Path(__file__).with_name("golden")
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
+
+
+def small(**changes: Any) -> EvalReport:
+    """Two experiments, repeats, every kind of outcome, a graded metric and one without bounds."""
+    usage = TokenUsage(120, 30, 0, 0.0004)
+
+    def trial(place: int, experiment: str, repeat: int) -> Made | None:
+        if place == 3 and experiment == "terse":
+            return TASK_ERROR if repeat else Made(None, "timeout", error="after 300 s")
+        if place == 5 and repeat == 1:
+            return Made(None, "scorer_error", error="judge down")
+        if place == 9:
+            return None
+        good = (place + repeat) % (4 if experiment == "baseline" else 2) != 0
+        metrics = (Metric("brevity", 0.2 + 0.05 * place), Metric("words", 100.0 + 10 * place + repeat))
+        return Made(1.0 if good else 0.25, reason="so it seems", metrics=metrics, latency_ms=900 + place, usage=usage)
+
+    options: dict[str, Any] = {"samples": 10, "repeats": 2, "experiments": ("baseline", "terse")}
+    return made_report(trial, **{**options, **changes})
+
+
+def one(**changes: Any) -> EvalReport:
+    return made_report(lambda place, *_: TASK_ERROR if place == 9 else FAIL if place < 3 else PASS, **changes)
+
+
+def paired() -> EvalReport:
+    return made_report(
+        lambda place, experiment, _: PASS if place % (9 if experiment == "baseline" else 3) else FAIL,
+        samples=60,
+        experiments=("baseline", "terse"),
+        metadata=lambda place: {"topic": "billing" if place % 2 else "shipping"},
+    )
+
+
+def documents() -> dict[str, Document]:
+    pair = paired()
+    compared = compare(pair["baseline"], pair["terse"], slice_by="topic")
+    decided = gate(pair["terse"], {"min_pass_rate": 0.6, "margin": 0.02}, pair["baseline"])
+    return {
+        "one_experiment": document_of(one()._record(), 0),
+        "two_experiments": document_of(small()._record(), 0),
+        "comparison": document_of(compared._record(), 0),
+        "gate": document_of(decided._record(), 0),
+    }
+
+
+@pytest.mark.parametrize("name", ["one_experiment", "two_experiments", "comparison", "gate"])
+def test_at_80_columns_it_reads_as_it_always_has(name: str) -> None:
+    path = GOLDEN / f"{name}.txt"
+    text = terminal.as_text(documents()[name]) + "\n"
+    if os.environ.get("FAIRTRIAL_GOLDEN") == "write":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
+def test_no_line_is_wider_than_the_terminal_and_no_row_wraps(width: int) -> None:
+    for name, document in [*documents().items(), ("hostile", document_of(hostile_report()._record(), 0))]:
+        lines = terminal.as_text(document, width=width).splitlines()
+        assert max(cell_len(line) for line in lines) <= width, name
+        rows = [line for line in lines if "95% interval" in line and "estimate" in line]
+        if width >= 80 and "experiment" in name:
+            assert len(rows) == 1
+
+
+@pytest.mark.proves("R44")
+def test_both_rates_their_intervals_n_and_every_kind_of_error_are_always_there() -> None:
+    text = str(one())
+    assert re.search(r"pass rate +66\.7% +35\.4% to 87\.9% +9 ", text)
+    assert re.search(r"errors as failures +60\.0% +31\.3% to 83\.2% +10 ", text)
+    assert re.search(r"baseline +10 +9 +1 +0 +0 +0", text)
+    for word in ("planned", "scored", "task", "scorer", "timeouts", "not"):
+        assert word in text
+
+
+def test_what_is_undefined_is_a_dash_and_a_sentence_says_why() -> None:
+    text = str(made_report(lambda *_: TASK_ERROR, samples=3))
+    assert re.search(r"pass rate +- +- +0", text)
+    assert re.search(r"errors as failures +0\.0% +0\.0% to 56\.1% +3", text)
+    assert "There are no samples." in text
+
+
+def test_a_run_without_samples_or_with_one_still_reads() -> None:
+    assert re.search(r"pass rate +- +- +0", str(made_report(lambda *_: PASS, samples=0)))
+    assert re.search(r"pass rate +100\.0% +20\.7% to 100\.0% +1", str(made_report(lambda *_: PASS, samples=1)))
+
+
+def test_a_rate_that_is_not_quite_whole_is_not_rounded_to_it() -> None:
+    report = made_report(lambda place, *_: FAIL if place == 0 else PASS, samples=4_000)
+    assert re.search(r"pass rate +>99\.9% +99\.9% to >99\.9%", str(report))
+
+
+def test_dead_letters_have_a_column_when_there_are_any() -> None:
+    lost = Made(None, "dead_letter", error="5 deliveries")
+    text = str(made_report(lambda place, *_: lost if place == 1 else PASS))
+    assert "letters" in text
+    assert re.search(r"baseline +10 +9 +0 +0 +0 +1 +0", text)
+    assert "letters" not in str(one())
+
+
+def test_a_metric_that_only_one_experiment_has_is_a_dash_in_the_other() -> None:
+    made = {"a": Made(1.0, metrics=(Metric("brevity", 0.5),)), "b": PASS}
+    report = made_report(lambda _, experiment, __: made[experiment], experiments=("a", "b"), repeats=2)
+    assert re.search(r"brevity\n  a +0\.500 .*\n  b +- +- +0 +0$", str(report), re.MULTILINE)
+
+
+def test_what_a_reader_must_know_of_a_run_is_said() -> None:
+    broken = Made(None, "scorer_error", error="judge down")
+    report = made_report(lambda *_: broken, status="unscored", notes={"code_changed": True}, samples=2)
+    text = " ".join(str(report).split())
+    assert "2 trials could not be scored; the same command again scores them without their task." in text
+    assert "results of two code versions" in text
+
+
+def test_an_experiment_alone_can_be_shown() -> None:
+    part = small()["terse"]
+    assert "baseline" not in str(part)
+    assert re.search(r"terse +20 +15 +1 +1 +1 +2", str(part))
+    assert repr(part) == "<ExperimentReport terse of run0000001: 18 of 20 trials>"
+    assert "<table>" in part._repr_html_()
+
+
+def test_repeats_show_pass_at_k_and_where_the_variance_lies() -> None:
+    text = str(small())
+    assert "pass@2" in text
+    assert "pass^2" in text
+    assert "of the variance of passing lies between samples" in text
+
+
+def test_clusters_are_found_in_the_metadata_and_counted() -> None:
+    report = one(metadata=lambda place: {"cluster": place // 2})
+    assert re.search(r"pass rate +66\.7% .* 9 +5 ", str(report))
+    assert "Only 2 clusters" in str(one(metadata=lambda place: {"cluster": place % 2}))
+
+
+def test_text_that_others_wrote_brings_no_codes_no_markup_and_no_lines() -> None:
+    for text in (str(hostile_report()), terminal.as_text(document_of(hostile_report()._record(), 5))):
+        assert not CONTROL.search(text)
+        assert "[bold red]markup[/]" in text
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_rich_console_gets_colours_and_a_file_gets_none(width: int) -> None:
+    shown, filed = io.StringIO(), io.StringIO()
+    Console(file=shown, force_terminal=True, color_system="truecolor", width=width).print(small())
+    Console(file=filed, width=width).print(small())
+    assert "\x1b[" in shown.getvalue()
+    assert "\x1b" not in filed.getvalue()
+    lines = [line.rstrip() for line in filed.getvalue().splitlines()]
+    assert lines == terminal.as_text(document_of(small()._record(), 0), width=width).splitlines()
+    hostile = io.StringIO()
+    Console(file=hostile, force_terminal=True, width=width).print(hostile_report())
+    assert not re.search("\x1b(?!\\[[0-9;]*m)", hostile.getvalue())
+
+
+def test_a_console_that_knows_only_ascii_gets_bars_in_ascii() -> None:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii", errors="strict")
+    report = made_report(lambda place, *_: FAIL if place < 3 else PASS)
+    Console(file=file, width=80).print(report)
+    Console(file=file, width=80).print(hostile_report(suite="caf\u00e9"))
+    file.flush()
+    assert b"caf?" in raw.getvalue()
+    assert b"[---" in raw.getvalue()
+    assert terminal.as_text(document_of(report._record(), 0), encoding="no-such-encoding").isascii()
+    assert terminal.glyphs_for("cp1252") is terminal.ASCII
+    assert terminal.glyphs_for("no-such-encoding") is terminal.ASCII
+    assert terminal.glyphs_for("utf-8") is terminal.glyphs_for(None) is terminal.UNICODE
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp1252"])
+def test_printed_into_a_pipe_it_is_plain_text_of_80_columns(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    one().save(path)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, fairtrial; print(fairtrial.EvalReport.load(sys.argv[1]))", str(path)],
+        capture_output=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(Path(part).resolve()) for part in sys.path if part),
+            "PYTHONIOENCODING": encoding,
+            "FORCE_COLOR": "",
+            "COLUMNS": "200",
+        },
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    text = done.stdout.decode(encoding)
+    assert "\x1b" not in text
+    assert max(cell_len(line) for line in text.splitlines()) <= 80
+    assert "66.7%" in text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_printed_on_a_terminal_it_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert terminal.width_of(Terminal(), 80) == 120
+    assert terminal.width_of(io.StringIO(), 80) == 80
+    monkeypatch.setenv("COLUMNS", "500")
+    assert terminal.width_of(Terminal(), 80) == 140
+
+
+class TestBars:
+    def test_an_interval_lies_where_its_numbers_say(self) -> None:
+        assert terminal.bar(Bar(0.25, 0.5, 0.75), 9).plain == "··├─●─┤··"
+        assert terminal.bar(Bar(0.0, 0.0, 0.25), 9).plain == "●─┤······"
+        assert terminal.bar(Bar(0.75, 1.0, 1.0), 9).plain == "······├─●"
+
+    def test_a_difference_is_drawn_around_0(self) -> None:
+        assert terminal.bar(Bar(-0.5, -0.25, -0.1, -1, 1, mark=0.0), 11).plain[5] == "│"
+
+    def test_what_lies_outside_the_scale_ends_at_its_end(self) -> None:
+        assert terminal.bar(Bar(-3, 0.5, 7), 5).plain == "├─●─┤"
+
+
+class TestTables:
+    COLUMNS = (Column("name", "left", name=True), Column("figure"), Column("other"))
+
+    def test_a_screen_too_narrow_for_rows_gets_every_figure_on_a_line_of_its_own(self) -> None:
+        table = Table(
+            "caption", self.COLUMNS, (Section("part"), ("a name", "123456789012", "-0.123456789"), ("b", "1", "2"))
+        )
+        text = terminal.as_text(Document("title", (), (table,)), width=30)
+        assert "  figure 123456789012" in text
+        assert "  other -0.123456789" in text
+        assert max(map(len, text.splitlines())) <= 30
+
+    def test_wide_characters_count_double(self) -> None:
+        table = Table("", self.COLUMNS, (("漢字" * 40, "1", "2"), ("b", "10", "20")))
+        lines = terminal.as_text(Document("t", (), (table,)), width=60).splitlines()
+        assert {cell_len(line) for line in lines[2:]} == {60}
+
+    def test_plots_and_empty_remarks_take_no_space(self) -> None:
+        document = Document("t", (), (Plot("p", "<svg/>"), Remarks(())))
+        assert terminal.as_text(document) == "t"
+
+    def test_cases_are_one_line_each_and_the_rest_is_counted(self) -> None:
+        items = [Case(f"s{place}", "failed", "bad", (("output", "x" * 200),)) for place in range(30)]
+        lines = terminal.as_text(Document("t", (), (Cases("Failures", 30, 30, items),))).splitlines()
+        assert len([line for line in lines if line.startswith("failed  s")]) == 10
+        assert lines[-1] == "and 20 more"
+        assert max(map(len, lines)) <= 80
+
+
+def test_figures_that_repeat_others_are_left_out_and_a_remark_says_so() -> None:
+    said = terminal.as_text(document_of(made_report(lambda place, *_: FAIL if place < 3 else PASS)._record(), 0))
+    assert "mean score  " not in said
+    assert "with errors as failures  " not in said
+    assert "With errors as failures, the figures are the same." in said
+    assert "The mean score has the same figures as the pass rate." in said
+
+
+def test_figures_that_say_something_of_their_own_stay() -> None:
+    graded = made_report(lambda place, *_: TASK_ERROR if place == 9 else Made(0.25 if place < 3 else 0.75))
+    said = terminal.as_text(document_of(graded._record(), 0))
+    for title in ("pass rate", "with errors as failures", "mean score", "with errors as 0"):
+        assert f"\n{title}  " in said
+    assert "the same" not in said
+
+
+def test_where_nothing_was_scored_errors_as_failures_are_not_the_same() -> None:
+    said = terminal.as_text(document_of(made_report(lambda *_: TASK_ERROR)._record(), 0))
+    assert "\npass rate                       -  " in said
+    assert "\nwith errors as failures      0.0%  " in said
+    assert "With errors as failures, the figures are the same." not in said

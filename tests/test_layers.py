@@ -1,0 +1,67 @@
+"""Inside the packages that make, show and hold figures, no module leads back to itself.
+
+`lint-imports` keeps the order of packages. This looks inside them, and at every import: also those in functions and
+those for type checkers, which hide a circle and do not break it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+PACKAGES = ("analysis", "render", "report")
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def import_graph(root: Path, packages: tuple[str, ...]) -> dict[str, set[str]]:
+    """Every module with all that it imports of these packages, wherever the import stands."""
+    paths = {module_name(path, root): path for name in packages for path in (root / "fairtrial" / name).rglob("*.py")}
+    graph: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        imported: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                assert not node.level, f"{module} imports relatively, which this test does not follow"
+                within = [f"{node.module}.{alias.name}" for alias in node.names]
+                imported.update(name if name in paths else node.module for name in within)
+        graph[module] = imported & paths.keys() - {module}
+    return graph
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """A circle of imports, the first of its modules also the last; empty if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_of_the_report_layers_imports_itself_by_way_of_others() -> None:
+    graph = import_graph(SOURCE, PACKAGES)
+    assert len(graph) > 30
+    assert circle(graph) == []
+
+
+@pytest.mark.parametrize(
+    "late", ["def f():\n    from fairtrial.render import b", "if TYPE_CHECKING:\n    import fairtrial.render.b"]
+)
+def test_a_circle_that_is_closed_late_is_found(late: str, tmp_path: Path) -> None:
+    folder = tmp_path / "fairtrial" / "render"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "a.py").write_text(late)
+    (folder / "b.py").write_text("from fairtrial.render.a import f")
+    found = circle(import_graph(tmp_path, ("render",)))
+    assert set(found) == {"fairtrial.render.a", "fairtrial.render.b"}
