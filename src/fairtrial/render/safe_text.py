@@ -31,14 +31,15 @@ def replace_each(pattern: re.Pattern[str], replacement: str, text: str) -> str:
 
 def whole(text: str) -> str:
     """`text` in which every character is one: halves and non-characters are replaced."""
-    return replace_each(_NO_TEXT, "\ufffd", text)
+    return text if text.isascii() else replace_each(_NO_TEXT, "\ufffd", text)
 
 
 def lines(text: str, *, limit: int | None = None) -> str:
     """`text` without terminal escapes and control characters, its lines kept, cut to `limit` characters."""
     if limit is not None:
         text = text[: 4 * limit + 100]  # A giant output is not searched to its end for what is cut off anyway.
-    clean = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    clean = _ESCAPES.sub("", text) if "\x1b" in text else text
+    clean = clean.replace("\r\n", "\n").replace("\r", "\n")
     clean = whole(replace_each(_UNSAFE, "", clean))
     return clean if limit is None or len(clean) <= limit else clean[: max(limit - 1, 0)] + "…"
 

@@ -1,7 +1,9 @@
 """The shapes of credentials that are recognised without being known. docs/reference/redaction.md lists them.
 
-Every pattern takes time linear in the text: it starts at a fixed marker, its repetitions do not overlap with those of a
-later start, and where it looks beyond what it matches, it looks a bounded number of characters ahead.
+Every pattern takes time linear in the text, and little of it: it begins with a literal or a set of characters, which
+`re` looks for many times faster than for anything else; what precedes that is checked by looking back. Its repetitions
+do not overlap with those of a later start, and where it looks beyond what it matches, it looks a bounded number of
+characters ahead.
 """
 
 from __future__ import annotations
@@ -10,174 +12,257 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-# Not inside a longer word; a JSON escape such as \n may stand before.
-_START = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrtbf]))"
 _END = r"(?![A-Za-z0-9])"
-_NEAR = 200  # How far from a match its `beside` may be.
-_QUERY_NAMES = (
-    r"api[_-]?key|access[_-]?key|(?:(?:access|auth|refresh|id)[_-]?)?token|(?:client[_-]?)?secret|password|passwd|pwd"
-)
+_NEAR = 100  # How far from a match its `beside` may be; twice as far before it.
 
 
 class Format(NamedTuple):
-    """One shape of a credential. Its last group is the secret; without a group, all of the match is."""
+    """One shape of a credential. The first group of a pattern, if it has any, is what precedes the secret."""
 
     name: str
-    pattern: str
-    beside: str | None = None  # What must be found near a match.
+    patterns: tuple[str, ...]
+    signs: tuple[str, ...]  # One of these is in every match.
+    beside: str | None = (
+        None  # What must be found near a match. A pattern that has it marks by group 2 what is no secret.
+    )
 
+
+def _starts(prefix: str, width: int, inside: str = "A-Za-z0-9_-") -> str:
+    r"""`prefix`, `width` characters long, not after a character `inside` a word, but after a JSON escape such as `\n`.
+
+    Checked behind the prefix: a pattern that begins with a condition is tried at every character of the text.
+    """
+    return rf"{prefix}(?:(?<![{inside}].{{{width}}})|(?<=\\[nrtbf].{{{width}}}))"
+
+
+_URL_PART = r"[^\s:@\"'\\<>]"
+_URL_PARTS = rf"{_URL_PART}*+(?::(?!//){_URL_PART}*+)*+"  # Up to the next `://`.
 
 URL_PASSWORD = Format(
     "passwords in URLs",
-    # A password with a slash in it is not told from a port and a path where it begins with digits.
-    r"://[^\s/:@\"'\\<>]{0,200}+:([^\s/\"'\\<>]{1,200}(?=@)|(?!\d{1,5}/)[^\s@\"'\\<>]{1,200}(?=@))",
+    (
+        r"(://[^\s/:@\"'\\<>]{0,200}+:)(?:"
+        r"[^\s/\"'\\<>]+(?=@)"
+        # A password with a slash in it is not told from a port and a path where it begins with digits. It may contain
+        # `://` once: if it could contain more, every `://` would be read again from each one before it.
+        rf"|(?!\d{{1,5}}/)(?!@){_URL_PARTS}(?:://{_URL_PARTS})?+(?=@))",
+    ),
+    ("@",),
 )
 
+# They are replaced in this order. A secret that may contain another comes first, unless it may contain the mark that
+# stands for a replaced one too; what needs something beside it comes before all that may replace that.
 FORMATS: tuple[Format, ...] = (
     Format(
-        "OpenAI, Anthropic and similar keys",
-        rf"{_START}sk-(?:(?:ant|proj|svcacct|admin|or|live|test)-[A-Za-z0-9_-]{{16,}}"
-        rf"|(?=[A-Za-z]{{0,200}}[0-9])[A-Za-z0-9]{{20,}}{_END})",
-    ),
-    Format("Stripe keys", rf"{_START}[srp]k_(?:live|test)_[A-Za-z0-9]{{16,}}"),
-    Format(
-        "GitHub tokens",
-        rf"{_START}(?:gh[pousr]_[A-Za-z0-9]{{20,}}|github_pat_[A-Za-z0-9_]{{22,}})",
-    ),
-    Format("GitLab tokens", rf"{_START}glpat-[A-Za-z0-9_-]{{20,}}"),
-    Format("AWS access key ids", rf"{_START}(?:AKIA|ASIA)[A-Z0-9]{{16}}{_END}"),
-    Format("Google API keys", rf"{_START}AIza[A-Za-z0-9_-]{{35}}"),
-    Format("Slack tokens", rf"{_START}xox[abeoprs]-[A-Za-z0-9-]{{10,}}"),
-    Format("Slack webhooks", r"hooks\.slack\.com/(?:services|workflows)/([A-Za-z0-9/_-]{20,})"),
-    Format("Hugging Face tokens", rf"{_START}hf_[A-Za-z0-9]{{30,}}"),
-    Format(
-        "JSON web tokens",
-        rf"{_START}eyJ[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{2,}}+\.[A-Za-z0-9_-]{{20,}}+",
+        "passwords in connection strings",
+        (
+            # What turns out to be no secret is matched too, or it would be read again from each `password=` in it.
+            rf"({_starts('[pP]', 1, 'A-Za-z0-9_.,(?&')}(?i:assword|asswd|wd)=)"
+            r"(?:([^\s;\"'\\(){},]{4,}+)(?=[\s;\"'\\]|\Z)|[^\s;\"'\\(){},]++)",
+        ),
+        ("=",),
+        # `password=...` alone is a line of code.
+        beside=r"=(?<=(?i:st|rt|er|id|me|se|dr)=)(?:(?<=\b(?i:uid)=)|(?<=\b(?i:host|port|user)=)|(?<=\b(?i:server|dbname)=)"
+        r"|(?<=\b(?i:hostaddr|username|database)=))",
     ),
     Format(
         "private keys",
-        r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----((?:[A-Za-z0-9+/=\s\\:,.()]|-(?!-)){40,}+)",
+        (
+            # A backslash counts only in an escape: JSON in which a key is replaced is still JSON.
+            r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)"
+            r"(?:[A-Za-z0-9+/=\s:,.()]|\\++[nrt/]|-(?!-)){40,}+",
+        ),
+        ("-----BEGIN ",),
     ),
     Format(
         "Authorization headers",
-        r"(?i:authorization)[\\\"']{0,8}\s{0,4}[:=]\s{0,4}[\\\"']{0,8}(?i:bearer|basic|token)\s{1,4}"
-        r"([A-Za-z0-9._~+/=-]{8,})",
+        (
+            r"([zZ](?<=(?i:authoriz))(?i:ation)[\\\"']{0,8}\s{0,4}[:=]\s{0,4}[\\\"']{0,8}(?i:bearer|basic|token)\s{1,4})"
+            r"[A-Za-z0-9._~+/=-]{8,}+",
+        ),
+        ("z", "Z"),
     ),
     Format(
         "bearer tokens",
-        rf"{_START}[Bb]earer\s{{1,4}}((?=[A-Za-z._~+/-]{{0,200}}[0-9])[A-Za-z0-9._~+/-]{{16,}}=*)",
+        (
+            rf"({_starts('earer(?<=[Bb]earer)', 6)}\s{{1,4}})"
+            r"(?=[A-Za-z._~+/-]{0,200}[0-9])[A-Za-z0-9._~+/-]{16,}+=*+",
+        ),
+        ("earer",),
     ),
     Format(
         "basic credentials",
-        rf"{_START}[Bb]asic\s{{1,4}}((?=[A-Za-z+/]{{0,200}}[0-9])(?=[a-z0-9+/]{{0,200}}[A-Z])(?=[A-Z0-9+/]{{0,200}}[a-z])"
-        r"[A-Za-z0-9+/]{16,}=*)",
+        (
+            rf"({_starts('asic(?<=[Bb]asic)', 5)}\s{{1,4}})"
+            r"(?=[A-Za-z+/]{0,200}[0-9])(?=[a-z0-9+/]{0,200}[A-Z])(?=[A-Z0-9+/]{0,200}[a-z])[A-Za-z0-9+/]{16,}+=*+",
+        ),
+        ("asic",),
     ),
+    Format(
+        "JSON web tokens",
+        (rf"{_starts('eyJ', 3)}[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{2,}}+\.[A-Za-z0-9_-]{{20,}}+",),
+        ("eyJ",),
+    ),
+    Format(
+        "Slack webhooks",
+        (r"(hooks\.slack\.com/(?:services|workflows)/)[A-Za-z0-9/_-]{20,}+",),
+        ("hooks.slack.com/",),
+    ),
+    Format(
+        "OpenAI, Anthropic and similar keys",
+        (
+            rf"{_starts('sk-', 3)}(?:(?:ant|proj|svcacct|admin|or|live|test)-[A-Za-z0-9_-]{{16,}}+"
+            r"|(?=[A-Za-z]{0,200}[0-9])[A-Za-z0-9]{20,}+)",
+        ),
+        ("sk-",),
+    ),
+    Format(
+        "Stripe keys",
+        tuple(rf"{_starts(f'{kind}k_{mode}_', 8)}[A-Za-z0-9]{{16,}}+" for kind in "srp" for mode in ("live", "test")),
+        ("k_live_", "k_test_"),
+    ),
+    Format(
+        "GitHub tokens",
+        (
+            rf"{_starts('gh[pousr]_', 4)}[A-Za-z0-9]{{20,}}+",
+            rf"{_starts('github_pat_', 11)}[A-Za-z0-9_]{{22,}}+",
+        ),
+        ("_",),
+    ),
+    Format("GitLab tokens", (rf"{_starts('glpat-', 6)}[A-Za-z0-9_-]{{20,}}+",), ("glpat-",)),
+    Format(
+        "AWS access key ids",
+        tuple(rf"{_starts(prefix, 4)}[A-Z0-9]{{16}}{_END}" for prefix in ("AKIA", "ASIA")),
+        ("AKIA", "ASIA"),
+    ),
+    Format("Google API keys", (rf"{_starts('AIza', 4)}[A-Za-z0-9_-]{{35}}",), ("AIza",)),
+    Format("Slack tokens", (rf"{_starts('xox[abeoprs]-', 5)}[A-Za-z0-9-]{{10,}}+",), ("xox",)),
+    Format("Hugging Face tokens", (rf"{_starts('hf_', 3)}[A-Za-z0-9]{{30,}}+",), ("hf_",)),
     Format(
         "keys in URL queries",
-        rf"[?&](?i:{_QUERY_NAMES})=([^\s&#\"'\\<>]{{8,}})",
-    ),
-    Format(
-        "passwords in connection strings",
-        r"(?:(?<![A-Za-z0-9_.,(?&])|(?<=\\[nrtbf]))(?i:password|passwd|pwd)=([^\s;\"'\\(){},]{4,200}+)(?=[\s;\"'\\]|\Z)",
-        # `password=...` alone is a line of code.
-        beside=r"(?i:\b(?:host|hostaddr|server|port|user|username|uid|dbname|database)=)",
+        (
+            # Alternatives that begin with a set of characters are skipped at once, unlike those of `(?i:...)`.
+            r"([?&](?:[aA](?i:pi[_-]?key|ccess[_-]?(?:key|token)|uth[_-]?token)|[tT](?i:oken)|[rR](?i:efresh[_-]?token)"
+            r"|[iI](?i:d[_-]?token)|[cC](?i:lient[_-]?secret)|[sS](?i:ecret)|[pP](?i:assw(?:or)?d|wd))=)"
+            r"[^\s&#\"'\\<>]{8,}+",
+        ),
+        ("=",),
     ),
     URL_PASSWORD,
     Format(
         "tokens in URLs",
-        r"https?://((?=[^\s/:@0-9]{0,200}[0-9])[^\s/:@\"'\\<>]{16,200})(?=@)",
+        (r"(://(?:(?<=http://)|(?<=https://)))(?=[^\s/:@0-9]{0,200}[0-9])[^\s/:@\"'\\<>]{16,200}+(?=@)",),
+        ("@",),
     ),
 )
 
 
-# One of these is found in every text that holds a credential. Each begins with one character that is rare in ordinary
-# text: looking for a character takes a tenth of the time of looking for two, and most text is let go on its account.
-_SIGNS = (
-    r"_(?:(?<=hf_)|(?<=gh[pousr]_)|(?<=github_pat_)|(?<=k_live_)|(?<=k_test_))",
-    r"-(?:(?<=sk-)|(?<=glpat-)|(?<=xox[abeoprs]-)|(?<=-----)BEGIN )",
-    r"I(?:(?<=AKI)A|(?<=ASI)A|(?<=AI)za)",
-    r"J(?<=eyJ)",
-    r"B(?:earer|asic)\s",
-    r"z(?<=(?i:uthoriz))(?i:ation)",
-    r"Z(?<=(?i:uthoriz))(?i:ation)",
-    r"/(?<=hooks\.slack\.com/)",
-    r"=(?:(?<=(?i:key=))|(?<=(?i:token=))|(?<=(?i:secret=))|(?<=(?i:password=))|(?<=(?i:passwd=))|(?<=(?i:pwd=)))",
-    r"@(?<![\s/\"'\\]@)",
-)
+class _Pattern[T: (str, bytes)]:
+    """One pattern, for text or for bytes."""
 
-
-class _Matcher[T: (str, bytes)]:
-    """The formats for text, or for bytes."""
-
-    def __init__(
-        self, signs: Iterable[tuple[T, re.Pattern[T]]], formats: Iterable[tuple[re.Pattern[T], re.Pattern[T] | None]]
-    ) -> None:
-        self._signs: tuple[tuple[T, re.Pattern[T]], ...] = tuple(signs)
-        self._formats: tuple[tuple[re.Pattern[T], re.Pattern[T] | None], ...] = tuple(formats)
-
-    def may_match(self, text: T) -> bool:
-        """False if no format occurs in `text`; quick."""
-        for character, sign in self._signs:  # noqa: SIM110 - a generator would double the cost of this hot path
-            if character in text and sign.search(text) is not None:
-                return True
-        return False
-
-    def spans(self, text: T) -> Iterator[tuple[int, int]]:
-        """Where the secrets are, format by format."""
-        for pattern, beside in self._formats:
-            if beside is not None and beside.search(text) is None:
-                continue
-            for found in pattern.finditer(text):
-                start, end = found.span(found.lastindex or 0)
-                if beside is None or beside.search(text, max(0, start - _NEAR), end + _NEAR):
-                    yield start, end
+    def __init__(self, pattern: T, beside: T | None, template: T) -> None:
+        self._pattern: re.Pattern[T] = re.compile(pattern)
+        self._beside: re.Pattern[T] | None = re.compile(beside) if beside else None
+        self._template: T = template if self._pattern.groups else template[:0]  # What stays of a match.
 
     def replace(self, text: T, mark: T) -> T:
         """`text` with `mark` in place of every secret; the same object where there is none."""
-        spans = sorted(self.spans(text))
-        if not spans:
-            return text
+        if self._beside is None:
+            return self._pattern.sub(self._template + mark, text)
         parts: list[T] = []
         done = 0
-        for start, end in spans:
-            if start >= done:
-                parts += (text[done:start], mark)
-            done = max(done, end)
+        for start, end in self.spans(text):
+            parts += (text[done:start], mark)
+            done = end
         parts.append(text[done:])
-        return text[:0].join(parts)
+        return text[:0].join(parts) if done else text
+
+    def spans(self, text: T) -> list[tuple[int, int]]:
+        """Where the secrets are."""
+        if self._beside is not None:
+            found = [match.span(2) for match in self._pattern.finditer(text)]
+            return _near(found, _sparse(self._beside, text)) if found else found
+        group = self._pattern.groups
+        return [(match.end(1) if group else match.start(), match.end()) for match in self._pattern.finditer(text)]
 
 
-_TEXT = _Matcher(
-    [(sign[0], re.compile(sign)) for sign in _SIGNS],
-    [(re.compile(known.pattern), re.compile(known.beside) if known.beside else None) for known in FORMATS],
+def _near(spans: Iterable[tuple[int, int]], places: Iterator[int]) -> list[tuple[int, int]]:
+    """The spans that have a place near them. Both ascend."""
+    near: list[tuple[int, int]] = []
+    place = next(places, None)
+    for span in spans:
+        start, end = span
+        while place is not None and place < start - 2 * _NEAR:
+            place = next(places, None)
+        if place is None:
+            break
+        if place <= end + _NEAR and end > 0:
+            near.append(span)
+    return near
+
+
+def _sparse[T: (str, bytes)](pattern: re.Pattern[T], text: T) -> Iterator[int]:
+    """Where `pattern` matches, but of matches within `_NEAR` characters only the first: there may be very many."""
+    match = pattern.search(text)
+    while match is not None:
+        yield match.start()
+        match = pattern.search(text, match.start() + _NEAR)
+
+
+class _Formats[T: (str, bytes)]:
+    """All formats, for text or for bytes."""
+
+    def __init__(self, formats: Iterable[tuple[tuple[T, ...], tuple[_Pattern[T], ...]]]) -> None:
+        self._formats: tuple[tuple[tuple[T, ...], tuple[_Pattern[T], ...]], ...] = tuple(formats)
+
+    def patterns(self, text: T) -> Iterator[_Pattern[T]]:
+        """The patterns of which a sign is in `text`."""
+        for signs, patterns in self._formats:
+            for sign in signs:
+                if sign in text:
+                    yield from patterns
+                    break
+
+    def replace(self, text: T, mark: T) -> T:
+        """`text` with `mark` in place of every secret; the same object where there is none."""
+        for pattern in self.patterns(text):
+            text = pattern.replace(text, mark)
+        return text
+
+
+_TEXT = _Formats(
+    (known.signs, tuple(_Pattern(pattern, known.beside, r"\g<1>") for pattern in known.patterns)) for known in FORMATS
 )
-_BYTES = _Matcher(
-    [(sign[0].encode(), re.compile(sign.encode())) for sign in _SIGNS],
-    [
-        (re.compile(known.pattern.encode()), re.compile(known.beside.encode()) if known.beside else None)
-        for known in FORMATS
-    ],
+_BYTES = _Formats(
+    (
+        tuple(sign.encode() for sign in known.signs),
+        tuple(
+            _Pattern(pattern.encode(), known.beside.encode() if known.beside else None, rb"\g<1>")
+            for pattern in known.patterns
+        ),
+    )
+    for known in FORMATS
 )
 
 
 def hide_credentials(text: str, mark: str) -> str:
     """`text` with `mark` in place of whatever has the shape of a credential; the same object where nothing has."""
-    return _TEXT.replace(text, mark) if _TEXT.may_match(text) else text
+    return _TEXT.replace(text, mark)
 
 
 def hide_credential_bytes(data: bytes, mark: bytes) -> bytes:
     """The same for bytes."""
-    return _BYTES.replace(data, mark) if _BYTES.may_match(data) else data
+    return _BYTES.replace(data, mark)
 
 
 def find_credentials(text: str) -> Iterator[str]:
     """Whatever in `text` has the shape of a credential."""
-    if _TEXT.may_match(text):
-        for start, end in _TEXT.spans(text):
+    for pattern in _TEXT.patterns(text):
+        for start, end in pattern.spans(text):
             yield text[start:end]
 
 
 def find_url_passwords(text: str) -> Iterator[str]:
     """The passwords of the URLs in `text`."""
-    for found in re.finditer(URL_PASSWORD.pattern, text):
-        yield found[1]
+    for found in re.finditer(URL_PASSWORD.patterns[0], text):
+        yield text[found.end(1) : found.end()]

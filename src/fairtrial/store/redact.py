@@ -146,17 +146,18 @@ class Redactor:
 
     def json(self, text: str) -> str:
         """JSON text without secrets, and still JSON; the same object where there are none."""
-        if self.text(text) is text:  # Almost always.
+        redacted = self.text(text)
+        if redacted is text:  # Almost always.
             return text
-        # A secret may be a number, or reach beyond one string: replacing text would break the JSON around it.
         try:
-            tree = json.loads(text)
+            tree = json.loads(redacted)
         except ValueError:
-            return self.text(text)  # It was no JSON to begin with.
-        redacted = self._tree(tree)
-        if redacted == tree and self.find(text) is None:
-            return text
-        careful = _text(redacted)
+            # It was no JSON to begin with, or a known secret in it is a number or reaches beyond one string.
+            try:
+                tree = self._tree(json.loads(text))
+            except ValueError:
+                return redacted
+        careful = _text(tree)
         return careful if self.find(careful) is None else _text(REDACTED)
 
     def data(self, data: bytes) -> bytes:
