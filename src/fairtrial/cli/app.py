@@ -126,6 +126,14 @@ def invoke(arguments: Sequence[str]) -> int:
     """Run one command; whatever happens, the code to exit with."""
     debug = "--debug" in arguments or bool(os.environ.get("FAIRTRIAL_DEBUG"))
     arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        return _invoke(arguments, debug=debug)
+    finally:
+        if (screen := sys.modules.get("fairtrial.cli.screen")) is not None:  # Not loaded: nothing was logged.
+            screen.stop_logging()
+
+
+def _invoke(arguments: Sequence[str], *, debug: bool) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="fairtrial", standalone_mode=False, obj=tuple(arguments))

@@ -21,6 +21,7 @@ def rescore(
     strict_cost: options.StrictCost = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run even if a rescoring is unfinished.")] = False,
     store: options.Store = None,
+    log_format: options.LogFormat = None,
     json: options.Json = False,
 ) -> int:
     """Score the stored outputs of a run again; no task is called.
@@ -43,6 +44,7 @@ def rescore(
     from fairtrial.cli.selection import Selection, selected
     from fairtrial.errors import RunMismatchError
 
+    options.start_logging(log_format)
     opened = options.open_existing(store)
     named = find_run(opened, run)
     settings, _ = options.settings_with(store)

@@ -107,6 +107,7 @@ def run(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress, and no report beyond its figures.")
     ] = False,
+    log_format: options.LogFormat = None,
     json: options.Json = False,
 ) -> int:
     """Run suites: every sample in every experiment. An unfinished run goes on where it stopped.
@@ -133,6 +134,7 @@ def run(
     from fairtrial.cli.screen import print_json
     from fairtrial.cli.selection import Selection, selected
 
+    options.start_logging(log_format, quiet=quiet)
     settings, url = options.settings_with(store)
     selection = Selection(
         max_samples=max_samples,

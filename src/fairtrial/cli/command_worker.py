@@ -50,6 +50,7 @@ def worker(
         typer.Option("--health-host", metavar="HOST", help="The interface to answer on; 0.0.0.0 for probes outside."),
     ] = "127.0.0.1",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
+    log_format: options.LogFormat = None,
     json: options.Json = False,
 ) -> int:
     """Work on the trials of a suite until told to stop. Start as many as you like, on as many machines.
@@ -74,7 +75,7 @@ def worker(
     from fairtrial.suites.worker import run_worker
 
     url = options.mailbox_url(mailbox)
-    _log(quiet)
+    options.start_logging(log_format, quiet=quiet, text=True)
     with stdout_for_facts(json), load_settings().prices():
         loaded = load(suite)
         config = EvalLoopConfig(
@@ -113,18 +114,3 @@ def worker(
 def _facts(counters: Any) -> dict[str, Any]:
     found = {field.name: getattr(counters, field.name) for field in fields(counters)}
     return {**found, "outcomes": dict(found["outcomes"])}
-
-
-def _log(quiet: bool) -> None:
-    """What workers say goes to standard error, without secrets."""
-    import logging
-
-    from fairtrial.store.redact import RedactingFilter
-
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handler.addFilter(RedactingFilter())
-    log = logging.getLogger("fairtrial")
-    log.handlers[:] = [handler]
-    log.setLevel(logging.WARNING if quiet else logging.INFO)
-    log.propagate = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -147,7 +146,7 @@ def report_fault(error: BaseException, *, debug: bool) -> ExitCode:
 
     explained = explain(error)
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        traceback.print_exception(error, file=err().file)
     redactor = current()
     for position, line in enumerate(explained.lines()):
         sentence(err(), redactor.text(line), style="bold red" if position == 0 else None)

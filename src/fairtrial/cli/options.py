@@ -34,6 +34,12 @@ MailboxUrl = Annotated[
     str | None,
     typer.Option("--mailbox", metavar="URL", help="The fleet's queue: redis://host:port; or FAIRTRIAL_MAILBOX."),
 ]
+LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format", metavar="FORMAT", help="text, or json: one object a line, with the ids of run and trial."
+    ),
+]
 MaxCost = Annotated[
     float | None,
     typer.Option("--max-cost", metavar="USD", min=0, help="Stop, resumably, at this cost; judges count too."),
@@ -48,6 +54,21 @@ Run = Annotated[
         show_default=False,
     ),
 ]
+
+
+def start_logging(log_format: str | None, *, quiet: bool = False, text: bool = False) -> None:
+    """Log to standard error until the command ends: as JSON if that is wanted, as text if the command logs `text`."""
+    import logging
+
+    from fairtrial.cli import screen
+    from fairtrial.cli.faults import Mistake
+    from fairtrial.cli.settings import load_settings
+
+    chosen = load_settings()["log-format"] if log_format is None else log_format
+    if chosen not in ("text", "json"):
+        raise Mistake(f"--log-format must be text or json (got {chosen!r})")
+    if text or chosen == "json":
+        screen.start_logging("json" if chosen == "json" else "text", logging.WARNING if quiet else logging.INFO)
 
 
 def settings_with(store: str | None) -> tuple[Settings, str]:

@@ -91,7 +91,7 @@ def carry_out(suite: EvalSuite, orders: Orders) -> Ran:
     def announce(text: str) -> None:
         tally.remark = text
         if orders.quiet or not console.is_terminal:
-            sys.stderr.write(f"{text}\n")
+            console.file.write(f"{text}\n")
 
     options: dict[str, Any] = {"mailbox": orders.mailbox} if orders.mailbox else {}
     try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.cells import cell_len
@@ -14,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fairtrial.logs import LogFormat
+from fairtrial.logs import start_logging as log_to_stderr
 from fairtrial.render.safe_text import lines, plain
 
 _LEAST = 8  # What is left of a column that gives way.
@@ -26,8 +30,47 @@ def out() -> Console:
 
 
 def err() -> Console:
-    """Standard error: progress, notes and complaints."""
-    return _console(sys.stderr)
+    """Standard error: progress, notes and errors; log records while a command logs JSON."""
+    return _console(_log_lines or sys.stderr)
+
+
+class _LogLines(io.TextIOBase):
+    """A stream whose lines are logged: the errors as errors, with what follows them, and the rest as information."""
+
+    def __init__(self) -> None:
+        self._log = logging.getLogger("fairtrial.cli")
+        self._rest = ""
+        self._level = logging.INFO
+
+    def write(self, text: str) -> int:
+        """Log each whole line."""
+        *whole, self._rest = (self._rest + text).split("\n")
+        for line in whole:
+            if line.strip():
+                if not line.startswith(" "):
+                    self._level = logging.ERROR if line.startswith(("error: ", "exit ")) else logging.INFO
+                self._log.log(self._level, line.strip())
+        return len(text)
+
+
+_log_lines: _LogLines | None = None
+_undo_logging: Callable[[], None] | None = None
+
+
+def start_logging(log_format: LogFormat, level: int) -> None:
+    """Log to standard error until `stop_logging`; as JSON, with everything else that goes there."""
+    global _log_lines, _undo_logging
+    stop_logging()
+    _undo_logging = log_to_stderr(log_format, level)
+    _log_lines = _LogLines() if log_format == "json" else None
+
+
+def stop_logging() -> None:
+    """Undo `start_logging`; without it, do nothing."""
+    global _log_lines, _undo_logging
+    undo, _log_lines, _undo_logging = _undo_logging, None, None
+    if undo is not None:
+        undo()
 
 
 def _console(file: Any) -> Console:

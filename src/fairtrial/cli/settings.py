@@ -85,6 +85,12 @@ def _prices(value: Any) -> Mapping[str, Any]:
         raise ValueError(f"is a table of US dollars per million tokens: {error}") from None
 
 
+def _log_format(value: Any) -> str:
+    if value not in ("text", "json"):
+        raise ValueError("is text or json")
+    return str(value)
+
+
 KNOWN: Mapping[str, _Known] = {
     "store": _Known("where runs are kept", _text, path=True),
     "suites": _Known("what `fairtrial run` runs when no suite is named", _texts, (), path=True),
@@ -92,6 +98,7 @@ KNOWN: Mapping[str, _Known] = {
     "concurrency": _Known("trials in flight at once, in place of what a suite says", _whole),
     "cache": _Known("off, read, read-write or refresh: keeping models' answers", _text, "off"),
     "max-error-share": _Known("exit 4 if a larger share of trials ends in an error", _share, 0.1),
+    "log-format": _Known("text or json: what run, rescore and worker log", _log_format, "text"),
     "prices": _Known("US dollars per million tokens, by model: a table, or a TOML file with one", _prices, EMPTY),
 }
 

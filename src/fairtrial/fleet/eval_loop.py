@@ -36,6 +36,7 @@ from fairtrial.fleet.sessions import SessionStore
 from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, new_id, without_payload
 from fairtrial.fleet.worker import Job, Worker, backoff, run_interruptibly
 from fairtrial.isolation import ChildDiedError
+from fairtrial.logs import log_fields, trial_fields
 from fairtrial.mailbox.bulk import acknowledge_all, announce
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
@@ -188,6 +189,7 @@ class EvalLoop:
             until_empty: End when the mailbox is empty, nothing in flight elsewhere either.
         """
         async with AsyncExitStack() as stack:
+            stack.enter_context(log_fields(worker=self.name))
             if self._replies is not None:
                 await stack.enter_async_context(self._replies)
             if self._remote is not None:
@@ -376,6 +378,7 @@ class EvalLoop:
     async def _deliver(self, job: Job[EvalRequest], reply: EvalReply) -> bool:
         """Deliver a result; False if that could not be done, and its message is settled already."""
         message = job.message
+        fields = trial_fields(reply.result.key, reply.result.attempt)
         end = time.monotonic() + self.config.delivery_seconds
         address = message.reply_to or ""
         failures = 0
@@ -387,7 +390,7 @@ class EvalLoop:
                 raise
             except BodyError as error:
                 if isinstance(error, MessageTooLargeError) and (smaller := without_payload(reply)) is not None:
-                    _log.warning("the result of %s is delivered in part: %s", reply.result.key, error)
+                    _log.warning("the result of %s is delivered in part: %s", reply.result.key, error, extra=fields)
                     reply = smaller
                     continue
                 if replaced:
@@ -412,7 +415,8 @@ class EvalLoop:
                 self.counters.delivery_retries += 1
                 delay = backoff(failures)
                 job.keep_until(max(end, time.monotonic() + delay) + self.config.buffer_seconds)
-                _log.warning("the result of %s is delivered again in %.1f s: %s", reply.result.key, delay, error)
+                said = "the result of %s is delivered again in %.1f s: %s"
+                _log.warning(said, reply.result.key, delay, error, extra=fields)
                 await asyncio.sleep(delay)
                 continue
             self._unreachable.pop(address, None)
@@ -435,14 +439,16 @@ class EvalLoop:
 
     async def _condemn(self, job: Job[EvalRequest], request: EvalRequest, reason: str, error: BaseException) -> None:
         """Set a message aside for good: first its outcome is delivered, so that the run can end."""
-        _log.error("trial %s is a dead letter: %s", request.key, reason)
+        fields = trial_fields(request.key, request.attempt)
+        _log.error("trial %s is a dead letter: %s", request.key, reason, extra=fields)
         job.executed()
         if await self._deliver(job, self._reply(request, failed(request, "dead_letter", "task", reason))):
             await self._settled(job, lambda: job.message.dead_letter(reason, error=type(error).__name__))
             self.counters.dead_lettered += 1
 
     async def _set_aside(self, message: Message[EvalRequest], reason: str, error: str = "") -> None:
-        _log.error("request %s of %s is a dead letter: %s", message.id, self._requests.name, reason)
+        fields = trial_fields(message.body.key, message.body.attempt)
+        _log.error("request %s of %s is a dead letter: %s", message.id, self._requests.name, reason, extra=fields)
         await message.dead_letter(reason, error=error)
         self.counters.dead_lettered += 1
         self.counters.finished += 1
@@ -459,6 +465,7 @@ class EvalLoop:
                 request.key.run_id,
                 request.fingerprint,
                 self.config.fingerprint,
+                extra={"run": request.key.run_id},
             )
         self._refusals += 1
         # Nothing but strangers: look less often, or the queue is stirred for nothing.

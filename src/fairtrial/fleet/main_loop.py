@@ -26,6 +26,7 @@ from fairtrial.fleet.sessions import SessionStore
 from fairtrial.fleet.wire import MainLoopRequest, MainLoopResult, new_id
 from fairtrial.fleet.worker import Job, Worker, backoff, run_interruptibly
 from fairtrial.isolation import ChildDiedError, IsolatedRunner
+from fairtrial.logs import log_fields
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.models.main_loop import InputT, OutputT, TaskLoop
@@ -126,7 +127,8 @@ class MainLoop(TaskLoop[InputT, OutputT]):
             raise ConfigurationError(f"{type(self).__name__} has no mailbox to serve: give it requests=...")
         self._resolved = resolve_task(self)
         try:
-            await self._worker.run(max_iterations=max_iterations, until_empty=until_empty)
+            with log_fields(worker=self.name):
+                await self._worker.run(max_iterations=max_iterations, until_empty=until_empty)
         finally:
             self._isolated.close()
 

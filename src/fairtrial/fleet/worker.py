@@ -14,15 +14,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from fairtrial.backoff import backoff as growing_pause
 from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxAccessError, MailboxClosedError, MailboxError
 from fairtrial.fleet.counters import LoopCounters
+from fairtrial.logs import trial_fields
 from fairtrial.mailbox.dead_letters import DLQPolicy
 from fairtrial.mailbox.lease import Lease, LeaseExtender
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.offload import orphan
 from fairtrial.portal import portal
+from fairtrial.trials.keys import TrialKey
 
 _log = logging.getLogger("fairtrial.fleet")
 _BEAT_SECONDS = 1.0
@@ -328,6 +331,7 @@ class Worker[T]:
             "exception must let CancelledError through, or be run with isolate=True",
             message.id,
             self.mailbox.name,
+            extra=_fields(message),
         )
         job.orphaned = True
         self._hung.add(job.task)
@@ -349,20 +353,21 @@ class Worker[T]:
 
     def _lost(self, message: Message[T]) -> None:
         self.counters.lease_losses += 1
-        _log.warning("message %s of %s went to someone else", message.id, self.mailbox.name)
+        _log.warning("message %s of %s went to someone else", message.id, self.mailbox.name, extra=_fields(message))
 
     async def fail(self, message: Message[T], error: BaseException) -> None:
         """Give a message back, or set it aside, because handling it failed."""
+        named, fields = (message.id, self.mailbox.name), _fields(message)
         if message.settled:
-            _log.error("after message %s of %s was settled: %r", message.id, self.mailbox.name, error)
+            _log.error("after message %s of %s was settled: %r", *named, error, extra=fields)
         elif self.policy.verdict(error, message.delivery_count) == "dead_letter":
             self.counters.dead_lettered += 1
-            _log.error("message %s of %s is set aside: %r", message.id, self.mailbox.name, error)
+            _log.error("message %s of %s is set aside: %r", *named, error, extra=fields)
             await self._quietly(message.dead_letter(str(error), error=type(error).__name__))
         else:
             self.counters.retried += 1
             delay = self.policy.delay(message.delivery_count)
-            _log.warning("message %s of %s comes back in %.1f s: %r", message.id, self.mailbox.name, delay, error)
+            _log.warning("message %s of %s comes back in %.1f s: %r", *named, delay, error, extra=fields)
             await self._quietly(message.nack(delay))
 
     async def _quietly(self, settling: Awaitable[None]) -> None:
@@ -420,6 +425,12 @@ class Worker[T]:
 
     def _wake(self) -> None:
         self._changed.set()
+
+
+def _fields(message: Message[Any]) -> dict[str, Any]:
+    """The trial a message asks for, as fields of a log record; bodies may be anything."""
+    key = getattr(message.body, "key", None)
+    return trial_fields(key, getattr(message.body, "attempt", None)) if isinstance(key, TrialKey) else {}
 
 
 def backoff(failures: int) -> float:

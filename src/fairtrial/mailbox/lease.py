@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any, Self
 
 import anyio
@@ -184,7 +185,8 @@ class LeaseExtender:
         if pulse is None:
             pulse = self._pulses[call] = _Pulse(call, self._clock.monotonic())
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="fairtrial leases", daemon=True)
+            within = copy_context().run  # What the thread logs names the worker.
+            self._thread = threading.Thread(target=within, args=(self._run,), name="fairtrial leases", daemon=True)
             self._thread.start()
         return pulse
 

@@ -27,7 +27,7 @@ from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.session.views import JUDGE, SessionView
-from fairtrial.trials.context import TrialContext, _current
+from fairtrial.trials.context import TrialContext, running_trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +305,6 @@ class BaseAdapter:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._model!r}>"
-
-
-def running_trial() -> TrialContext | None:
-    """The trial that is running here, if any."""
-    return _current.get()
 
 
 def _deadline(trial: TrialContext | None, call: ModelCall) -> float:

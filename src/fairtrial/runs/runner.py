@@ -17,6 +17,7 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.frozen import FrozenDict
 from fairtrial.isolation import IsolatedRunner
+from fairtrial.logs import log_fields
 from fairtrial.offload import DaemonThreads, loop_caller
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters, scored_again
@@ -260,19 +261,20 @@ async def carry_out(
     work = OpenRun(request, opened.run, Stop(), on_result, notice=opened.warning, code=opened.code)
     if interrupt is not None:
         interrupt.connect(work.stop)
-    try:
-        await carry(work)
-    except RunBusyError as error:
-        await _leave(work, error)
-        raise  # It is someone else's, and goes on.
-    except BaseException as error:
-        await _break_off(work, error)
-        raise
-    if work.stop.reason is None:
-        return await _end(work, "finished")
-    if work.stop.incomplete:
-        return await _end(work, "incomplete", work.stop.reason)
-    return await _end(work, "interrupted" if work.stop.resumable else "stopped", work.stop.reason)
+    with log_fields(run=work.run.run_id):
+        try:
+            await carry(work)
+        except RunBusyError as error:
+            await _leave(work, error)
+            raise  # It is someone else's, and goes on.
+        except BaseException as error:
+            await _break_off(work, error)
+            raise
+        if work.stop.reason is None:
+            return await _end(work, "finished")
+        if work.stop.incomplete:
+            return await _end(work, "incomplete", work.stop.reason)
+        return await _end(work, "interrupted" if work.stop.resumable else "stopped", work.stop.reason)
 
 
 async def execute_run(

@@ -10,6 +10,7 @@ import anyio
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import money
+from fairtrial.logs import trial_fields
 from fairtrial.runs.adaptive import Adaptive
 from fairtrial.runs.costs import GIVE_PRICES
 from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted, log
@@ -108,6 +109,7 @@ class Limits:
                 "a model call of trial %s has no known price and does not count against max_cost_usd. %s",
                 result.key,
                 GIVE_PRICES,
+                extra=trial_fields(result.key, result.attempt),
             )
 
     def check_cost(self, stop: Stop) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -13,6 +14,7 @@ import anyio
 
 from fairtrial.backoff import retry_while_unavailable_sync
 from fairtrial.data.sample import Sample
+from fairtrial.logs import trial_fields
 from fairtrial.offload import loop_caller
 from fairtrial.runs.events import log
 from fairtrial.store.protocol import Committed, RunStore
@@ -63,7 +65,8 @@ class Writer:
         self.new = 0
         self.duplicate = 0
         self.refused_ordinals: set[int] = set()  # Trials of which the store takes nothing.
-        self._thread = threading.Thread(target=self._run, name="fairtrial writer", daemon=True)
+        within = copy_context().run  # What the thread logs names the run.
+        self._thread = threading.Thread(target=within, args=(self._run,), name="fairtrial writer", daemon=True)
         self._thread.start()
 
     async def put(self, result: EvalResult, sample_ordinal: int, sample: Sample[Any, Any]) -> None:
@@ -169,7 +172,8 @@ def _commit_batch(
     results = [result for result, _, _ in batch]
     samples = {ordinal: sample for _, ordinal, sample in batch if sample is not None}
     said = "committing %d results of run %s has taken more than %g s"
-    slow = threading.Timer(SLOW_COMMIT_SECONDS, log.warning, (said, len(batch), run_id, SLOW_COMMIT_SECONDS))
+    facts = (said, len(batch), run_id, SLOW_COMMIT_SECONDS)
+    slow = threading.Timer(SLOW_COMMIT_SECONDS, log.warning, facts, {"extra": {"run": run_id}})
     slow.daemon = True
     slow.start()
     try:
@@ -178,9 +182,9 @@ def _commit_batch(
     finally:
         slow.cancel()
     for key, problem in committed.refused:
-        log.error("trial %s could not be stored: %s", key, problem)
+        log.error("trial %s could not be stored: %s", key, problem, extra=trial_fields(key))
     for key, problem in committed.unstorable:
-        log.error("the result of trial %s is stored as an error: %s", key, problem)
+        log.error("the result of trial %s is stored as an error: %s", key, problem, extra=trial_fields(key))
     return committed
 
 

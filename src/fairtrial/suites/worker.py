@@ -29,6 +29,7 @@ from fairtrial.fleet.post import PostOffice, open_post_office
 from fairtrial.fleet.supervise import Bound
 from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.isolation import IsolatedRunner
+from fairtrial.logs import start_logging
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.mailbox.protocol import Mailbox
@@ -37,7 +38,6 @@ from fairtrial.runs.identity import identify
 from fairtrial.runs.runner import open_lifespan
 from fairtrial.store import open_store
 from fairtrial.store.protocol import RunStore
-from fairtrial.store.redact import RedactingFilter
 from fairtrial.suites.loading import load_suite
 from fairtrial.suites.suite import EvalSuite
 
@@ -235,6 +235,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--allow-drift", action="store_true", help="also run requests made from other code")
     made.add_argument("--until-empty", action="store_true", help="end when there is nothing left to do")
     made.add_argument("--name", help="what results call this worker")
+    made.add_argument(
+        "--log-format", choices=("text", "json"), default=os.environ.get("FAIRTRIAL_LOG_FORMAT") or "text",
+        help="json: one object a line, with the ids of run and trial (or FAIRTRIAL_LOG_FORMAT)",
+    )  # fmt: skip
     made.add_argument("--health-port", type=int, metavar="PORT", help="answer /live, /ready and /metrics here")
     made.add_argument("--health-host", default="127.0.0.1", metavar="HOST", help="the interface to answer on")
     return made
@@ -243,9 +247,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker; 0 after a clean drain."""
     options = parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(RedactingFilter())
+    stop_logging = start_logging(options.log_format, logging.INFO)
     try:
         if not options.mailbox:
             raise ConfigurationError("say where the work comes from: --mailbox redis://host:port")
@@ -275,6 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (asyncio.CancelledError, KeyboardInterrupt):
         return 130
+    finally:
+        stop_logging()
     return 0
 
 

@@ -149,9 +149,14 @@ def call_task_in_child(
     return output, session.everything().envelopes
 
 
+def running_trial() -> TrialContext | None:
+    """The trial that is running here, if any."""
+    return _current.get()
+
+
 def current_trial() -> TrialContext:
     """The trial whose task is running here; for code too deep to be handed a context."""
-    context = _current.get()
+    context = running_trial()
     if context is None:
         raise FairtrialError("no trial is running here: current_trial() works inside a task and what it calls")
     return context
