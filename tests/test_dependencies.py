@@ -10,7 +10,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # The names packages are imported by, where they differ from those they are installed by.
-IMPORTED_AS = {"typing-extensions": "typing_extensions", "genai-prices": "genai_prices"}
+IMPORTED_AS = {
+    "typing-extensions": "typing_extensions",
+    "genai-prices": "genai_prices",
+    "prometheus-client": "prometheus_client",
+}
 # Brought along by a declared dependency, as a documented part of it.
 PARTS = {"pydantic_core": "pydantic", "trio": "anyio", "referencing": "jsonschema"}
 # Brought by whoever runs the suites of `fairtrial.testing` on a part of their own.

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import redis
 
+from fairtrial.cli import options
 from fairtrial.fleet.group import LoopGroup
+from fairtrial.fleet.probe import Probe
 from fairtrial.mailbox.redis.mailbox import Keys
 from tests.redis_server import free_port
 from tests.small_yaml import documents
@@ -75,7 +77,7 @@ def test_the_commands_have_only_flags_that_workers_know(compose: Any, container:
     for name in ("fairtrial.suites.worker", "fairtrial.cli.command_worker"):
         if importlib.util.find_spec(name.rpartition(".")[0]) and (spec := importlib.util.find_spec(name)):
             assert spec.origin is not None
-            source = Path(spec.origin).read_text()
+            source = Path(spec.origin).read_text() + Path(options.__file__).read_text()
             assert {flag for flag in given if f'"{flag}"' not in source} == set(), name
 
 
@@ -91,8 +93,8 @@ def test_probes_ask_for_pages_that_exist_where_they_are_served(container: Any) -
     command = flags(container["args"])
     assert command["--health-port"] == str(port["containerPort"])
     assert command["--health-host"] == "0.0.0.0"  # Probes come from outside the pod.
-    pages = set(re.findall(r'"(/[a-z]+)": self\._', inspect.getsource(LoopGroup)))
-    assert pages == {"/live", "/ready", "/metrics"}
+    pages = set(re.findall(r'"(/[a-z]+)": self\._', inspect.getsource(Probe)))
+    assert pages == {"/live", "/ready", "/health", "/metrics"}
     asked = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
     assert {probe["port"] for probe in asked.values()} == {port["name"]}
     assert [asked[name]["path"] for name in asked] == ["/live", "/live", "/ready"]

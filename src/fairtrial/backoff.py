@@ -8,10 +8,12 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable
+from typing import Self
 
 import anyio
 
 from fairtrial.errors import ConfigurationError, MailboxConnectionError, MailboxFullError, StoreUnavailableError
+from fairtrial.metrics import WAITING
 
 PATIENCE_VARIABLE = "FAIRTRIAL_PATIENCE_SECONDS"
 DEFAULT_PATIENCE_SECONDS = 600.0
@@ -57,6 +59,19 @@ class _Attempts:
         self._end = time.monotonic() + (patience_seconds() if seconds is None else seconds)
         self._logged = -math.inf
         self._failures = 0
+        self._waiting_for: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._wait_for(None)
+
+    def _wait_for(self, resource: str | None) -> None:
+        before, self._waiting_for = self._waiting_for, resource
+        for amount, waited_for in ((-1, before), (1, resource)):
+            if waited_for is not None:
+                WAITING.add(amount, waited_for)
 
     def pause(self, error: Exception) -> float | None:
         """How long to pause after a failure; None if patience has ended."""
@@ -64,6 +79,7 @@ class _Attempts:
         if now >= self._end:
             return None
         self._failures += 1
+        self._wait_for("store" if isinstance(error, StoreUnavailableError) else "queue")
         if now - self._logged >= _LOG_SECONDS:
             self._logged = now
             self._log.warning("%s: %s; trying again for %.0f s", self._doing, error, self._end - now)
@@ -79,16 +95,16 @@ def retry_while_unavailable_sync[T](
     on_failure: Callable[[], None] = lambda: None,
 ) -> T:
     """`retry_while_unavailable` for a thread that may block; `on_failure` is called after each failure."""
-    attempts = _Attempts(doing, log, seconds)
-    while True:
-        try:
-            return call()
-        except UNAVAILABLE as error:
-            on_failure()
-            pause = attempts.pause(error)
-            if pause is None:
-                raise
-        time.sleep(pause)
+    with _Attempts(doing, log, seconds) as attempts:
+        while True:
+            try:
+                return call()
+            except UNAVAILABLE as error:
+                on_failure()
+                pause = attempts.pause(error)
+                if pause is None:
+                    raise
+            time.sleep(pause)
 
 
 async def retry_while_unavailable[T](
@@ -110,14 +126,14 @@ async def retry_while_unavailable[T](
         seconds: How long to repeat it; `patience_seconds()` unless given.
         enough: When this is true, the next failure is raised.
     """
-    attempts = _Attempts(doing, log, seconds)
-    while True:
-        try:
-            return await call()
-        except UNAVAILABLE as error:
-            if enough():
-                raise
-            pause = attempts.pause(error)
-            if pause is None:
-                raise
-        await anyio.sleep(pause)
+    with _Attempts(doing, log, seconds) as attempts:
+        while True:
+            try:
+                return await call()
+            except UNAVAILABLE as error:
+                if enough():
+                    raise
+                pause = attempts.pause(error)
+                if pause is None:
+                    raise
+            await anyio.sleep(pause)

@@ -20,7 +20,7 @@ import pytest
 
 from fairtrial import exact_match
 from fairtrial.errors import ConfigurationError, LoopCrashedError, MailboxAccessError
-from fairtrial.fleet import EvalLoop, EvalLoopConfig
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, metrics
 from fairtrial.fleet import group as group_module
 from fairtrial.fleet import health as health_module
 from fairtrial.fleet.group import LoopGroup
@@ -29,6 +29,7 @@ from fairtrial.fleet.metrics import Family, Reading, exposition
 from fairtrial.fleet.supervise import Bound, RestartPolicy
 from fairtrial.fleet.watchdog import EXIT_STALLED, Watchdog
 from fairtrial.mailbox import InMemoryMailbox
+from fairtrial.metrics import Histogram
 from tests.fleet.build import boxes, take
 from tests.fleet.build import request as trial_request
 
@@ -504,7 +505,7 @@ class TestWatchdog:
         answers: list[tuple[int, bytes]] = []
 
         def probe(address: tuple[str, int]) -> None:
-            for path in (b"/live", b"/ready", b"/metrics"):
+            for path in (b"/live", b"/ready", b"/health", b"/metrics"):
                 with socket.create_connection(address, 10) as link:
                     link.sendall(b"GET " + path + b" HTTP/1.0\r\n\r\n")
                     said = b"".join(iter(lambda: link.recv(65536), b""))
@@ -517,12 +518,14 @@ class TestWatchdog:
             prober = threading.Thread(target=probe, args=(group.health_address,))
             a_wrong_turn(1.5, prober.start)
             await asyncio.to_thread(prober.join)
-            assert [status for status, _ in answers] == [503, 503, 200]
+            assert [status for status, _ in answers] == [503, 503, 503, 200]
             assert b"has been stuck for" in answers[0][1]
-            assert b"fairtrial_event_loop_stalls_total 0" not in answers[2][1]
-            assert b'fairtrial_trials_total{loop="steady"} 3' in answers[2][1]  # As it was before.
+            assert b'"live": false, "ready": false, "why": "the event loop has been stuck for' in answers[2][1]
+            assert b"fairtrial_event_loop_stalls_total 0" not in answers[3][1]
+            assert b'fairtrial_trials_total{loop="steady"} 3' in answers[3][1]  # As it was before.
             await until(lambda: "alive again" in caplog.text)
             assert (await ask(group, "/live"))[0] == 200
+            assert (await ask(group, "/health"))[0] == 200
         assert "in a_wrong_turn" in caplog.text
 
     async def test_a_loop_that_is_only_busy_is_live(self) -> None:
@@ -553,11 +556,11 @@ class TestPages:
             await until(lambda: bool(group._depths))
             status, text = await ask(group, "/metrics")
         assert status == 200
-        assert 'fairtrial_trials_total{loop="a \\"b\\"\\\\\\n"} 3\n' in text
+        assert 'fairtrial_trials_total{loop="a \\"b\\"\\\\\\n"} 3.0\n' in text
         assert 'fairtrial_odd_name__total{loop="plain"} 1.5\n' in text
-        assert 'fairtrial_in_flight{loop="plain"} 2\n' in text
+        assert 'fairtrial_in_flight{loop="plain"} 2.0\n' in text
         assert "words" not in text
-        assert 'fairtrial_mailbox_messages{mailbox="jobs",state="waiting"} 1\n' in text
+        assert 'fairtrial_mailbox_messages{mailbox="jobs",state="waiting"} 1.0\n' in text
         assert "process_resident_memory_bytes" in text
         names = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
         assert len(names) == len(set(names))
@@ -579,9 +582,9 @@ class TestPages:
         group = LoopGroup({"worker": Bound(steady, steady.run)}, health_port=0)
         async with running(group):
             _, text = await ask(group, "/metrics")
-            assert 'fairtrial_received_total{loop="worker"} 7\n' in text
+            assert 'fairtrial_received_total{loop="worker"} 7.0\n' in text
             assert "# TYPE fairtrial_in_flight gauge\n" in text
-            assert 'fairtrial_outcomes_total{loop="worker",outcome="timeout"} 1\n' in text
+            assert 'fairtrial_outcomes_total{loop="worker",outcome="timeout"} 1.0\n' in text
         assert steady.runs == 1
 
     async def test_a_mailbox_that_cannot_be_asked_shows_no_depth(self) -> None:
@@ -614,7 +617,7 @@ class TestPages:
         assert text.splitlines() == [
             "# HELP _2_fast back\\\\slash\\nline",
             "# TYPE _2_fast gauge",
-            *(f"_2_fast {value}" for value in ("1", "0.5", "NaN", "+Inf", "-Inf", "1e+20")),
+            *(f"_2_fast {value}" for value in ("1.0", "0.5", "NaN", "+Inf", "-Inf", "1e+20")),
         ]
 
     async def test_the_port_is_off_unless_asked_for_and_on_loopback_unless_told(self) -> None:
@@ -707,14 +710,24 @@ class TestRudeClients:
             writer.close()
 
 
-def test_memory_is_not_shown_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fairtrial.fleet import metrics
-
-    def missing(*args: Any, **options: Any) -> Any:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(metrics, "open", missing, raising=False)
-    assert [family.name for family in metrics.process_families()] == [
-        "process_cpu_seconds_total",
-        "process_start_time_seconds",
+def test_histograms_count_what_is_at_most_their_bound() -> None:
+    histogram = Histogram("wait_seconds", "Waiting.", "queue", buckets=(0.5, 2.0))
+    for seconds in (0.1, 0.5, 1.0, 9.0):
+        histogram.observe(seconds, "a")
+    histogram.observe(0.0, "b\ud800")
+    lines = exposition([metrics._histogram(histogram)]).splitlines()
+    assert lines[:7] == [
+        "# HELP wait_seconds Waiting.",
+        "# TYPE wait_seconds histogram",
+        'wait_seconds_bucket{le="0.5",queue="a"} 2.0',
+        'wait_seconds_bucket{le="2",queue="a"} 3.0',
+        'wait_seconds_bucket{le="+Inf",queue="a"} 4.0',
+        'wait_seconds_count{queue="a"} 4.0',
+        'wait_seconds_sum{queue="a"} 10.6',
     ]
+
+
+def test_a_health_port_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigurationError, match=r'a health port needs .*pip install "fairtrial\[metrics\]"'):
+        LoopGroup([Steady()], health_port=0)

@@ -107,6 +107,8 @@ def run(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress, and no report beyond its figures.")
     ] = False,
+    health_port: options.HealthPort = None,
+    health_host: options.HealthHost = "127.0.0.1",
     log_format: options.LogFormat = None,
     json: options.Json = False,
 ) -> int:
@@ -154,7 +156,12 @@ def run(
         selection.check_for_fleet()
     tags = tuple(parse_pairs("--tag", tag or (), as_text=True))
     asked = adhoc.Asked(prompt, dataset, tuple(model or ()), tuple(evaluator or ()))
-    with stdout_for_facts(json), _cached(cache or settings["cache"], settings), settings.prices():
+    with (
+        stdout_for_facts(json),
+        _cached(cache or settings["cache"], settings),
+        settings.prices(),
+        _probed(health_host, health_port) as probes,
+    ):
         planned = [(selected(suite, selection), words) for suite, words in _planned(suites or (), asked, settings)]
         if resume is not None and (fresh or len(planned) > 1):
             raise Mistake("--resume names one run of one suite", "name one suite, and leave --fresh out")
@@ -171,6 +178,7 @@ def run(
             json=json,
             compares=len(asked.models) > 1,
             tags=tags,
+            probes=probes,
         )
         code, facts = _run_all(
             [(suite, replace(orders, base=words)) for suite, words in planned],
@@ -223,6 +231,22 @@ def _cached(policy: Any, settings: Settings) -> Iterator[None]:
     finally:
         share_cache(before)
         cache.close()
+
+
+@contextmanager
+def _probed(host: str, port: int | None) -> Iterator[Sequence[Any]]:
+    """Answer probes while runs go on, if there is a port for that; yields the observers that need."""
+    if port is None:
+        yield ()
+        return
+    from fairtrial.cli.screen import note
+    from fairtrial.fleet.probe import ClientProbe
+
+    probe = ClientProbe(host, port)
+    with probe.serving():
+        if port == 0 and probe.address is not None:
+            note("probes are answered on http://{}:{}/health".format(*probe.address))
+        yield (probe,)
 
 
 def _run_all(

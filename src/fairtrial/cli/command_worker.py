@@ -41,14 +41,8 @@ def worker(
     ] = False,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="End when there is nothing left to do.")] = False,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="What results call this worker.")] = None,
-    health_port: Annotated[
-        int | None,
-        typer.Option("--health-port", metavar="PORT", min=0, max=65535, help="Answer /live, /ready and /metrics here."),
-    ] = None,
-    health_host: Annotated[
-        str,
-        typer.Option("--health-host", metavar="HOST", help="The interface to answer on; 0.0.0.0 for probes outside."),
-    ] = "127.0.0.1",
+    health_port: options.HealthPort = None,
+    health_host: options.HealthHost = "127.0.0.1",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
     log_format: options.LogFormat = None,
     json: options.Json = False,

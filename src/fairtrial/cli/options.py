@@ -40,6 +40,14 @@ LogFormat = Annotated[
         "--log-format", metavar="FORMAT", help="text, or json: one object a line, with the ids of run and trial."
     ),
 ]
+HealthPort = Annotated[
+    int | None,
+    typer.Option("--health-port", metavar="PORT", min=0, max=65535, help="Answer /health and /metrics here."),
+]
+HealthHost = Annotated[
+    str,
+    typer.Option("--health-host", metavar="HOST", help="The interface to answer on; 0.0.0.0 for probes outside."),
+]
 MaxCost = Annotated[
     float | None,
     typer.Option("--max-cost", metavar="USD", min=0, help="Stop, resumably, at this cost; judges count too."),

@@ -43,6 +43,7 @@ class Orders:
     json: bool = False
     compares: bool = False  # Several models were named: the run ends in their comparison.
     tags: tuple[tuple[str, str], ...] = ()
+    probes: Sequence[Any] = ()  # Observers that answer probes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def carry_out(suite: EvalSuite, orders: Orders) -> Ran:
             warnings.simplefilter("ignore", ResumeWarning)  # `started` says it.
             report = suite.run_sync(
                 store=orders.store,
-                bus=[tally],
+                bus=[tally, *orders.probes],
                 tags=dict(orders.tags),
                 fresh=fresh,
                 retry_errors=orders.retry_errors,

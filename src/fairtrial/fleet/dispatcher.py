@@ -299,6 +299,10 @@ class Dispatch:
         self._full = False
         self._elsewhere = 0 if crowded else max(0, self._ledger.outstanding - requested)
         self._handed_back = self._handed_back or depth.delayed > 0
+        if (progress := self._work.progress) is not None:
+            progress.depths[self._requests.name] = depth
+            progress.stored = progress.planned - self._ledger.missing
+            progress.outstanding = self._ledger.outstanding
         quiet = now - self._heard
         out = self._ledger.outstanding
         if out and quiet >= self._config.heal_seconds and await self._may_be_lost(depth, quiet):

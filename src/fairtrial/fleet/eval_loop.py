@@ -39,6 +39,7 @@ from fairtrial.isolation import ChildDiedError
 from fairtrial.logs import log_fields, trial_fields
 from fairtrial.mailbox.bulk import acknowledge_all, announce
 from fairtrial.mailbox.protocol import Mailbox, Message
+from fairtrial.metrics import TRIAL_SECONDS
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.session.session import Session
 from fairtrial.store.protocol import RunStore
@@ -271,6 +272,7 @@ class EvalLoop:
             return
         self._refusals = 0
         try:
+            began = time.monotonic()
             if message.expiries and settings.dlq.treatment(message.expiries) == "run_alone":
                 reply = await self._run_alone(job, request)
             else:
@@ -291,6 +293,7 @@ class EvalLoop:
             raise
         if job.orphaned:
             return  # Too late: its result is a timeout, and on its way.
+        TRIAL_SECONDS.observe(time.monotonic() - began, reply.result.outcome)
         job.executed()
         self._hand_over(job, reply)
 

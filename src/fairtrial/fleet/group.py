@@ -11,10 +11,9 @@ from concurrent.futures import Future
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, Literal, Protocol
 
-from fairtrial._version import __version__
 from fairtrial.errors import ConfigurationError
-from fairtrial.fleet.health import HealthServer, Page
-from fairtrial.fleet.metrics import CONTENT_TYPE, Family, Reading, exposition, process_families
+from fairtrial.fleet.metrics import Family, Reading, depth_families, exposition
+from fairtrial.fleet.probe import HEALTH_HOST, STALL_SECONDS, Probe
 from fairtrial.fleet.supervise import Loop, LoopFactory, RestartPolicy, Supervised
 from fairtrial.fleet.watchdog import Watchdog
 from fairtrial.frozen import EMPTY
@@ -24,10 +23,8 @@ _log = logging.getLogger(__name__)
 
 DRAIN_SECONDS: Final = 600.0
 HURRY_SECONDS: Final = 15.0
-STALL_SECONDS: Final = 30.0
 _DEPTH_SECONDS = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_STATES = ("waiting", "delayed", "in_flight", "dead")
 
 type GroupState = Literal["new", "running", "draining", "hurrying", "over"]
 
@@ -47,7 +44,8 @@ class LoopGroup:
       and again makes the group not ready and is named in the log and the metrics.
     - SIGTERM and SIGINT drain: no loop takes more work, and each finishes what it has. After `drain_seconds`, or at a
       second signal, what is left is cancelled, and loops hand back their messages. A third signal kills.
-    - With a `health_port`: `/live` (the event loop moves), `/ready` (all loops run and take work), `/metrics`.
+    - With a `health_port`: `/live` (the event loop moves), `/ready` (all loops run and take work), `/health` (both),
+      `/metrics`.
     - A watchdog notices an event loop that is stuck, says where, and may end the process.
 
     Args:
@@ -67,7 +65,7 @@ class LoopGroup:
         *,
         restart: RestartPolicy | None = None,
         health_port: int | None = None,
-        health_host: str = "127.0.0.1",
+        health_host: str = HEALTH_HOST,
         stall_seconds: float | None = STALL_SECONDS,
         exit_on_stall: bool = False,
         drain_seconds: float = DRAIN_SECONDS,
@@ -75,8 +73,6 @@ class LoopGroup:
     ) -> None:
         if not loops:
             raise ConfigurationError("a group needs at least one loop")
-        if health_port is not None and not 0 <= health_port <= 65535:
-            raise ConfigurationError(f"a port lies between 0 and 65535, not {health_port}")
         if drain_seconds < 0:
             raise ConfigurationError(f"drain_seconds is 0 or more, not {drain_seconds}")
         policy = RestartPolicy() if restart is None else restart
@@ -86,11 +82,15 @@ class LoopGroup:
         self._watchdog = None if stall_seconds is None else Watchdog(stall_seconds, exit_on_stall=exit_on_stall)
         if exit_on_stall and stall_seconds is None:
             raise ConfigurationError("exit_on_stall needs stall_seconds")
-        pages = {"/live": self._live, "/ready": self._ready, "/metrics": self._metrics}
-        self._health = None if health_port is None else HealthServer(health_host, health_port, pages)
+        self._health: Probe | None = None
+        if health_port is not None:
+            self._health = Probe(
+                health_host, health_port, watchdog=self._watchdog, not_ready=self._not_ready, render=self._render
+            )
         self._drain_seconds = drain_seconds
         self._watch = dict(watch)
         self._depths: dict[str, MailboxDepth] = {}
+        self._oldest: dict[str, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_asked = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -236,16 +236,6 @@ class LoopGroup:
 
     # What the pages say. They are asked for in the health server's thread.
 
-    async def _live(self) -> Page:
-        dog = self._watchdog
-        if dog is not None and dog.stalled:
-            return Page.json({"live": False, "why": f"the event loop has been stuck for {dog.silence:.1f} s"}, 503)
-        return Page.json({"live": True})
-
-    async def _ready(self) -> Page:
-        why = self._not_ready()
-        return Page.json({"ready": True}) if not why else Page.json({"ready": False, "why": why}, 503)
-
     def _not_ready(self) -> str:
         if self.state != "running":
             return f"the group is {self.state}"
@@ -258,7 +248,7 @@ class LoopGroup:
         waiting = [one.name for one in self.loops if one.state != "finished" and not one.ready]
         return f"{', '.join(waiting)} {'does' if len(waiting) == 1 else 'do'} not take work yet" if waiting else ""
 
-    async def _metrics(self) -> Page:
+    async def _render(self) -> str:
         asked: Future[str] = Future()
 
         def render() -> None:
@@ -274,12 +264,7 @@ class LoopGroup:
             self._last_metrics = await asyncio.wait_for(asyncio.wrap_future(asked), 1.0)
         except TimeoutError:
             pass
-        return Page(self._last_metrics + exposition(self._vitals()), 200, CONTENT_TYPE)
-
-    def _vitals(self) -> list[Family]:
-        dog = self._watchdog
-        found = [
-            Family("fairtrial_build_info", "gauge", "The version that runs.", (Reading(1, {"version": __version__}),)),
+        state = [
             Family(
                 "fairtrial_group_ready",
                 "gauge",
@@ -293,17 +278,7 @@ class LoopGroup:
                 (Reading(float(self.state in ("draining", "hurrying"))),),
             ),
         ]
-        if dog is not None:
-            found += [
-                Family("fairtrial_event_loop_stalls_total", "counter", "Stalls so far.", (Reading(dog.stalls),)),
-                Family(
-                    "fairtrial_event_loop_silence_seconds",
-                    "gauge",
-                    "Time since the event loop last moved, beyond what is usual.",
-                    (Reading(dog.silence),),
-                ),
-            ]
-        return [*found, *process_families()]
+        return self._last_metrics + exposition(state)
 
     def _families(self) -> list[Family]:
         def each(number: Callable[[Supervised], float]) -> tuple[Reading, ...]:
@@ -327,23 +302,24 @@ class LoopGroup:
             full = f"fairtrial_{name}{'_total' if grows and not name.endswith('_total') else ''}"
             words = name.replace("_", " ")
             found.append(Family(full, "counter" if grows else "gauge", f"The loop's {words}.", tuple(readings)))
-        depths = [
-            Reading(getattr(depth, state), {"mailbox": name, "state": state})
-            for name, depth in self._depths.items()
-            for state in _STATES
+        oldest = tuple(Reading(seconds, {"mailbox": name}) for name, seconds in self._oldest.items())
+        return [
+            *found,
+            *depth_families(self._depths),
+            Family("fairtrial_oldest_message_seconds", "gauge", "Age of the message that waits longest.", oldest),
         ]
-        if depths:
-            found.append(Family("fairtrial_mailbox_messages", "gauge", "Messages by where they are.", tuple(depths)))
-        return found
 
     async def _look_at_mailboxes(self) -> None:
         while True:
             for name, mailbox in self._watch.items():
                 try:
                     self._depths[name] = await mailbox.depth()
+                    if (ask_oldest := getattr(mailbox, "oldest_waiting_seconds", None)) is not None:
+                        self._oldest[name] = await ask_oldest() or 0.0
                 except Exception as error:
                     # An old number would look like a fact.
                     self._depths.pop(name, None)
+                    self._oldest.pop(name, None)
                     _log.debug("the depth of %s is not known: %s", name, error)
             await asyncio.sleep(_DEPTH_SECONDS)
 

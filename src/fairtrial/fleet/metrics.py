@@ -1,28 +1,34 @@
-"""Numbers for Prometheus, in its text format."""
+"""Numbers for Prometheus: those of loops, and those that `fairtrial.metrics` keeps for the whole process."""
 
 from __future__ import annotations
 
-import math
-import os
 import re
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal
 
+from fairtrial import metrics
+from fairtrial._version import __version__
+from fairtrial.errors import MissingExtraError
 from fairtrial.frozen import EMPTY
+from fairtrial.mailbox.protocol import MailboxDepth
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
-_STARTED_AT = time.time()
+_STATES = ("waiting", "delayed", "in_flight", "dead")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One number, with the labels that tell it from its siblings."""
+    """One number, with the labels that tell it from its siblings; `suffix` ends its name if it is part of another."""
 
     value: float
     labels: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    suffix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ class Family:
     """
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     help: str
     readings: tuple[Reading, ...]
 
@@ -48,53 +54,90 @@ def metric_name(text: str) -> str:
     return f"_{name}" if not name or name[0].isdigit() else name
 
 
-def exposition(families: Iterable[Family]) -> str:
-    """The text Prometheus reads."""
-    lines: list[str] = []
-    for family in families:
-        name = metric_name(family.name)
-        explained = family.help.replace("\\", "\\\\").replace("\n", "\\n")
-        lines.append(f"# HELP {name} {explained}")
-        lines.append(f"# TYPE {name} {family.kind}")
-        lines.extend(f"{name}{_labels(reading.labels)} {_number(reading.value)}" for reading in family.readings)
-    return "\n".join(lines) + "\n"
+def check_installed() -> None:
+    """Refuse to serve metrics without the library that writes them."""
+    try:
+        import prometheus_client  # noqa: F401 - asked for here, so that its absence is explained
+    except ImportError:
+        raise MissingExtraError("a health port", "metrics") from None
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{metric_name(name)}="{_escaped(text)}"' for name, text in labels.items()) + "}"
+def exposition(families: Iterable[Family], *, process: bool = False) -> str:
+    """The text Prometheus reads; with `process`, processor time and memory of this process too."""
+    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+    class Collected:
+        def collect(self) -> Iterator[Metric]:
+            return map(_metric, families)
+
+    registry = CollectorRegistry()
+    registry.register(Collected())
+    if process:
+        ProcessCollector(registry=registry)
+    return generate_latest(registry).decode()
 
 
-def _escaped(text: str) -> str:
-    # Half a surrogate pair cannot be sent as UTF-8.
-    plain = str(text).encode("utf-8", "replace").decode("utf-8")
-    return plain.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+def _metric(family: Family) -> Metric:
+    from prometheus_client.metrics_core import Metric
+
+    name = metric_name(family.name)
+    # The writer adds the ending of counters itself.
+    metric = Metric(name.removesuffix("_total") if family.kind == "counter" else name, family.help, family.kind)
+    for reading in family.readings:
+        # Half a surrogate pair cannot be sent as UTF-8.
+        labels = {
+            metric_name(key): str(text).encode("utf-8", "replace").decode() for key, text in reading.labels.items()
+        }
+        metric.add_sample(name + reading.suffix, labels, reading.value)
+    return metric
 
 
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+def build_info() -> Family:
+    """The version that runs."""
+    return Family("fairtrial_build_info", "gauge", "The version that runs.", (Reading(1, {"version": __version__}),))
 
 
 def process_families() -> list[Family]:
-    """Processor time and memory of this process, under the names every dashboard knows."""
-    times = os.times()
-    found = [
-        _alone("process_cpu_seconds_total", "counter", "Processor time used, in seconds.", times.user + times.system),
-        _alone("process_start_time_seconds", "gauge", "When the process started, since the epoch.", _STARTED_AT),
+    """What this process has measured: durations, waiting, and the runs it is the client of."""
+    found = [_histogram(histogram) for histogram in metrics.HISTOGRAMS]
+    for measure in metrics.MEASURES:
+        values = measure.read().items()
+        readings = tuple(Reading(value, dict(zip(measure.labels, labels, strict=True))) for labels, value in values)
+        found.append(Family(measure.name, measure.kind, measure.help, readings))
+    runs = metrics.running()
+    trials: list[Reading] = []
+    costs: list[Reading] = []
+    depths: dict[str, MailboxDepth] = {}
+    for run in runs:
+        named = {"run": run.run_id, "suite": run.suite}
+        for state in ("planned", "stored", "outstanding"):
+            trials.append(Reading(getattr(run, state), {**named, "state": state}))
+        costs.append(Reading(run.cost_usd, named))
+        depths |= run.depths
+    return [
+        *found,
+        Family("fairtrial_run_trials", "gauge", "Trials of a run by state.", tuple(trials)),
+        Family("fairtrial_run_cost_usd", "gauge", "What a run has cost so far, in US dollars.", tuple(costs)),
+        *depth_families(depths),
     ]
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            pages = int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):  # Not on Linux.
-        return found
-    size = pages * os.sysconf("SC_PAGE_SIZE")
-    return [*found, _alone("process_resident_memory_bytes", "gauge", "Memory in use, in bytes.", size)]
 
 
-def _alone(name: str, kind: Literal["counter", "gauge"], explained: str, value: float) -> Family:
-    return Family(name, kind, explained, (Reading(value),))
+def depth_families(depths: Mapping[str, MailboxDepth]) -> list[Family]:
+    """How many messages of mailboxes are where."""
+    readings = tuple(
+        Reading(getattr(depth, state), {"mailbox": name, "state": state})
+        for name, depth in depths.items()
+        for state in _STATES
+    )
+    return [Family("fairtrial_mailbox_messages", "gauge", "Messages by where they are.", readings)] if readings else []
+
+
+def _histogram(histogram: metrics.Histogram) -> Family:
+    readings: list[Reading] = []
+    bounds = [*(f"{bound:g}" for bound in histogram.buckets), "+Inf"]
+    for labels, (counts, total) in histogram.read().items():
+        named = dict(zip(histogram.labels, labels, strict=True))
+        for bound, count in zip(bounds, accumulate(counts), strict=True):
+            readings.append(Reading(count, {**named, "le": bound}, "_bucket"))
+        readings += [Reading(sum(counts), named, "_count"), Reading(total, named, "_sum")]
+    return Family(histogram.name, "histogram", histogram.help, tuple(readings))

@@ -23,6 +23,7 @@ from fairtrial.logs import trial_fields
 from fairtrial.mailbox.dead_letters import DLQPolicy
 from fairtrial.mailbox.lease import Lease, LeaseExtender
 from fairtrial.mailbox.protocol import Mailbox, Message
+from fairtrial.metrics import QUEUE_DELAY_SECONDS
 from fairtrial.offload import orphan
 from fairtrial.portal import portal
 from fairtrial.trials.keys import TrialKey
@@ -270,6 +271,9 @@ class Worker[T]:
         return await self.mailbox.receive(count, self._lease_seconds, wait)
 
     def _start(self, messages: Sequence[Message[T]], loop: asyncio.AbstractEventLoop) -> None:
+        for message in messages:
+            if message.waited_seconds is not None:
+                QUEUE_DELAY_SECONDS.observe(message.waited_seconds, self.mailbox.name)
         jobs = [Job(self, message) for message in messages]
         deadline = time.monotonic() + self._hold_seconds
         leases = self._leases.keep_all(messages, deadline=deadline, on_lost=[job.cancel for job in jobs])

@@ -21,6 +21,7 @@ import anyio.to_thread
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxError
 from fairtrial.mailbox.protocol import Message, Renewer, checked_lease
+from fairtrial.metrics import FAILED_RENEWALS
 from fairtrial.offload import loop_caller
 
 _log = logging.getLogger(__name__)
@@ -220,6 +221,7 @@ class LeaseExtender:
                 kept = renewer.renew([lease.message.receipt for lease in leases], self.lease_seconds)
             except MailboxError as error:
                 _log.warning("leases of %d messages could not be renewed: %s", len(leases), error)
+                FAILED_RENEWALS.add(len(leases))
                 reached = False
                 continue
             for lease, ours in zip(leases, kept, strict=True):

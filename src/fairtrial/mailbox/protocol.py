@@ -120,11 +120,12 @@ class Message[T]:
         expiries: How many earlier deliveries ended in silence, by a lease that ran out: the mark of a message that
             kills its workers, and of its innocent neighbours.
         reply_to: The name of the mailbox that wants the answer.
+        waited_seconds: How long it waited for this delivery; None where the mailbox cannot tell.
         receipt: The right to settle this delivery; for `LeaseExtender` and other code that renews leases.
         settled: Whether it was acknowledged or given away, or is about to be: nothing is left to renew.
     """
 
-    __slots__ = ("body", "delivery_count", "expiries", "id", "receipt", "reply_to", "settled")
+    __slots__ = ("body", "delivery_count", "expiries", "id", "receipt", "reply_to", "settled", "waited_seconds")
 
     def __init__(
         self,
@@ -135,8 +136,10 @@ class Message[T]:
         delivery_count: int = 1,
         expiries: int = 0,
         reply_to: str | None = None,
+        waited_seconds: float | None = None,
     ) -> None:
         self.id = id
+        self.waited_seconds = waited_seconds
         self.body = body
         self.receipt = receipt
         self.delivery_count = delivery_count

@@ -13,6 +13,7 @@ import anyio
 from fairtrial.codec import digest, to_json
 from fairtrial.errors import CodecError, ModelError, ModelRefusedError, OutputParseError, RateLimitedError
 from fairtrial.frozen import EMPTY
+from fairtrial.metrics import MODEL_CALL_SECONDS
 from fairtrial.models.adapter import Completion, OutputT, PromptResponse, ToolSpec
 from fairtrial.models.budget import Budget, Spending, SpendingLog, spent_in
 from fairtrial.models.cache import ResponseCache, shared_cache
@@ -208,13 +209,16 @@ class BaseAdapter:
         while True:
             await self._check_budgets(call, trial, recorder)
             async with self._limiter.slot() as permit:
+                began, outcome = time.monotonic(), "answered"
                 try:
                     reply = await self._send(call)
                 except RateLimitedError as error:
+                    outcome = "rate_limited"
                     self._limiter.report(permit, "rate_limited", retry_after=error.retry_after)
                     failed: ModelError = error
                     refusals += 1
                 except ModelError as error:
+                    outcome = "failed"
                     self._limiter.report(permit, "failed" if error.retryable else "answered")
                     failed = error
                     failures += 1
@@ -228,6 +232,8 @@ class BaseAdapter:
                     if self._run_budget is not None:
                         self._spending.add(_run_id(trial), reply.usage)
                     return reply
+                finally:
+                    MODEL_CALL_SECONDS.observe(time.monotonic() - began, self._name, self._model, outcome)
             pause = self._retry.pause(failed, failures, refusals)
             if pause is None or (_deadline(trial, call) <= time.monotonic() + pause):
                 # With no time left to try again, the cause is worth more than a timeout.

@@ -18,6 +18,7 @@ from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.frozen import FrozenDict
 from fairtrial.isolation import IsolatedRunner
 from fairtrial.logs import log_fields
+from fairtrial.metrics import RunProgress, track_run
 from fairtrial.offload import DaemonThreads, loop_caller
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters, scored_again
@@ -195,6 +196,7 @@ class OpenRun:
     writer: Writer | None = None
     notice: str | None = None  # What the user must know about how the run was opened.
     code: int = 0  # Which of the run's code versions executes it.
+    progress: RunProgress | None = None
     lease: RunLease | None = None  # None: this process executes nothing, or another client of a fleet owns the run.
 
     @property
@@ -207,6 +209,8 @@ class OpenRun:
         done = await blocking(lambda: self.request.store.done(self.run.run_id))
         run = self.run
         stored = sum(byte.bit_count() for byte in done)
+        if self.progress is not None:
+            self.progress.stored = stored
         self.request.observers.publish(
             EvalRunStarted(run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run, self.notice)
         )
@@ -221,6 +225,8 @@ class OpenRun:
         `stop.room_for(ordinal)` is to be awaited before a trial is started.
         """
         config, run, store = self.request.config, self.run, self.request.store
+        if self.progress is not None:
+            self.progress.stored -= len(redo)
         self.stop.follow(await blocking(lambda: follow(config, run, store, redo, window)))
 
     async def start(self, replaced: Mapping[int, float]) -> Limits:
@@ -236,9 +242,10 @@ class OpenRun:
             return sum((found.judge_cost_usd or 0.0) if only_judges else found.total_cost_usd for found in totals)
 
         only_judges = self.run.parent_run is not None
-        limits = Limits(
-            config.stop_on_error, config.max_cost_usd, config.strict_cost, await blocking(mark), replaced, only_judges
-        )
+        spent = await blocking(mark)
+        if self.progress is not None:
+            self.progress.cost_usd = spent - sum(replaced.values())  # New results have it in theirs.
+        limits = Limits(config.stop_on_error, config.max_cost_usd, config.strict_cost, spent, replaced, only_judges)
         limits.check_cost(self.stop)
         return limits
 
@@ -261,7 +268,8 @@ async def carry_out(
     work = OpenRun(request, opened.run, Stop(), on_result, notice=opened.warning, code=opened.code)
     if interrupt is not None:
         interrupt.connect(work.stop)
-    with log_fields(run=work.run.run_id):
+    run = opened.run
+    with log_fields(run=run.run_id), track_run(run.run_id, run.suite, run.planned) as work.progress:
         try:
             await carry(work)
         except RunBusyError as error:
@@ -383,6 +391,7 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
                     grace_seconds=request.config.grace_seconds,
                     on_result=work.on_result,
                     lease=lease,
+                    progress=work.progress,
                 )
                 return work.writer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ import anyio
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import money
 from fairtrial.logs import trial_fields
+from fairtrial.metrics import TRIAL_SECONDS, RunProgress
 from fairtrial.runs.adaptive import Adaptive
 from fairtrial.runs.costs import GIVE_PRICES
 from fairtrial.runs.events import Observers, SampleEvaluated, TrialStarted, log
@@ -134,6 +136,7 @@ async def run_trials(
     grace_seconds: float,
     on_result: Callable[[EvalResult], Awaitable[None]] | None = None,
     lease: RunLease | None = None,
+    progress: RunProgress | None = None,
 ) -> None:
     """Execute trials until the plan is empty, `stop` is requested or the `lease` of the run is lost.
 
@@ -153,10 +156,16 @@ async def run_trials(
                 return
             if watched:
                 observers.publish(TrialStarted(trial.key.run_id, trial.key))
+            if progress is not None:
+                progress.outstanding += 1
+            began = time.monotonic()
             result = await execute(trial)
+            TRIAL_SECONDS.observe(time.monotonic() - began, result.outcome)
             if watched:
                 observers.publish(SampleEvaluated(trial.key.run_id, result))
             await writer.put(result, trial.sample_ordinal, trial.sample)
+            if progress is not None:
+                progress.outstanding -= 1
             limits.check(result, stop)
             if on_result is not None:
                 await on_result(result)

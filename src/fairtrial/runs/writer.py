@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 
 import anyio
 
+from fairtrial import metrics
 from fairtrial.backoff import retry_while_unavailable_sync
 from fairtrial.data.sample import Sample
 from fairtrial.logs import trial_fields
@@ -130,6 +132,8 @@ class Writer:
         committed = _commit_batch(self._store, self._run_id, batch, epoch=self._epoch)
         self.new += committed.new
         self.duplicate += committed.duplicate
+        if (progress := metrics.progress_of(self._run_id)) is not None:
+            progress.stored += committed.new
         if committed.refused:
             refused = {key for key, _problem in committed.refused}
             self.refused_ordinals.update(result.ordinal for result, _, _ in batch if result.key in refused)
@@ -172,15 +176,23 @@ def _commit_batch(
     results = [result for result, _, _ in batch]
     samples = {ordinal: sample for _, ordinal, sample in batch if sample is not None}
     said = "committing %d results of run %s has taken more than %g s"
-    facts = (said, len(batch), run_id, SLOW_COMMIT_SECONDS)
-    slow = threading.Timer(SLOW_COMMIT_SECONDS, log.warning, facts, {"extra": {"run": run_id}})
+
+    def report_slow() -> None:
+        metrics.SLOW_COMMITS.add(1)
+        log.warning(said, len(batch), run_id, SLOW_COMMIT_SECONDS, extra={"run": run_id})
+
+    slow = threading.Timer(SLOW_COMMIT_SECONDS, report_slow)
     slow.daemon = True
     slow.start()
+    began = time.monotonic()
     try:
         doing = f"committing results of run {run_id}"
         committed = call_store(partial(store.commit, run_id, results, samples, epoch=epoch), doing, on_failure)
     finally:
         slow.cancel()
+        metrics.COMMIT_SECONDS.observe(time.monotonic() - began)
+    if committed.new and (progress := metrics.progress_of(run_id)) is not None:
+        progress.cost_usd += sum(result.total_cost_usd for result in results)
     for key, problem in committed.refused:
         log.error("trial %s could not be stored: %s", key, problem, extra=trial_fields(key))
     for key, problem in committed.unstorable:

@@ -75,7 +75,7 @@ async def run_worker(
         until_empty: End when there is nothing left to do.
         max_iterations: End after so many receives.
         signals: Whether SIGTERM and SIGINT mean: finish what is in flight, then end. A second one hands it back.
-        health_port: Where to answer `/live`, `/ready` and `/metrics`; nowhere unless given.
+        health_port: Where to answer `/live`, `/ready`, `/health` and `/metrics`; nowhere unless given.
         health_host: The interface to answer on.
         started: Called with the loop before it runs, by those who want to stop or watch it.
     """
@@ -239,7 +239,7 @@ def parser() -> argparse.ArgumentParser:
         "--log-format", choices=("text", "json"), default=os.environ.get("FAIRTRIAL_LOG_FORMAT") or "text",
         help="json: one object a line, with the ids of run and trial (or FAIRTRIAL_LOG_FORMAT)",
     )  # fmt: skip
-    made.add_argument("--health-port", type=int, metavar="PORT", help="answer /live, /ready and /metrics here")
+    made.add_argument("--health-port", type=int, metavar="PORT", help="answer /health and /metrics here")
     made.add_argument("--health-host", default="127.0.0.1", metavar="HOST", help="the interface to answer on")
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -68,6 +69,7 @@ class RedisConnection:
         self._readers: list[Reader] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._checked = False
+        self._ahead = 0.0  # Seconds that the server's clock is ahead of ours.
         self._closed = False
         self._under_way = 0
         self._idle = asyncio.Event()
@@ -178,6 +180,7 @@ class RedisConnection:
             said: Any = await self.command("INFO")
         except redis.exceptions.NoPermissionError:
             self._checked = True  # A user who may not ask. The administrator knows what the server is.
+            self._ahead = await self.clock_difference()
             return
         version = str(said.get("redis_version", "7.0"))
         if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
@@ -188,7 +191,18 @@ class RedisConnection:
                 f"this Redis deletes keys when memory is short (maxmemory-policy {policy}), messages among them: "
                 "set maxmemory-policy noeviction"
             )
+        self._ahead = await self.clock_difference()
         self._checked = True
+
+    async def clock_difference(self) -> float:
+        """Seconds that the server's clock is ahead of this machine's, to half the time of a round trip."""
+        before = time.time()
+        seconds, microseconds = await self.command("TIME")
+        return int(seconds) + int(microseconds) / 1e6 - (before + time.time()) / 2
+
+    def age_of(self, entry: str) -> float:
+        """How long an entry has been in its stream: its id is the server's time when it was added."""
+        return max(0.0, time.time() + self._ahead - int(entry.partition("-")[0]) / 1000)
 
     def reader(self) -> Reader:
         """A connection for one blocking read; give it back, or throw it away after an error."""

@@ -39,6 +39,7 @@ from fairtrial.mailbox.redis.scripts import (
     ASKED,
     DEPTH,
     GROUP,
+    OLDEST,
     PURGE,
     READERS,
     RESIGN,
@@ -272,6 +273,11 @@ class RedisMailbox[T]:
         keys = (self.keys.stream, self.keys.delayed, self.keys.dead)
         entries, pending, delayed, dead = await self.run("counting", DEPTH, keys, ())
         return MailboxDepth(max(0, entries - pending - delayed), delayed, pending, dead)
+
+    async def oldest_waiting_seconds(self) -> float | None:
+        """How long the message that waits longest has waited; None if none waits, or if we may not ask."""
+        found = await self.run("looking at", OLDEST, (self.keys.stream,), ())
+        return self.connection.age_of(found.decode()) if found else None
 
     async def asked_from(self, address: str) -> bool:
         """Whether a message that has not been settled asks for its reply at this address.

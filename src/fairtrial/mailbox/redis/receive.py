@@ -154,6 +154,7 @@ class Receiver[T]:
             delivery_count=deliveries,
             expiries=number(fields.get(b"x")),
             reply_to=_text(fields.get(b"r")) or None,
+            waited_seconds=self._mailbox.connection.age_of(id),
         )
 
     async def _bytes(self, fields: dict[bytes, bytes]) -> bytes:

@@ -337,6 +337,20 @@ return {redis.call('XLEN', KEYS[1]), pending.err and 0 or pending[1], redis.call
   redis.call('XLEN', KEYS[3])}
 """)
 
+OLDEST = Script("""
+-- KEYS stream. Returns the id of the first entry that was not delivered yet, '' if there is none or it is not allowed.
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+if groups.err then return '' end
+local after = '-'  -- Without a group, nobody has received yet.
+for _, group in ipairs(groups) do
+  local facts = {}
+  for place = 1, #group, 2 do facts[group[place]] = group[place + 1] end
+  if facts['name'] == 'fairtrial' then after = '(' .. facts['last-delivered-id'] end
+end
+local first = redis.call('XRANGE', KEYS[1], after, '+', 'COUNT', 1)[1]
+return first and first[1] or ''
+""")
+
 ASKED = Script("""
 -- KEYS stream; ARGV reply address, entry id to begin after or '-', most to look at.
 -- Returns 1 when an entry asks for replies there, 0 when none to the end does, else the id to go on after.
@@ -412,6 +426,7 @@ ALL: Final = (
     RECLAIM,
     RESIGN,
     DEPTH,
+    OLDEST,
     ASKED,
     PURGE,
     READERS,

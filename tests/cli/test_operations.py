@@ -1,4 +1,4 @@
-"""`--log-format json`: every line on standard error is a JSON object."""
+"""`--log-format json` and `--health-port`: what operators see of commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from fairtrial import open_store
 from tests.cli.conftest import Cli
 from tests.cli.test_screens import environment
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, free_port
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +76,15 @@ def test_a_worker_logs_json_with_its_name(evals: Path, server: RedisServer, modu
     said = records(done.stderr)
     assert said[0]["message"].startswith("worker w1 takes work of suite 'doubles'")
     assert all(record["level"] == "info" for record in said)
+
+
+def test_a_run_answers_probes_while_it_goes_on(cli: Cli, evals: Path) -> None:
+    port = free_port()
+    look = f"from urllib.request import urlopen\n    print(urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
+    evals.write_text(
+        evals.read_text().replace("    if number ==", f"    {look}\n    if number ==").replace("(inline=True)", "()")
+    )
+    done = cli("run", "evals.py", "--quiet", "--health-port", str(port))
+    assert done.code == 0, done.err
+    assert 'fairtrial_run_trials{run="' in done.out
+    assert 'state="planned",suite="doubles"} 4.0' in done.out
