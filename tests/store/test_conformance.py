@@ -62,6 +62,12 @@ class TestRuns:
         assert store.create_run(run_record("copied", number=9)).number == 9
         assert store.create_run(run_record("next", number=2)).number == 10
 
+    def test_a_run_is_refused_when_the_latest_of_its_suite_is_another_than_expected(self, store: RunStore) -> None:
+        assert store.create_run(run_record(run_id="a"), latest=0).number == 1
+        with pytest.raises(RunBusyError, match="was started at the same moment"):
+            store.create_run(run_record(run_id="b"), latest=0)
+        assert store.create_run(run_record(run_id="b"), latest=1).number == 2
+
     def test_a_run_without_a_time_gets_the_present_one(self, store: RunStore) -> None:
         assert store.create_run(run_record(created_at=0.0)).created_at > 1_700_000_000
 

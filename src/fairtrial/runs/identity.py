@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import uuid4
 
 from fairtrial.codec import digest, from_json, to_json
-from fairtrial.errors import RunMismatchError
+from fairtrial.errors import RunBusyError, RunMismatchError
 from fairtrial.runs.callables import describe
 from fairtrial.runs.code import code_hash, code_version
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -196,11 +196,30 @@ def open_run(
     Raises:
         RunMismatchError: the run that was asked for differs.
     """
-    found = store.get_run(run_id) if run_id is not None else None if fresh else latest_executed(store, wanted.suite)
+    while True:
+        # Read first: a run that another process starts from here on is noticed when this one would be created.
+        latest = None if fresh else next((run.number for run in store.runs(suite=wanted.suite, limit=1)), 0)
+        found = store.get_run(run_id) if run_id is not None else None if fresh else latest_executed(store, wanted.suite)
+        try:
+            return _resume_or_create(store, wanted, found, latest, retry_errors, run_id, force, version)
+        except RunBusyError:
+            continue
+
+
+def _resume_or_create(
+    store: RunStore,
+    wanted: RunRecord,
+    found: RunRecord | None,
+    latest: int | None,
+    retry_errors: bool,
+    run_id: str | None,
+    force: bool,
+    version: str | None,
+) -> ResumedRun:
     if found is not None and run_id is not None:
         _check_resumable(found, wanted)
     elif found is None or found.parent_run is not None or (found.status in _ENDED and not retry_errors):
-        return ResumedRun(store.create_run(wanted), resumed=False)
+        return ResumedRun(store.create_run(wanted, latest=latest), resumed=False)
     differences = find_differences(found, wanted, version=version)
     parts = {difference.part for difference in differences}
     if parts <= {"code"} and (not parts or force or retry_errors or found.status == "unscored"):
@@ -212,7 +231,7 @@ def open_run(
         raise RunMismatchError(
             f"run {found.run_id} of suite {wanted.suite!r} cannot be resumed: {said}. {_remedy(found, parts)}"
         )
-    started = store.create_run(wanted)
+    started = store.create_run(wanted, latest=latest)
     return ResumedRun(
         started,
         resumed=False,

@@ -31,6 +31,7 @@ from fairtrial.store.protocol import (
 )
 from fairtrial.store.records import (
     check_epoch,
+    check_latest,
     check_plan,
     experiment_index,
     label_values,
@@ -120,7 +121,7 @@ class MemoryStore(RunStore):
         except KeyError:
             raise UnknownRunError(f"the store in memory has no run {run_id!r}") from None
 
-    def create_run(self, run: RunRecord) -> RunRecord:
+    def create_run(self, run: RunRecord, *, latest: int | None = None) -> RunRecord:
         """Keep a new run; gives it its number. A run_id that exists already is an error."""
         check_plan(run)
         with self._lock:
@@ -128,7 +129,9 @@ class MemoryStore(RunStore):
             if run.run_id in self._runs:
                 raise StoreError(f"the store in memory already has a run {run.run_id}")
             taken = (known.record.number for known in self._runs.values() if known.record.suite == run.suite)
-            number = max(max(taken, default=0) + 1, run.number)
+            last = max(taken, default=0)
+            check_latest(run, last, latest)
+            number = max(last + 1, run.number)
             kept = replace(run, number=number, created_at=run.created_at or self._clock.time())
             values = run_values(kept, current())
             self._runs[run.run_id] = _Run(values, read_run(values))

@@ -195,10 +195,17 @@ class Label:
 class RunStore(Protocol):
     """Runs, their samples, results, transcripts and labels."""
 
-    def create_run(self, run: RunRecord) -> RunRecord:
+    def create_run(self, run: RunRecord, *, latest: int | None = None) -> RunRecord:
         """Keep a new run; gives it the next number of its suite, or the one it brings if that is higher.
 
         A run_id that exists already is an error.
+
+        Args:
+            run: The run.
+            latest: The number of the suite's latest run, 0 if it must have none; not compared if None.
+
+        Raises:
+            RunBusyError: the suite's latest run has another number: somebody else has started one meanwhile.
         """
         ...
 

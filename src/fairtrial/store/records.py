@@ -49,6 +49,12 @@ def check_plan(run: RunRecord) -> None:
         raise StoreError(f"run {run.run_id} plans {run.planned:,} trials; a run holds at most {MAX_TRIALS:,}")
 
 
+def check_latest(run: RunRecord, number: int, expected: int | None) -> None:
+    """Raise if the latest run of a run's suite has another number than expected."""
+    if expected is not None and number != expected:
+        raise RunBusyError(f"another run of suite {run.suite!r} was started at the same moment: its number is {number}")
+
+
 def experiment_index(run: RunRecord, experiment: str) -> int:
     """The place of an experiment in its run."""
     try:

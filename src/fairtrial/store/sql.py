@@ -35,7 +35,15 @@ from fairtrial.store.compress import compress
 from fairtrial.store.engine import WRITE, file_identity, postgres_engine, prepare, sqlite_engine, translated
 from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunOwner, RunRecord, RunStatus
 from fairtrial.store.reads import SqlReads
-from fairtrial.store.records import check_epoch, check_plan, experiment_index, label_values, mapping_json, run_values
+from fairtrial.store.records import (
+    check_epoch,
+    check_latest,
+    check_plan,
+    experiment_index,
+    label_values,
+    mapping_json,
+    run_values,
+)
 from fairtrial.store.redact import current, refuse_secret
 from fairtrial.store.schema import VERSION, blobs, datasets, details, labels, results, runs, samples
 from fairtrial.trials.result import EvalResult
@@ -106,7 +114,7 @@ class SqlStore(SqlReads):
                 "is lost unless you put it back. The same command then executes what is missing"
             )
 
-    def create_run(self, run: RunRecord) -> RunRecord:
+    def create_run(self, run: RunRecord, *, latest: int | None = None) -> RunRecord:
         """Keep a new run; gives it its number. A run_id that exists already is an error."""
         check_plan(run)
         run = replace(run, created_at=run.created_at or self._clock.time())
@@ -118,6 +126,7 @@ class SqlStore(SqlReads):
             if connection.execute(select(runs.c.id).where(runs.c.run_id == values["run_id"])).first():
                 raise StoreError(f"the store {self._place} already has a run {run.run_id}")
             last = connection.execute(select(func.max(runs.c.number)).where(runs.c.suite == values["suite"])).scalar()
+            check_latest(run, last or 0, latest)
             number = max((last or 0) + 1, run.number)
             dataset = self._shared_dataset(connection, values)
             connection.execute(insert(runs).values(**(values | {"number": number, "dataset": dataset})))
