@@ -16,6 +16,7 @@ from fairtrial.cli import (
     command_config,
     command_delete,
     command_dlq,
+    command_doctor,
     command_export,
     command_failures,
     command_fleet,
@@ -35,7 +36,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "run"),
     "Look": ("runs", "show", "failures"),
     "Decide": ("compare", "gate", "calibrate"),
-    "Keep": ("rescore", "import", "export", "delete", "store", "config"),
+    "Keep": ("rescore", "import", "export", "delete", "store", "config", "doctor"),
     "Fleet": ("worker", "fleet", "dlq"),
 }
 
@@ -115,6 +116,7 @@ for _module in (
     command_delete,
     command_store,
     command_config,
+    command_doctor,
     command_worker,
     command_fleet,
     command_dlq,

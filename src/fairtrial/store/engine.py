@@ -200,7 +200,7 @@ def prepare(engine: Engine, place: str, *, create: bool = True) -> int:
     columns and can then be read; `migrate` brings it up to date. Safe when several processes open a store at once.
     """
     with translated():
-        found = _found_version(engine, place)
+        found = found_version(engine, place)
         if found == 0 and not create:
             raise StoreError(f"{place} is not a Fairtrial store: it has no table `meta`")
         if found == 0:
@@ -266,7 +266,8 @@ def _added_since(found: int) -> Iterator[tuple[Table, str]]:
         yield from schema.ADDED[version]
 
 
-def _found_version(engine: Engine, place: str) -> int:
+def found_version(engine: Engine, place: str) -> int:
+    """The version of a store's schema; 0 if it has no tables of ours yet."""
     with engine.begin() as connection:
         return _version(connection, place)
 

@@ -55,6 +55,11 @@ def migrate_store(url: str | Path | None = None) -> tuple[int, int]:
         engine.dispose()
 
 
+def find_database(url: str) -> Path | str | None:
+    """The path of an SQLite file, or the address of a PostgreSQL database; None for memory."""
+    return None if _is_memory(url) else _database(url)
+
+
 def _is_memory(where: str) -> bool:
     scheme, separator, rest = where.partition(":")
     return scheme == "memory" and bool(separator) and not rest.strip("/")
