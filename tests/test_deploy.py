@@ -16,9 +16,13 @@ from typing import Any
 import pytest
 import redis
 
+from fairtrial import exact_match, metrics
 from fairtrial.cli import options
+from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest
 from fairtrial.fleet.group import LoopGroup
-from fairtrial.fleet.probe import Probe
+from fairtrial.fleet.metrics import exposition
+from fairtrial.fleet.probe import STALL_SECONDS, Probe
+from fairtrial.mailbox import InMemoryMailbox
 from fairtrial.mailbox.redis.mailbox import Keys
 from tests.redis_server import free_port
 from tests.small_yaml import documents
@@ -224,3 +228,44 @@ def test_what_is_not_the_small_part_of_yaml_is_refused() -> None:
         {"a": [{"b": 1, "c": True}, "x: y"]},
         {"d": "e\n  f\n", "g": {}},
     ]
+
+
+@pytest.fixture(scope="module")
+def alerts() -> list[dict[str, Any]]:
+    (found,) = documents((DEPLOY / "alerts.yaml").read_text())
+    (group,) = found["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_alerts_and_the_runbook_name_metrics_that_are_exported(alerts: list[dict[str, Any]]) -> None:
+    mailbox = InMemoryMailbox("jobs", EvalRequest)
+    loop = EvalLoop(requests=mailbox, loop=str, evaluator=exact_match, results=InMemoryMailbox("results", EvalReply))
+    group = LoopGroup([loop], health_port=0, watch={"jobs": mailbox})
+    group._depths["jobs"] = await mailbox.depth()
+    assert group._health is not None
+    with metrics.track_run("run", "suite", 1):
+        page = await group._health._metrics()
+        own = exposition(group._families())
+    exported = set(re.findall(r"^# TYPE (\S+)", page.body + own, re.MULTILINE))
+    exported |= {f"{one.name}{end}" for one in metrics.HISTOGRAMS for end in ("_bucket", "_sum", "_count")}
+    named = {name for rule in alerts for name in re.findall(r"\bfairtrial_\w+", rule["expr"])}
+    assert len(named) > 10
+    assert named - exported == set()
+    runbook = (ROOT / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"`(fairtrial_\w+)", runbook))
+    assert shown - exported == set()
+    assert {one.name for one in (*metrics.HISTOGRAMS, *metrics.MEASURES)} <= shown
+
+
+def test_every_alert_has_its_paragraph_in_the_runbook(alerts: list[dict[str, Any]]) -> None:
+    runbook = (ROOT / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
+    names = [rule["alert"] for rule in alerts]
+    assert re.findall(r"^### (\w+)$", runbook, re.MULTILINE) == names
+    for rule in alerts:
+        assert rule["annotations"]["summary"].endswith("."), rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+    # The rule of a stuck event loop and the probe agree.
+    assert f"silence_seconds > {STALL_SECONDS:g}" in alerts[0]["expr"]
