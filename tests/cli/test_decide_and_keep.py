@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pyarrow.parquet
 import pytest
 
-from fairtrial import EvalReport, open_store
+from fairtrial import ChatMessage, EvalReport, open_store
+from fairtrial.mailbox.claim_check import ClaimCheck
+from fairtrial.models.cache import ResponseCache
+from fairtrial.models.reply import ModelReply
 from fairtrial.runs import run_lease
+from fairtrial.store import RunStore
 from fairtrial.store.schema import VERSION
+from fairtrial.testing import FakeClock
 from tests.cli.conftest import EVALS, Cli
 
 
@@ -251,6 +260,93 @@ class TestStore:
         assert cli("store", "migrate", "--store", "new.db").err == f"new.db is up to date: schema {VERSION}\n"
         assert cli("store", "stats", "--store", "new.db").out.endswith("no runs yet\n")
         assert cli("store", "migrate", "--store", "new.db", "--json").json["version"] == VERSION
+
+
+class TestPrune:
+    """Runs of the suite `doubles`: 1 and 2 ended 100 and 50 days ago, 3 just now."""
+
+    @pytest.fixture
+    def aged(self, ran: Cli) -> Iterator[RunStore]:
+        for _ in range(2):
+            ran("run", "evals.py", "--fresh", "--quiet")
+        store = open_store()
+        for run, days in zip(store.runs(), (0, 50, 100), strict=True):
+            store.update_run(run.run_id, finished_at=time.time() - days * 86_400)
+        yield store
+        store.close()
+
+    def numbers(self, store: RunStore) -> list[int]:
+        return sorted(run.number for run in store.runs())
+
+    def test_runs_go_by_age_and_the_last_of_each_suite_can_be_kept(self, ran: Cli, aged: RunStore) -> None:
+        assert ran("store", "prune", "--older-than", "90d", "--dry-run").err == (
+            "would delete 1 run with 8 results: doubles@1\n"
+        )
+        assert ran("store", "prune", "--older-than", "1h", "--suite", "other", "--yes").err.startswith(
+            "deleted 0 runs with 0 results\n"
+        )
+        assert ran("store", "prune", "--older-than", "1w", "--keep-last", "2", "--dry-run", "--json").json["runs"] == [
+            run.run_id for run in aged.runs() if run.number == 1
+        ]
+        assert self.numbers(aged) == [1, 2, 3]
+        done = ran("store", "prune", "--older-than", "90d")
+        assert (done.code, done.err) == (2, "nothing was deleted (use --yes where nobody can be asked)\n")
+        facts = ran("store", "prune", "--older-than", "7w", "--yes", "--json").json
+        assert (facts["results"], facts["bytes_after"] <= facts["bytes_before"]) == (16, True)
+        assert self.numbers(aged) == [3]
+
+    def test_a_run_under_work_one_that_can_be_resumed_and_one_that_is_scored_again_are_kept(
+        self, ran: Cli, aged: RunStore
+    ) -> None:
+        third, second, first = aged.runs()
+        lease = anyio.run(run_lease.acquire, aged, first.run_id)
+        aged.update_run(second.run_id, status="interrupted")
+        aged.create_run(replace(third, run_id="child", number=0, status="running", parent_run=third.run_id))
+        ran("store", "prune", "--older-than", "0h", "--yes")
+        assert self.numbers(aged) == [1, 2, 3, 4]
+        lease.release()
+        ran("store", "prune", "--older-than", "0h", "--yes")
+        assert self.numbers(aged) == [2, 3, 4]
+
+    def test_old_responses_and_message_bodies_go_too(self, ran: Cli, aged: RunStore, place: Path) -> None:
+        cache = ResponseCache(place / ".fairtrial" / "responses.db", clock=FakeClock(time.time() - 40 * 86_400))
+
+        async def ask() -> ModelReply:
+            return ModelReply(ChatMessage("assistant", "a"))
+
+        anyio.run(cache.get, "old", ask, lambda _reply: True)
+        cache.close()
+        (place / "bodies").mkdir()
+        sha256 = anyio.run(ClaimCheck(place / "bodies").keep, b"body")
+        path = place / "bodies" / sha256[:2] / sha256
+        os.utime(path, (1, 1))
+        done = ran("store", "prune", "--older-than", "30d", "--claim-check", "bodies", "--yes")
+        assert done.err.startswith(
+            "deleted 2 runs with 16 results: doubles@1, doubles@2, 1 cached response, 1 message body\n"
+        )
+        assert not path.exists()
+
+    @pytest.mark.parametrize("age", ["90", "d", "-1d", "90 days"])
+    def test_an_age_without_a_unit_is_refused(self, ran: Cli, age: str) -> None:
+        done = ran("store", "prune", f"--older-than={age}", "--yes")
+        assert done.code == 2
+        assert f"--older-than must be a number of hours, days or weeks (got '{age}')" in done.err
+
+    def test_the_size_before_and_after_is_said(self, ran: Cli) -> None:
+        ran("delete", "doubles", "--yes")
+        facts = ran("store", "vacuum", "--json").json
+        assert facts["format"] == "fairtrial.vacuumed/1"
+        assert facts["bytes_after"] > 0
+        assert ran("store", "vacuum").err.startswith("the store had ")
+
+
+class TestBackup:
+    def test_a_copy_is_a_store_and_replaces_nothing(self, ran: Cli, place: Path) -> None:
+        assert ran("store", "backup", "copy.db").err.startswith("copied .fairtrial/runs.db to copy.db (")
+        assert ran("show", "doubles", "--store", "copy.db").code == 0
+        done = ran("store", "backup", "copy.db")
+        assert (done.code, "FILE must be a new file (got copy.db, which exists)" in done.err) == (2, True)
+        assert ran("store", "backup", "other.db", "--json").json["format"] == "fairtrial.backup/1"
 
 
 class TestConfig:

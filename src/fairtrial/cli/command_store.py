@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairtrial.cli import options
 
+if TYPE_CHECKING:
+    from fairtrial.store.protocol import RunRecord, RunStore
+    from fairtrial.store.sql import SqlStore
+
+_UNITS = {"h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look after the store: what is in it, and its schema.",
-    epilog="Examples: fairtrial store stats; fairtrial store migrate --store postgresql://db/evals",
+    help="Maintain the store: contents, schema, old runs, backups.",
+    epilog="Examples: fairtrial store stats; fairtrial store prune --older-than 90d; fairtrial store backup FILE",
 )
 
 
@@ -33,6 +41,7 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
     """
     from fairtrial.cli.facts import moment
     from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
+    from fairtrial.store.sql import SqlStore
 
     _, url = options.settings_with(store)
     opened = options.open_existing(store)
@@ -45,7 +54,7 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
         known["results"] += stored
         known["latest"] = moment(run.created_at)
     place = _place(url)
-    size = _size(url)
+    size = opened.size() if isinstance(opened, SqlStore) else None
     rows = list(suites.values())
     if json:
         print_json({"format": "fairtrial.store/1", "store": place, "bytes": size, "suites": rows})
@@ -89,19 +98,208 @@ def migrate(store: options.Store = None, json: options.Json = False) -> int:
     return 0
 
 
+@app.command("prune")
+def prune(
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="Delete runs that ended longer ago: 90d, 12h or 2w.")
+    ],
+    keep_last: Annotated[
+        int, typer.Option("--keep-last", metavar="N", min=0, help="Keep the last N finished runs of each suite.")
+    ] = 0,
+    suite: Annotated[str | None, typer.Option("--suite", metavar="NAME", help="Only runs of this suite.")] = None,
+    claim_check: Annotated[
+        Path | None,
+        typer.Option("--claim-check", metavar="DIR", help="Also delete message bodies of that age from this folder."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
+    """Delete old runs, and give their space back. Asks first.
+
+    Only finished and stopped runs are deleted; runs that can be resumed, that a process executes or whose outputs are
+    being scored again are kept. Responses of that age in the response cache go too, and attachments that nothing names.
+
+    \b
+    Examples:
+      fairtrial store prune --older-than 90d --dry-run
+      fairtrial store prune --older-than 90d --keep-last 10 --suite support --yes
+    """
+    from fairtrial.cli.faults import ExitCode, Mistake
+    from fairtrial.cli.names import name_of
+    from fairtrial.cli.running import cache_file
+    from fairtrial.cli.screen import confirm, count, note, print_json
+
+    age = _seconds(older_than)
+    if claim_check is not None and not claim_check.is_dir():
+        raise Mistake(f"--claim-check must be a folder (got {claim_check})", "name the folder that the workers share")
+    settings, _url = options.settings_with(store)
+    opened = _database(store)
+    chosen = _old_runs(opened, time.time() - age, keep_last, suite)
+    trials = {run.run_id: sum(sum(part.outcomes.values()) for part in opened.totals(run.run_id)) for run in chosen}
+    names = ", ".join(name_of(run) for run in chosen)
+    what = f"{count(len(chosen), 'run')} with {count(sum(trials.values()), 'result')}{f': {names}' if names else ''}"
+    before = opened.size()
+    facts: dict[str, Any] = {
+        "format": "fairtrial.pruned/1", "dry_run": dry_run, "runs": list(trials), "results": sum(trials.values()),
+        "attachments": 0, "responses": 0, "bodies": 0, "bytes_before": before, "bytes_after": before,
+    }  # fmt: skip
+    if dry_run:
+        if json:
+            print_json(facts)
+        else:
+            note(f"would delete {what}")
+        return 0
+    if chosen and not yes and not confirm(f"delete {what} for good?"):
+        note("nothing was deleted (use --yes where nobody can be asked)")
+        return int(ExitCode.USAGE)
+    for run_id in trials:
+        opened.delete_run(run_id)
+    facts["attachments"], _size = opened.delete_unnamed_blobs()
+    cache = cache_file(settings.root)
+    if cache.exists():
+        facts["responses"] = _prune_cache(cache, age)
+    if claim_check is not None:
+        facts["bodies"] = _prune_bodies(claim_check, age)
+    opened.vacuum()
+    facts["bytes_after"] = opened.size()
+    if json:
+        print_json(facts)
+        return 0
+    others = [
+        count(facts[key], noun, plural)
+        for key, noun, plural in (
+            ("attachments", "attachment", ""),
+            ("responses", "cached response", ""),
+            ("bodies", "message body", "message bodies"),
+        )
+        if facts[key]
+    ]
+    note(f"deleted {what}{''.join(f', {other}' for other in others)}")
+    note(f"the store had {_bytes(before)} and has {_bytes(facts['bytes_after'])}")
+    return 0
+
+
+@app.command("vacuum")
+def vacuum(store: options.Store = None, json: options.Json = False) -> int:
+    """Give the space of deleted runs back.
+
+    An SQLite file shrinks; while that is done, runs that write to it wait, and the disk needs room for a second copy.
+    PostgreSQL keeps its files and uses their space again.
+
+    \b
+    Examples:
+      fairtrial store vacuum
+    """
+    from fairtrial.cli.screen import note, print_json
+
+    opened = _database(store)
+    before = opened.size()
+    opened.vacuum()
+    after = opened.size()
+    if json:
+        print_json({"format": "fairtrial.vacuumed/1", "bytes_before": before, "bytes_after": after})
+    else:
+        note(f"the store had {_bytes(before)} and has {_bytes(after)}")
+    return 0
+
+
+@app.command("backup")
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The copy: a new file.")],
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
+    """Copy the store into a new file, also while runs are written to it.
+
+    The copy is the store as it was at one moment. Use pg_dump for a store in PostgreSQL.
+
+    \b
+    Examples:
+      fairtrial store backup runs-backup.db
+    """
+    from fairtrial.cli.faults import Mistake
+    from fairtrial.cli.screen import note, print_json
+
+    _, url = options.settings_with(store)
+    opened = _database(store)
+    if "://" in url.removeprefix("sqlite:///"):
+        raise Mistake("fairtrial copies SQLite stores only", "as in: pg_dump --format=custom --file=FILE URL")
+    if file.exists():
+        raise Mistake(f"FILE must be a new file (got {file}, which exists)", "name another, or remove it first")
+    opened.backup(file)
+    if json:
+        print_json({"format": "fairtrial.backup/1", "file": str(file), "bytes": file.stat().st_size})
+    else:
+        note(f"copied {_place(url)} to {file} ({_bytes(file.stat().st_size)})")
+    return 0
+
+
+def _database(store: str | None) -> SqlStore:
+    """Open a store that is a database."""
+    from fairtrial.cli.faults import Mistake
+    from fairtrial.store.sql import SqlStore
+
+    opened = options.open_existing(store)
+    if not isinstance(opened, SqlStore):
+        raise Mistake("a store in memory has nothing to maintain", "name a .db file or postgresql://... with --store")
+    return opened
+
+
+def _seconds(age: str) -> float:
+    from fairtrial.cli.faults import Mistake
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([hdw])", age.strip())
+    if found is None:
+        raise Mistake(
+            f"--older-than must be a number of hours, days or weeks (got {age!r})", "as in: --older-than 90d, 12h or 2w"
+        )
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _old_runs(opened: RunStore, before: float, keep_last: int, suite: str | None) -> list[RunRecord]:
+    """Runs that may be deleted, oldest first: ended before that time, of no process, and read by no other run."""
+    from fairtrial.runs.run_lease import active_owner
+    from fairtrial.store.protocol import RESUMABLE
+
+    every = opened.runs()
+    read = {run.parent_run for run in every if run.status in ("running", *RESUMABLE)}
+    kept: dict[str, int] = {}
+    chosen: list[RunRecord] = []
+    for run in every:  # Newest first.
+        if run.status not in ("finished", "stopped") or (suite is not None and run.suite != suite):
+            continue
+        kept[run.suite] = kept.get(run.suite, 0) + 1
+        if kept[run.suite] <= keep_last or (run.finished_at or run.created_at) >= before or run.run_id in read:
+            continue
+        if active_owner(opened, run.run_id) is None:
+            chosen.append(run)
+    return chosen[::-1]
+
+
+def _prune_cache(path: Path, age: float) -> int:
+    from fairtrial.models.cache import ResponseCache
+
+    cache = ResponseCache(path)
+    try:
+        return cache.prune(age)
+    finally:
+        cache.close()
+
+
+def _prune_bodies(folder: Path, age: float) -> int:
+    import anyio
+
+    from fairtrial.mailbox.claim_check import ClaimCheck
+
+    return anyio.run(ClaimCheck(folder).prune, age)
+
+
 def _place(url: str) -> str:
     from fairtrial.store.redact import current
 
     return current().text(url.removeprefix("sqlite:///"))
-
-
-def _size(url: str) -> int | None:
-    """What an SQLite file takes on disk, with the log beside it."""
-    path = url.removeprefix("sqlite:///")
-    if "://" in path:
-        return None
-    files = [Path(path + ending) for ending in ("", "-wal", "-shm")]
-    return sum(file.stat().st_size for file in files if file.exists())
 
 
 def _bytes(size: float) -> str:

@@ -187,6 +187,17 @@ class ResponseCache:
             (count,) = self._open().execute("SELECT COUNT(*) FROM responses").fetchone()
             return int(count)
 
+    def prune(self, older_than_seconds: float) -> int:
+        """Delete answers that were kept longer ago than this, and shrink the file; returns how many."""
+        with self._lock:
+            database = self._open()
+            before = self._clock.time() - older_than_seconds
+            deleted = database.execute("DELETE FROM responses WHERE created < ?", (before,)).rowcount
+            if deleted:
+                database.execute("VACUUM")
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return deleted
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:

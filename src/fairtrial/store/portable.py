@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import tempfile
 from collections.abc import Iterable
@@ -16,7 +15,6 @@ from fairtrial.errors import StoreError
 from fairtrial.store.protocol import RunStore
 
 _BATCH = 256
-_ATTACHED = re.compile(rb'"sha256":\s*"([0-9a-f]{64})"')
 
 
 def save_run(store: RunStore, run_id: str, path: Path | str) -> None:
@@ -81,10 +79,12 @@ def _check_foreign(path: Path) -> None:
 
 
 def _copy_blobs(store: RunStore, copy: RunStore, texts: Iterable[str | bytes | None]) -> None:
+    from fairtrial.store.upkeep import ATTACHED
+
     for text in texts:
         data = text.encode() if isinstance(text, str) else text
         if data and b'"sha256"' in data:
-            for found in _ATTACHED.finditer(data):
+            for found in ATTACHED.finditer(data):
                 with suppress(StoreError):  # Named here, but kept elsewhere.
                     copy.put_blob(store.get_blob(found[1].decode()))
 

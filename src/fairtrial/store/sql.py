@@ -46,6 +46,7 @@ from fairtrial.store.records import (
 )
 from fairtrial.store.redact import current, refuse_secret
 from fairtrial.store.schema import VERSION, blobs, datasets, details, labels, results, runs, samples
+from fairtrial.store.upkeep import backup_sqlite, delete_unnamed_blobs, postgres_size, sqlite_size, vacuum
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
 
@@ -113,6 +114,31 @@ class SqlStore(SqlReads):
                 f"the database file {self._file[0]} was deleted or replaced while it was in use: what was stored in it "
                 "is lost unless you put it back. The same command then executes what is missing"
             )
+
+    def size(self) -> int:
+        """Return the bytes that the store takes on disk."""
+        if self._file is not None:
+            return sqlite_size(self._file[0])
+        with self._read() as connection:
+            return postgres_size(connection)
+
+    def vacuum(self) -> None:
+        """Give the space of deleted rows back. Others can use the store meanwhile; writers of SQLite wait."""
+        with self._write():
+            pass  # The same checks as before any change.
+        vacuum(self._engine)
+
+    def backup(self, path: Path | str) -> None:
+        """Copy the store as it is now into a new SQLite file, also while runs are written to it."""
+        if self._file is None:
+            raise StoreError("a store in PostgreSQL is backed up with pg_dump")
+        self._check_file()
+        backup_sqlite(self._file[0], Path(path))
+
+    def delete_unnamed_blobs(self) -> tuple[int, int]:
+        """Delete attachments that nothing in the store names: (how many, their bytes). Not while a run is executed."""
+        with self._write() as connection:
+            return delete_unnamed_blobs(connection)
 
     def create_run(self, run: RunRecord, *, latest: int | None = None) -> RunRecord:
         """Keep a new run; gives it its number. A run_id that exists already is an error."""

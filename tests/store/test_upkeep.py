@@ -1,0 +1,158 @@
+"""What a database takes on disk, what it gives back, and copies of it that are made while it is in use."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fairtrial import Attachment, ChatMessage, Sample
+from fairtrial.errors import StoreError
+from fairtrial.models.cache import ResponseCache
+from fairtrial.models.reply import ModelReply
+from fairtrial.store import RunStore, open_store
+from fairtrial.store.sql import SqlStore
+from fairtrial.testing import FakeClock
+from tests.store.build import result, run_record
+
+
+def sql(store: RunStore) -> SqlStore:
+    assert isinstance(store, SqlStore)
+    return store
+
+
+def fill(store: RunStore, run_id: str, trials: int = 40) -> None:
+    run = store.create_run(run_record(run_id=run_id, size=trials))
+    places = range(0, 4 * trials, 4)
+    batch = [result(run, place, output=os.urandom(20_000).hex()) for place in places]
+    store.commit(run_id, batch, {place: Sample(f"s{place}", place) for place in range(trials)})
+    store.update_run(run_id, status="finished", finished_at=1.0)
+
+
+def test_a_sqlite_file_shrinks_when_it_is_vacuumed_after_a_run_was_deleted(tmp_path: Path) -> None:
+    store = sql(open_store(tmp_path / "runs.db"))
+    fill(store, "old")
+    full = store.size()
+    assert full > 1_000_000
+    store.delete_run("old")
+    store.vacuum()
+    assert store.size() < full / 5
+    store.create_run(run_record(run_id="new"))
+    store.close()
+
+
+def test_a_postgresql_store_uses_the_space_of_a_deleted_run_again(pg_url: str) -> None:
+    store = sql(open_store(pg_url))
+    fill(store, "old")
+    full = store.size()
+    store.delete_run("old")
+    store.vacuum()
+    fill(store, "new")
+    assert store.size() < full * 1.3
+    store.close()
+
+
+def test_attachments_that_nothing_names_are_deleted_and_others_are_kept(
+    database: str, opened: Callable[[str], RunStore]
+) -> None:
+    store = sql(opened(database))
+    named, in_output, unnamed = (store.put_blob(data * 100) for data in (b"named", b"in an output", b"nothing"))
+    run = store.create_run(run_record())
+    store.commit("r1", [result(run, 0, output=Attachment(in_output))], {0: Sample("s0", Attachment(named))})
+    assert store.delete_unnamed_blobs() == (0, 0)  # The run is being executed.
+    store.update_run("r1", status="finished", finished_at=1.0)
+    deleted, size = store.delete_unnamed_blobs()
+    assert (deleted, size > 0) == (1, True)
+    assert store.get_blob(named) == b"named" * 100
+    assert store.get_blob(in_output) == b"in an output" * 100
+    with pytest.raises(StoreError):
+        store.get_blob(unnamed)
+
+
+def test_a_backup_under_load_is_one_moment_of_the_store(tmp_path: Path) -> None:
+    store = sql(open_store(tmp_path / "runs.db"))
+    run = store.create_run(run_record(size=3_000))
+    written = threading.Event()
+    stop = threading.Event()
+
+    def write() -> None:
+        for first in range(0, 3_000, 10):
+            store.commit("r1", [result(run, place) for place in range(first, first + 10)])
+            if first == 50:
+                written.set()
+            if stop.is_set():
+                break
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert written.wait(60)
+    sizes = []
+    for number in range(3):
+        copy = tmp_path / f"backup-{number}.db"
+        store.backup(copy)
+        assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+        restored = open_store(copy)
+        stored = [found.ordinal for found in restored.results("r1")]
+        assert stored == list(range(len(stored)))  # Whole commits, none of them torn.
+        assert len(stored) % 10 == 0
+        sizes.append(len(stored))
+        restored.close()
+    stop.set()
+    writer.join(60)
+    assert 50 <= sizes[0] <= sizes[1] <= sizes[2]
+    store.close()
+
+
+def test_nobody_executes_the_runs_of_a_backup(tmp_path: Path) -> None:
+    store = sql(open_store(tmp_path / "runs.db"))
+    store.create_run(run_record())
+    assert store.acquire_run("r1", "someone", store.run_owner("r1")) == 1
+    store.backup(tmp_path / "backup.db")
+    copy = open_store(tmp_path / "backup.db")
+    assert (copy.run_owner("r1").owner, copy.run_owner("r1").epoch) == (None, 1)
+    assert store.run_owner("r1").owner == "someone"
+    copy.close()
+    store.close()
+
+
+def test_a_backup_replaces_no_file_and_a_damaged_store_is_not_backed_up(tmp_path: Path) -> None:
+    store = sql(open_store(tmp_path / "runs.db"))
+    fill(store, "r1", 4)
+    (tmp_path / "taken.db").write_text("mine")
+    with pytest.raises(StoreError, match="must be a new file"):
+        store.backup(tmp_path / "taken.db")
+    assert (tmp_path / "taken.db").read_text() == "mine"
+    with pytest.raises(StoreError, match="cannot write the backup"):
+        store.backup(tmp_path / "nowhere" / "b.db")
+    with sqlite3.connect(tmp_path / "runs.db") as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with (tmp_path / "runs.db").open("r+b") as file:
+        for page in range(6, 20):
+            file.seek(page * 4096)
+            file.write(b"\xff" * 4096)
+    with pytest.raises(StoreError, match="cannot back"):
+        store.backup(tmp_path / "b.db")
+    assert not (tmp_path / "b.db").exists()
+    store.close()
+
+
+@pytest.mark.anyio
+async def test_old_answers_of_the_response_cache_are_pruned(tmp_path: Path) -> None:
+    clock = FakeClock()
+    cache = ResponseCache(tmp_path / "responses.db", clock=clock)
+
+    async def ask() -> ModelReply:
+        return ModelReply(ChatMessage("assistant", "x" * 200_000))
+
+    await cache.get("old", ask, lambda _reply: True)
+    clock.advance(100)
+    await cache.get("new", ask, lambda _reply: True)
+    assert cache.prune(50) == 1
+    assert len(cache) == 1
+    assert (tmp_path / "responses.db").stat().st_size < 300_000
+    cache.close()
