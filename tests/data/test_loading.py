@@ -432,3 +432,44 @@ class TestFiles:
             "except MissingExtraError as error: print(error, isinstance(error, ImportError))"
         )
         assert said == 'reading Parquet needs an optional dependency: pip install "fairtrial[parquet]" True'
+
+
+NESTED = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("deep.jsonl", f'{{"id": "1", "input": {NESTED}}}\n'.encode(), ".jsonl:1: "),
+        ("deep.json", f'[{{"id": "1", "input": {NESTED}}}]'.encode(), "deep.json:"),
+        ("bad.jsonl", b'{"id": "1", "input": "\xff\xfe"}\n', ".jsonl:1: "),
+        ("bad.csv", b"id,input\n1,\xff\xfe\n", ".csv:2: "),
+        ("digits.jsonl", b'{"id": "1", "input": ' + b"9" * 100_000 + b"}\n", ".jsonl:1: "),
+        ("again.jsonl", b'{"id": "1", "input": 1}\n' * 20_000, ".jsonl:2: "),
+    ],
+    ids=["deep lines", "deep array", "bytes in lines", "bytes in a table", "digits", "ids"],
+)
+def test_a_hostile_file_is_refused_with_its_name_and_line(
+    tmp_path: Path, name: str, content: bytes, place: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DatasetError) as caught:
+        Dataset.load(path)
+    assert place in str(caught.value)
+    assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "id", "input"),
+    [
+        ("nul.csv", b"id,input\n1,a\x00b\n", "1", "a\0b"),
+        ("surrogates.jsonl", b'{"id": "\\ud800", "input": "\\udfff\\u0000"}\n', "\ud800", "\udfff\0"),
+    ],
+    ids=["nul", "surrogates"],
+)
+def test_odd_characters_in_a_file_are_kept(tmp_path: Path, name: str, content: bytes, id: str, input: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    (sample,) = Dataset.load(path)
+    assert (sample.id, sample.input) == (id, input)

@@ -632,6 +632,20 @@ class TestTotals:
         assert (slowest["'a'"], slowest["None"]) == ("s5", "s8")
         assert [totals.experiment for _, totals in store.group_totals("r1", key)] == ["baseline"] * 7 + ["terse"] * 7
 
+    @pytest.mark.parametrize(
+        "text",
+        ["k'; DROP TABLE runs; --", 'k") || (select 1) --', "$.a", "a.b", '"', "\\", "%s", ":name", "x' OR '1'='1"],
+    )
+    def test_text_that_looks_like_sql_or_a_path_is_data_everywhere(self, store: RunStore, text: str) -> None:
+        run = store.create_run(run_record(size=2, suite=text, experiments=(text,), repeats=1, dataset_name=text))
+        given: dict[int, Sample[Any, Any]] = {n: Sample(f"{text}{n}", text, text, {text: n}) for n in range(2)}
+        results = [replace(result(run, n), key=TrialKey("r1", text, f"{text}{n}", 0)) for n in range(2)]
+        assert store.commit("r1", results, given)[:3] == (2, 0, ())
+        assert [found for found, _ in store.group_totals("r1", text)] == [0, 1]
+        assert [found for found, _ in store.group_totals("r1", f"{text}x")] == [None]
+        assert [found.sample_id for found in store.results("r1", sample_ids=[f"{text}1"])] == [f"{text}1"]
+        assert [found.run_id for found in store.runs(suite=text)] == ["r1"]
+
     def test_a_key_no_sample_has_is_one_group(self, store: RunStore) -> None:
         full_run(store)
         assert [(found, sum(t.outcomes.values())) for found, t in store.group_totals("r1", "nope")] == [
