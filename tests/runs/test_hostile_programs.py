@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -56,6 +57,12 @@ async def task(number):
 async def task(number):
     time.time = lambda: float("nan")
     time.monotonic = lambda: -1e18
+    return 2 * number
+""",
+    "the json module replaced": """
+async def task(number):
+    json.dumps = lambda *args, **options: "replaced"
+    json.loads = lambda *args, **options: {}
     return 2 * number
 """,
     "processes forked": """
@@ -124,6 +131,7 @@ def test_every_trial_is_stored_although_tasks_leave_a_mess(tmp_path: Path, name:
     assert outcomes(tmp_path) == ("finished", {"scored": 60})
 
 
+@pytest.mark.long
 def test_a_task_that_terminates_its_process_drains_the_run_and_leaves_it_resumable(tmp_path: Path) -> None:
     process = start(
         tmp_path,
@@ -167,3 +175,26 @@ def test_running_out_of_descriptors_is_an_error_of_the_trials_that_needed_one(tm
     assert sum(results.values()) == 1000
     assert results["task_error"] > 500
     assert results["scored"] > 100
+
+
+@pytest.mark.long
+def test_a_task_that_closes_all_descriptors_is_isolated_once_its_process_was_killed_twice(tmp_path: Path) -> None:
+    program = textwrap.dedent(
+        """
+        def task(number):
+            if number == 30:
+                open(f"closed-{os.getpid()}", "w").close()
+                os.closerange(3, 64)
+            return 2 * number
+        """
+    )
+    for deaths in (1, 2):
+        process = start(tmp_path, program)
+        while len(list(tmp_path.glob("closed-*"))) < deaths:
+            assert process.poll() is None, finish(process)
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        finish(process)
+    said = finish(start(tmp_path, program))
+    assert said.splitlines()[-1:] == ["finished"], said
+    assert outcomes(tmp_path) == ("finished", {"scored": 59, "task_error": 1})
