@@ -98,6 +98,16 @@ class TestSettingsOfARun:
 
 
 class TestResuming:
+    def test_a_store_that_fails_in_the_middle_ends_the_run_early_and_names_the_command(
+        self, cli: Cli, evals: Path
+    ) -> None:
+        deleting = "    Path('runs.db').unlink(missing_ok=True)\n    return number *"
+        evals.write_text("from pathlib import Path\n" + EVALS.replace("    return number *", deleting))
+        done = cli("run", "evals.py", "--store", "runs.db", "--quiet")
+        assert done.code == 3
+        assert "was deleted or replaced" in done.err
+        assert done.err.splitlines()[-1] == "  the run ended early: the same command resumes it"
+
     def _interrupted(self, cli: Cli) -> Any:
         """A finished run with the last two results taken away, as if it had been interrupted before them."""
         cli("run", "evals.py", "--quiet")

@@ -12,11 +12,13 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, overload
 
 import anyio
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, TrialContext, exact_match
+from fairtrial.fleet import fields, wire
 
 SAMPLES = int(os.environ.get("FLEET_SAMPLES", "100"))
 LOG = os.environ.get("FLEET_LOG", "")
@@ -24,11 +26,18 @@ LEAST, MOST = map(float, os.environ.get("FLEET_SLEEP", "0,0").split(","))
 CONCURRENCY = int(os.environ.get("FLEET_CONCURRENCY", "20"))
 POISON = os.environ.get("FLEET_POISON", "")
 TIMEOUT = float(os.environ.get("FLEET_TIMEOUT", "30"))
+VERSION = os.environ.get("FLEET_VERSION", "1")
+FORMAT = os.environ.get("FLEET_FORMAT", "")
 CLOCK = float(os.environ.get("FLEET_CLOCK", "0"))
+CLOCK_FILE = os.environ.get("FLEET_CLOCK_FILE", "")
+GATE = os.environ.get("FLEET_GATE", "")  # A file with the first number that has to wait.
 
-if CLOCK:  # This process's clock is wrong by so many seconds.
+if FORMAT:  # What a process of another version reads and writes.
+    for module in (fields, wire):
+        setattr(module, "VERSION", int(FORMAT))  # noqa: B010 - a constant, for the types
+if CLOCK or CLOCK_FILE:  # This process's clock is wrong by so many seconds, or by those in a file.
     _time = time.time
-    time.time = lambda: _time() + CLOCK
+    time.time = lambda: _time() + (float(Path(CLOCK_FILE).read_text()) if CLOCK_FILE else CLOCK)
 
 _log = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if LOG else -1
 
@@ -68,6 +77,8 @@ async def double(given: int, ctx: TrialContext) -> int:
         os.write(_log, f"{given}\n".encode())
     if POISON and given == int(POISON):
         os._exit(9)
+    while GATE and given >= int(Path(GATE).read_text()):  # noqa: ASYNC110, ASYNC240 - another process writes it
+        await anyio.sleep(0.05)
     if MOST:
         await anyio.sleep(random.uniform(LEAST, MOST))
     return 2 * given
@@ -79,7 +90,7 @@ suite = EvalSuite(
     double,
     exact_match,
     config=EvalConfig(max_concurrent=CONCURRENCY, timeout_seconds=TIMEOUT, close_seconds=1, grace_seconds=1),
-    version="1",
+    version=VERSION,
 )
 
 

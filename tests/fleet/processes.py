@@ -71,6 +71,10 @@ class Processes:
         """Start a client."""
         return self._start("client", str(SUITE), store, self.mailbox, **settings)
 
+    def command(self, *words: str, **settings: object) -> subprocess.Popen[str]:
+        """Start the `fairtrial` command."""
+        return self._start("command", "-m", "fairtrial.cli", *words, **settings)
+
     def logs(self) -> str:
         """What workers and clients wrote, for the message of a failed test."""
         return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log")))

@@ -206,6 +206,17 @@ class TestServer:
             assert store.commit("r1", [result(run, 0), result(run, 1 + crash)]) == (1, 1, (), ())
         assert [found.ordinal for found in store.results("r1")] == [0, 1, 2]
 
+    def test_samples_that_a_failover_lost_are_stored_again(self, pg_url: str, opened: Opener) -> None:
+        store = opened(pg_url)
+        run = store.create_run(run_record())
+        store.commit("r1", [result(run, 0)], samples([0]))
+        with psycopg.connect(pg_url, autocommit=True) as admin:  # The standby that takes over was behind.
+            for table in ("details", "results", "samples"):
+                admin.execute(f"DELETE FROM {table}".encode())
+            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'fairtrial'")
+        assert store.commit("r1", [result(run, 0)], samples([0])).new == 1
+        assert [found.sample for found in store.results("r1")] == [sample(0, topic="even")]
+
     def test_a_server_that_is_away_is_unavailable_and_the_commit_can_be_repeated(
         self, pg_server: PostgresServer, pg_url: str, opened: Opener
     ) -> None:

@@ -47,6 +47,13 @@ class Mistake(ConfigurationError):
         self.remedy = remedy
 
 
+class EndedEarly(Mistake):
+    """The store or the queue failed in the middle of a run, which can be resumed."""
+
+    def __init__(self, error: FairtrialError) -> None:
+        super().__init__(str(error), _remedy(error) or "the run ended early: the same command resumes it")
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """An error as it is told."""
@@ -74,7 +81,8 @@ def explain(error: BaseException) -> Explanation:
         first, _, rest = str(error).strip().partition("\n")  # What is wrong, then what to do.
         remedy = _remedy(error) or " ".join(rest.split())
         what = " ".join(first.split()) if remedy and rest else what
-        return Explanation(what, place, remedy, ExitCode.USAGE)
+        code = ExitCode.INCONCLUSIVE if isinstance(error, EndedEarly) else ExitCode.USAGE
+        return Explanation(what, place, remedy, code)
     if place is not None and _is_users(error):
         what = f"{type(error).__name__}: {what}" if str(error) else type(error).__name__
         return Explanation(what, place, "that is your own code; --debug shows the whole traceback", ExitCode.USAGE)

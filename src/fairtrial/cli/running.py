@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.cli.faults import ExitCode, Mistake
+from fairtrial.cli.faults import EndedEarly, ExitCode, Mistake
 from fairtrial.cli.names import name_of
 from fairtrial.cli.progress import Tally, shown
 from fairtrial.cli.rerun import NOTE, PART
 from fairtrial.cli.screen import count, err, note, sentence
-from fairtrial.errors import RunMismatchError
+from fairtrial.errors import MailboxError, RunBusyError, RunMismatchError, StoreError
 from fairtrial.runs.events import ResumeWarning
 
 if TYPE_CHECKING:
@@ -118,6 +118,10 @@ def carry_out(suite: EvalSuite, orders: Orders) -> Ran:
     except RunMismatchError as error:
         what, _, remedy = _for_command_line(str(error), orders).partition(". ")
         raise Mistake(what, remedy[:1].lower() + remedy[1:]) from None
+    except (StoreError, MailboxError, RunBusyError) as error:
+        if not begun:
+            raise
+        raise EndedEarly(error) from error
     return Ran(report, resumed=bool(begun and begun[0].done))
 
 

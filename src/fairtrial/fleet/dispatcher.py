@@ -488,12 +488,11 @@ class Dispatch:
         items: list[Item] = []
         seen: set[int] = set()
         for reply in replies:
-            sample: Sample[Any, Any] | None = None
             if ledger.is_fresh(reply) and reply.result.ordinal not in seen:
                 seen.add(reply.result.ordinal)
                 fresh.append(self._finish(reply.result))
-                sample = ledger.sample(reply)
-            items.append((self._finish(reply.result), reply.sample_ordinal, sample))
+            # Late duplicates, too, bring their samples: a failover may have lost both.
+            items.append((self._finish(reply.result), reply.sample_ordinal, ledger.sample(reply)))
         if self._observers:
             for result in fresh:
                 self._observers.publish(SampleEvaluated(self._run.run_id, result))

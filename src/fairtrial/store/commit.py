@@ -63,6 +63,7 @@ class Batch:
         self.refused: list[tuple[TrialKey, str]] = []
         self.given = given
         self.dataset = 0
+        self.connections = -1  # The writer's count of connections when `sample_rows` was made.
         self.sample_rows: list[tuple[Any, ...]] = []
         self.unfit: dict[int, str] = {}  # Sample ordinals whose results cannot be stored at all, with the reason.
         self.bare: dict[int, str] = {}  # Sample ordinals of which only the id could be stored, with the reason.
@@ -107,11 +108,18 @@ class Writer:
             dialect, details, DETAIL_COLUMNS, f"ON CONFLICT (run, ordinal, execution) DO UPDATE SET {changes}"
         )
         self._known: dict[int, dict[int, str]] = {}  # Dataset -> sample ordinal -> id.
+        self._connections = 0
         self._lock = threading.Lock()
+
+    def forget(self) -> None:
+        """Rely on nothing that was seen to be stored: a new connection may lead to a standby that lacks it."""
+        with self._lock:
+            self._connections += 1
+            self._known = {}
 
     def write(self, connection: Connection, batch: Batch, dataset: int, *, own: bool) -> Committed:
         """Write a batch inside a transaction. Raises `OrderConflict`, unless the dataset is the run's own."""
-        if batch.dataset != dataset:
+        if batch.dataset != dataset or batch.connections != self._connections:
             self.encode_samples(batch, dataset)
         if batch.sample_rows:
             self._put_samples(connection, batch, own)
@@ -144,7 +152,9 @@ class Writer:
         batch.dataset = dataset
         batch.sample_rows = rows = []
         batch.unfit, batch.bare = {}, {}
-        known = self._known.get(dataset, {})
+        with self._lock:
+            batch.connections = self._connections
+            known = self._known.get(dataset, {})
         for place, sample_id in sorted(batch.ids.items()):
             if known.get(place) == sample_id:
                 continue
@@ -162,6 +172,8 @@ class Writer:
         partly = batch.unfit.keys() | batch.bare.keys()
         stored = {place: sample.id for place, sample in batch.samples.items() if place not in partly}
         with self._lock:
+            if batch.connections != self._connections:
+                return
             # Replaced as a whole, never changed: other threads may be reading it.
             others = [item for item in self._known.items() if item[0] != batch.dataset]
             known = self._known.get(batch.dataset, {})

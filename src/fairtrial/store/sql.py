@@ -16,6 +16,7 @@ from sqlalchemy import (
     Double,
     and_,
     delete,
+    event,
     func,
     insert,
     literal,
@@ -58,7 +59,8 @@ class SqlStore(SqlReads):
         super().__init__(engine, place)
         self._version = version
         self._writing = engine.execution_options(**{WRITE: True})
-        self._writer = Writer(engine.dialect.name)
+        self._writer = writer = Writer(engine.dialect.name)
+        event.listen(engine, "connect", lambda *_connection: writer.forget())
         self._clock = clock
         self._file: tuple[Path, tuple[int, int] | None] | None = None
         self._plans: dict[str, tuple[int, RunRecord]] = {}
