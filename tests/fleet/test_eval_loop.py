@@ -222,7 +222,7 @@ class TestConfiguration:
             {"lease_seconds": 0},
             {"wait_seconds": -1},
             {"mainloop_timeout": float("nan")},
-            {"solo_processes": 0},
+            {"isolated_processes": 0},
             {"max_retries": -1},
             {"drain_seconds": "1"},
         ],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 
 from fairtrial import Experiment, ToolInvoked, TrialContext, evaluator, exact_match
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopConfig, MainLoopRequest
+from fairtrial.fleet.isolated import SuspectPool, emit_answers
+from fairtrial.isolation import IsolatedRunner
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.trials.run_trial import TrialRules
@@ -79,16 +83,18 @@ async def test_only_the_guilty_are_dead_lettered(redis_url: str, way: str, concu
         guilty = next(letter for letter in letters if letter.error == "ChildDiedError")
         assert guilty.body(EvalRequest).ordinal == POISON
         assert "exit code 7" in guilty.reason
-        assert ended == {7: 2, 0: 2}
+        assert ended == {7: 1, 0: 2}  # Suspected at its second delivery, it ends no second worker.
 
 
 class Suspected(InMemoryMailbox[Any]):
-    """Every message in it has outlived two workers."""
+    """Every message in it has outlived two workers, unless told otherwise."""
+
+    expiries = 2
 
     def _take(self, count: int, seconds: float) -> Any:
         messages = super()._take(count, seconds)
         for message in messages:
-            message.expiries = 2
+            message.expiries = self.expiries
         return messages
 
 
@@ -110,11 +116,84 @@ class TestAlone:
             ctx.session.record(ToolInvoked("search"))
             return input if os.getpid() != here else "not alone"
 
-        loop, results, requests = await alone(work, *range(6), solo_processes=2)
+        loop, results, requests = await alone(work, *range(6), isolated_processes=2)
         assert [result.passed for result in results] == [True] * 6
         assert all(b"ToolInvoked" in result.snapshot for result in results)
         assert (loop.counters.suspects, loop.counters.crashes) == (6, 0)
         assert await requests.dead_letters.count() == 0
+
+    async def test_suspected_innocents_are_executed_at_least_half_as_many_at_once_as_others(
+        self, tmp_path: Path
+    ) -> None:
+        concurrency, log = 20, tmp_path / "started"
+
+        async def work(input: str) -> str:  # Ends only if enough others are executed at the same time.
+            with log.open("a") as file:
+                file.write("x")
+            while log.stat().st_size < concurrency // 2:  # noqa: ASYNC110 - others write from other processes
+                await asyncio.sleep(0.02)
+            return input
+
+        settings = {"concurrency": concurrency, "isolated_processes": 2, "timeout_seconds": 20.0}
+        loop, results, _ = await alone(work, *range(2 * concurrency), **settings)
+        assert [result.outcome for result in results] == ["scored"] * (2 * concurrency)
+        assert (loop.counters.suspects, loop.counters.crashes) == (2 * concurrency, 0)
+
+    async def test_only_what_ends_its_process_alone_is_a_dead_letter_and_its_group_is_not(self) -> None:
+        async def work(input: str, ctx: TrialContext) -> str:
+            if ctx.sample.id == "s3":
+                await asyncio.sleep(0.2)
+                os._exit(3)
+            if ctx.sample.id == "s4":
+                await asyncio.sleep(0.4)  # Under way when its process dies.
+            return input
+
+        loop, results, requests = await alone(work, *range(8), isolated_processes=1, concurrency=8)
+        assert [result.outcome for result in results] == ["dead_letter" if n == 3 else "scored" for n in range(8)]
+        assert loop.counters.crashes == 1
+        assert await requests.dead_letters.count() == 1
+
+    async def test_a_child_whose_interpreter_stalls_is_killed_and_its_group_is_not(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fairtrial.fleet.isolated._LEAST_SILENCE", 2.0)
+
+        def execute(requests: Sequence[bytes]) -> None:
+            async def one(request: bytes) -> bytes:
+                await asyncio.sleep(0.1)
+                if request == b"stall":
+                    ctypes.PyDLL(None).sleep(600)  # Holds the interpreter lock.
+                await asyncio.sleep(0.3)
+                return request
+
+            asyncio.run(emit_answers(one, requests))
+
+        runner = IsolatedRunner()
+        pool = SuspectPool(
+            execute, runner, processes=2, concurrency=6, limit_seconds=600, buffer_seconds=1, stall_seconds=1
+        )
+        stalled, *others = (asyncio.create_task(pool.run(request)) for request in (b"stall", b"1", b"2"))
+        with anyio.fail_after(30):
+            assert await asyncio.gather(*others) == [b"1", b"2"]
+        assert not stalled.done()  # Alone, it has the whole time of a trial.
+        stalled.cancel()
+        await asyncio.wait([stalled, *pool._tasks])
+        runner.close()
+
+    async def test_a_message_that_lost_one_worker_and_cannot_be_isolated_is_executed_in_the_worker(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def broken(requests: Sequence[bytes]) -> None:
+            raise RuntimeError("no room for a process")
+
+        requests, (_, results) = Suspected("requests", EvalRequest), boxes()
+        requests.expiries = 1
+        await requests.send(request())
+        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=str, results=results, isolated=broken)
+        await loop.run(until_empty=True)
+        (result,) = await take(results)
+        assert result.outcome == "scored"
+        assert "is executed in this process: RuntimeError: no room for a process" in caplog.text
 
     async def test_an_error_of_the_task_is_data_and_no_crash(self) -> None:
         async def fail(input: str) -> str:
@@ -158,11 +237,8 @@ class TestAlone:
     async def test_a_suspect_that_cannot_be_isolated_is_tried_again_and_then_given_up(self) -> None:
         requests, (_, results) = Suspected("requests", EvalRequest), boxes()
         await requests.send(request())
-        tries = 0
 
-        async def broken(given: EvalRequest) -> EvalReply:
-            nonlocal tries
-            tries += 1
+        def broken(requests: Sequence[bytes]) -> None:
             raise RuntimeError("no room for a process")
 
         config = EvalLoopConfig(dlq=DLQPolicy(base_seconds=0.01, max_seconds=0.01, max_deliveries=2))
@@ -171,7 +247,7 @@ class TestAlone:
         )
         await loop.run(until_empty=True)
         (result,) = await take(results)
-        assert (result.outcome, tries) == ("dead_letter", 2)
+        assert (result.outcome, loop.counters.suspects) == ("dead_letter", 2)
         assert "no room" in str(result.error)
 
 

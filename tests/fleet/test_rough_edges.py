@@ -28,8 +28,9 @@ from fairtrial.fleet import (
     MainLoopRequest,
     MainLoopResult,
 )
-from fairtrial.fleet.isolated import IsolatedSuspects
+from fairtrial.fleet.isolated import SuspectPool
 from fairtrial.isolation import IsolatedRunner, NotSendableError
+from fairtrial.isolation.child import emit
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Message
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunRecord
@@ -226,8 +227,12 @@ class TestMainLoops:
 class TestSuspects:
     async def test_a_child_that_answers_nonsense_is_an_error(self) -> None:
         runner = IsolatedRunner()
+        nonsense = lambda requests: emit("nonsense")  # noqa: E731 - by value
+        pool = SuspectPool(
+            nonsense, runner, processes=1, concurrency=1, limit_seconds=60, buffer_seconds=1, stall_seconds=60
+        )
         with pytest.raises(CodecError):
-            await IsolatedSuspects(lambda request: b"nonsense", runner)(request())
+            await pool.run(b"")
         runner.close()
 
     async def test_a_suspected_trial_that_cannot_be_sent_to_a_child_says_so(self) -> None:
@@ -240,7 +245,7 @@ class TestSuspects:
         requests, results = boxes()
         loop = EvalLoop(requests=requests, evaluator=exact_match, loop=connected, results=results)
         with pytest.raises(NotSendableError, match="what a suspected trial is called with must be something"):
-            await loop._execute_in_child(request())
+            await loop._suspects.run(await loop._for_child(request()))
 
 
 INTERRUPTED = """

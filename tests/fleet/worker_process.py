@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 
 from fairtrial import exact_match
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest
-from fairtrial.fleet.isolated import IsolatedSuspects
-from fairtrial.isolation import IsolatedRunner
+from fairtrial.fleet.isolated import ExecuteInChild, emit_answers
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, RedisConnection, RedisMailbox
 
 LEASE_SECONDS = 1.0
@@ -27,13 +27,17 @@ async def work(input: str) -> str:
     return input
 
 
-def execute(request: bytes) -> bytes:
+def execute(requests: Sequence[bytes]) -> None:
     nothing: InMemoryMailbox[EvalRequest] = InMemoryMailbox()
     loop = EvalLoop(requests=nothing, evaluator=exact_match, loop=work)
-    return EvalReply(asyncio.run(loop.execute(EvalRequest.from_wire(request))), 0).to_wire()
+
+    async def one(request: bytes) -> bytes:
+        return EvalReply(await loop.execute(EvalRequest.from_wire(request)), 0).to_wire()
+
+    asyncio.run(emit_answers(one, requests))
 
 
-async def serve(url: str, concurrency: int, isolated: IsolatedSuspects | None) -> None:
+async def serve(url: str, concurrency: int, isolated: ExecuteInChild | None) -> None:
     async with (
         RedisConnection(url) as connection,
         RedisMailbox("poison.requests", EvalRequest, connection, sweep_seconds=0.1) as requests,
@@ -53,7 +57,7 @@ async def serve(url: str, concurrency: int, isolated: IsolatedSuspects | None) -
 
 def main() -> None:
     url, way, concurrency = sys.argv[1:]
-    isolated = IsolatedSuspects(execute, IsolatedRunner()) if way == "loaded" else None
+    isolated = execute if way == "loaded" else None
     asyncio.run(serve(url, int(concurrency), isolated))
 
 

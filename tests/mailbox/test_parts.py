@@ -131,7 +131,9 @@ class TestPolicy:
 
     def test_silence_makes_a_suspect_and_no_more(self) -> None:
         policy = DLQPolicy(suspect_after=2)
-        assert [policy.treatment(expiries) for expiries in (0, 1, 2, 50)] == ["run", "run", "run_alone", "run_alone"]
+        treatments = [policy.treatment(expiries) for expiries in (0, 1, 2, 50)]
+        assert treatments == ["run", "run", "run_isolated", "run_isolated"]
+        assert DLQPolicy().treatment(1) == "run_isolated"
 
     def test_delays_double_up_to_a_cap_with_jitter(self) -> None:
         longest = DLQPolicy(base_seconds=1, max_seconds=10, draw=lambda: 1.0)

@@ -250,6 +250,18 @@ class TestTrap7WhatCannotBeReadIsSetAside:
             (letter,) = await mailbox.dead_letters.page()
             assert "unlucky" in letter.reason
 
+    async def test_a_silent_end_counts_half_when_leases_of_several_workers_end_together(self, redis_url: str) -> None:
+        async with (
+            opened(redis_url, sweep_seconds=None) as mailbox,
+            RedisMailbox(mailbox.name, int, redis_url, sweep_seconds=None) as second,
+        ):
+            await fill(mailbox, 2)
+            for expected in (0, 0, 1):
+                (one,), (two,) = await mailbox.receive(1, 60, 0), await second.receive(1, 60, 0)
+                assert (one.expiries, two.expiries) == (expected, expected)
+                await age(mailbox, 61)
+                assert await mailbox.sweep() == 2
+
     async def test_a_message_that_keeps_losing_its_worker_can_be_told_apart(self, redis_url: str) -> None:
         async with opened(redis_url, sweep_seconds=None) as mailbox:
             await fill(mailbox, 2)

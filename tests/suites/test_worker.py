@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, exact_match, open_store
-from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalRequest, MemoryPostOffice
-from fairtrial.fleet.isolated import IsolatedSuspects
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MemoryPostOffice
+from fairtrial.fleet.isolated import SuspectPool
 from fairtrial.isolation import ChildDiedError, IsolatedError, IsolatedRunner
 from fairtrial.runs.code import project_files
 from fairtrial.runs.identity import identify
-from fairtrial.suites.worker import execute_alone, execute_suspect, main, run_worker, types_of
+from fairtrial.suites.worker import execute_requests, execute_suspects, main, run_worker, types_of
 from fairtrial.trials.keys import TrialKey
 from tests.fleet.processes import Processes, end, said, wait_for_lines
 from tests.redis_server import RedisServer
@@ -294,7 +294,7 @@ def test_a_trial_that_kills_its_workers_is_condemned_in_a_process_of_its_own_and
     answer = said(client)
     assert (answer["status"], answer["errors"]) == ("finished", {"dead_letter": 1}), fleet.logs()
     assert answer["successful"] == 199
-    assert len(workers) == 3
+    assert len(workers) == 2
     assert "the trial ends its process" in fleet.logs()
 
 
@@ -332,9 +332,12 @@ class TestCommand:
 
 
 @pytest.mark.anyio
-async def test_one_trial_alone_has_the_suites_lifespan() -> None:
+async def test_a_suspected_trial_has_the_suites_lifespan() -> None:
     request = EvalRequest(TrialKey("r", "marked", "q1"), Sample("q1", {"text": "why 1"}, "shared: why 1?"), 3, 1)
-    reply = await execute_alone(questions(), request)
+    sent: list[Any] = []
+    await execute_requests(questions(), [request.to_wire()], sent.append)
+    ((_, answer),) = [part for part in sent if part is not None]
+    reply = EvalReply.from_wire(answer)
     assert (reply.result.outcome, reply.result.passed, reply.result.ordinal) == ("scored", True, 3)
 
 
@@ -365,14 +368,17 @@ async def test_a_suspect_is_not_condemned_because_its_process_could_not_begin_or
     text = "1 / 0" if "import" in fault else ALONE.format(opens=not fault)
     (tmp_path / "alone_suite.py").write_text(text)
     runner = IsolatedRunner()
-    run_alone = IsolatedSuspects(partial(execute_suspect, str(tmp_path / "alone_suite.py")), runner)
+    execute = partial(execute_suspects, str(tmp_path / "alone_suite.py"))
+    pool = SuspectPool(
+        execute, runner, processes=1, concurrency=1, limit_seconds=60, buffer_seconds=1, stall_seconds=60
+    )
     request = EvalRequest(TrialKey("run", "baseline", "s"), Sample("s", 1, 1))
     try:
         if not fault:
-            assert (await run_alone(request)).result.outcome == "scored"
+            assert EvalReply.from_wire(await pool.run(request.to_wire())).result.outcome == "scored"
             return
         with pytest.raises(IsolatedError, match="could not begin") as told:
-            await run_alone(request)
+            await pool.run(request.to_wire())
     finally:
         runner.close()
     assert not isinstance(told.value, ChildDiedError)

@@ -36,6 +36,10 @@ def worker(
     drain: Annotated[
         float, typer.Option("--drain", metavar="SECONDS", min=0, help="How long to finish after Ctrl-C or SIGTERM.")
     ] = 30.0,
+    isolated_processes: Annotated[
+        int,
+        typer.Option("--isolated-processes", metavar="N", min=1, help="Child processes for suspected poison messages."),
+    ] = 4,
     allow_drift: Annotated[
         bool, typer.Option("--allow-drift", help="Also run requests that were made from other code.")
     ] = False,
@@ -77,6 +81,7 @@ def worker(
             lease_seconds=lease,
             drain_seconds=drain,
             allow_drift=allow_drift,
+            isolated_processes=isolated_processes,
         )
         try:
             loop = asyncio.run(

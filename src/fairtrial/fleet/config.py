@@ -25,7 +25,9 @@ class LoopConfig:
             aside. While a queue or a store is unavailable, results are kept as long as the process lives.
         drain_seconds: How long work in flight may go on after `stop` before it is handed back.
         stall_seconds: When given, leases are not renewed while the event loop has not turned for this long.
-        dlq: When to try again, when to try alone, and when to give up.
+        isolated_processes: How many child processes execute suspected poison messages at once. They share
+            `concurrency`; each has its own copy of what the suite's lifespan opens.
+        dlq: When to try again, when to isolate, and when to give up.
     """
 
     concurrency: int = 10
@@ -36,11 +38,16 @@ class LoopConfig:
     delivery_seconds: float = field(default_factory=patience_seconds)
     drain_seconds: float = 30.0
     stall_seconds: float | None = None
+    isolated_processes: int = 4
     dlq: DLQPolicy = field(default_factory=DLQPolicy)
 
     def __post_init__(self) -> None:
         if type(self.concurrency) is not int or self.concurrency < 1:
             raise ConfigurationError(f"concurrency is a whole number of at least 1, not {self.concurrency!r}")
+        if type(self.isolated_processes) is not int or self.isolated_processes < 1:
+            raise ConfigurationError(
+                f"isolated_processes must be a whole number of at least 1 (got {self.isolated_processes!r})"
+            )
         for setting in fields(self):
             if not setting.name.endswith(("_seconds", "_timeout")):
                 continue
@@ -82,7 +89,6 @@ class EvalLoopConfig(LoopConfig):
         fingerprint: What this worker's suite is made of; requests made from something else are refused.
         allow_drift: Run them anyway.
         refuse_seconds: How long a refused request is kept from coming back.
-        solo_processes: How many suspects may run at once, each in a child process of its own.
     """
 
     mainloop_timeout: float = 300.0
@@ -92,12 +98,11 @@ class EvalLoopConfig(LoopConfig):
     fingerprint: str = ""
     allow_drift: bool = False
     refuse_seconds: float = 5.0
-    solo_processes: int = 4
 
     def __post_init__(self) -> None:
         LoopConfig.__post_init__(self)  # Not super(): a class with slots is made anew, and super() knows the old one.
-        if self.max_retries < 0 or self.seed < 0 or self.solo_processes < 1:
-            raise ConfigurationError("max_retries and seed are at least 0, solo_processes at least 1")
+        if self.max_retries < 0 or self.seed < 0:
+            raise ConfigurationError("max_retries and seed are at least 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ class LoopCounters:
         delivery_retries: Deliveries of results that had to be repeated.
         receive_errors: Receives that failed.
         refused: Messages refused because their suite's fingerprint is another.
-        suspects: Messages run alone in a child process.
-        crashes: Child processes that died.
+        suspects: Suspected poison messages, which are executed in child processes.
+        crashes: Messages that ended a child process in which nothing else was executed.
         hung: Messages given up on because their code goes on although it was cancelled.
     """
 

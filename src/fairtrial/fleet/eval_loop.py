@@ -9,6 +9,7 @@ import random
 import socket
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -30,12 +31,12 @@ from fairtrial.errors import (
 from fairtrial.fleet.config import EvalLoopConfig
 from fairtrial.fleet.counters import LoopCounters
 from fairtrial.fleet.delivery import delivery_to
-from fairtrial.fleet.isolated import SuspectRunner
-from fairtrial.fleet.remote import NoAnswerError, RemoteMainLoop, transport_problem
+from fairtrial.fleet.isolated import ExecuteInChild, SuspectPool, emit_answers
+from fairtrial.fleet.remote import RemoteMainLoop, transport_problem
 from fairtrial.fleet.sessions import SessionStore
 from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult, new_id, without_payload
 from fairtrial.fleet.worker import Job, Worker, backoff, run_interruptibly
-from fairtrial.isolation import ChildDiedError
+from fairtrial.isolation import ChildDiedError, IsolatedError, NotSendableError
 from fairtrial.logs import log_fields, trial_fields
 from fairtrial.mailbox.bulk import acknowledge_all, announce
 from fairtrial.mailbox.protocol import Mailbox, Message
@@ -45,7 +46,6 @@ from fairtrial.session.session import Session
 from fairtrial.store.protocol import RunStore
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.isolated_trial import run_trial_in_child
 from fairtrial.trials.result import EvalResult, Outcome, Stage
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import ResolvedTask, resolve_task
@@ -79,8 +79,9 @@ class EvalLoop:
         output_type: What outputs from `mainloop_requests` are read as.
         replies: The mailbox for answers from `mainloop_requests`; made beside it unless given.
         sessions: Where MainLoops save sessions that do not travel in their results.
-        isolated: Executes suspected poison messages in child processes. Unless given, the task and the evaluator are
-            sent to a child; a worker that knows where its suite is loads it there instead.
+        isolated: Called in a child process to execute suspected poison messages, with the bytes of several requests
+            (see `emit_answers`). Unless given, the task and the evaluator are sent to the child; a worker that knows
+            where its suite is loads it there instead.
         name: What results call this worker.
     """
 
@@ -99,7 +100,7 @@ class EvalLoop:
         output_type: Any = object,
         replies: Mailbox[MainLoopResult] | None = None,
         sessions: SessionStore | None = None,
-        isolated: SuspectRunner | None = None,
+        isolated: ExecuteInChild | None = None,
         name: str | None = None,
     ) -> None:
         if sum(given is not None for given in (rules, loop, mainloop_requests)) != 1:
@@ -135,9 +136,17 @@ class EvalLoop:
         self._indexes = {experiment.name: index for index, experiment in enumerate(rules.experiments)}
         self._known: OrderedDict[Any, TrialRules] = OrderedDict()
         self._trial_seconds = rules.longest_seconds
-        self._isolated = isolated or self._execute_in_child
-        self._solo_slots = asyncio.Semaphore(self.config.solo_processes)
-        self._suspects = 0
+        self._loads_in_child = isolated is not None
+        self._suspects = SuspectPool(
+            isolated or execute_trials,
+            rules.isolated,
+            processes=self.config.isolated_processes,
+            concurrency=self.config.concurrency,
+            limit_seconds=self._trial_seconds,
+            buffer_seconds=self.config.buffer_seconds,
+            stall_seconds=self.config.lease_seconds,
+        )
+        self._suspected = 0
         self._leaving: list[tuple[Job[EvalRequest], EvalReply]] = []
         self._departures: set[asyncio.Task[None]] = set()
         self._refusals = 0
@@ -240,12 +249,11 @@ class EvalLoop:
             rules = replace(rules, tags=tuple(request.tags.items()))
         return rules, experiment, request.typed(*self._types)
 
-    async def _execute_in_child(self, request: EvalRequest) -> EvalReply:
-        """Execute one request in a child process; a task that is elsewhere is asked from here, and scored there."""
-        try:
-            rules, experiment, sample = self._prepare(request)
-        except (CodecError, ConfigurationError) as error:
-            return self._reply(request, failed(request, "task_error", "setup", str(error)))
+    async def _for_child(self, request: EvalRequest) -> Any:
+        """What a child process executes for a request; a task that is elsewhere is asked from here and scored there."""
+        if self._loads_in_child:
+            return request.to_wire()
+        rules, experiment, sample = self._prepare(request)
         if self._remote is not None:
             context = TrialContext(
                 request.key,
@@ -256,8 +264,7 @@ class EvalLoop:
                 attempt=request.attempt,
             )
             rules = replace(rules, tasks=(self._remote.answered(await self._remote.ask(sample.input, context)),))
-        place = (request.key, request.ordinal, sample, experiment)
-        return self._reply(request, await run_trial_in_child(rules, *place, attempt=request.attempt))
+        return rules, request.key, request.ordinal, sample, experiment, request.attempt
 
     async def _handle(self, job: Job[EvalRequest]) -> None:
         message = job.message
@@ -273,22 +280,22 @@ class EvalLoop:
         self._refusals = 0
         try:
             began = time.monotonic()
-            if message.expiries and settings.dlq.treatment(message.expiries) == "run_alone":
-                reply = await self._run_alone(job, request)
+            if message.expiries and settings.dlq.treatment(message.expiries) == "run_isolated":
+                reply = await self._run_suspected(job, request)
             else:
                 reply = self._reply(request, await self._run(request))
         except (LeaseLostError, asyncio.CancelledError):
             raise
         except ChildDiedError as error:
             self.counters.crashes += 1
-            await self._condemn(job, request, f"the trial ends its process: {error}", error)
+            await self._dead_letter(job, request, f"the trial ends its process: {error}", error)
             return
         except BaseException as error:  # User code may raise anything, KeyboardInterrupt too.
             if job.orphaned:
                 return
             if settings.dlq.verdict(error, message.delivery_count) == "dead_letter":
                 reason = f"given up after {message.delivery_count} deliveries: {error!r}"
-                await self._condemn(job, request, reason, error)
+                await self._dead_letter(job, request, reason, error)
                 return
             raise
         if job.orphaned:
@@ -361,22 +368,34 @@ class EvalLoop:
             raise problems[-1]  # Not the trial's fault: try again, or give up, as the policy says.
         return result
 
-    async def _run_alone(self, job: Job[EvalRequest], request: EvalRequest) -> EvalReply:
+    async def _run_suspected(self, job: Job[EvalRequest], request: EvalRequest) -> EvalReply:
+        """Execute a suspected poison message in a child process."""
         self.counters.suspects += 1
-        self._suspects += 1
-        # It may have to wait for those before it, and they may take all the time they have.
-        turns = 2 + self._suspects // self.config.solo_processes
+        self._suspected += 1
+        # It may have to wait for those before it, twice, and they may take all the time they have.
+        turns = 3 + self._suspected // self.config.isolated_processes
         job.keep_until(time.monotonic() + turns * (self._trial_seconds + self.config.buffer_seconds))
         try:
-            async with self._solo_slots, asyncio.timeout(self._trial_seconds + self.config.buffer_seconds):
-                return await self._isolated(request)
-        except TimeoutError as error:
-            if isinstance(error, NoAnswerError):
+            try:
+                given = await self._for_child(request)
+            except (CodecError, ConfigurationError) as error:
+                return self._reply(request, failed(request, "task_error", "setup", str(error)))
+            try:
+                answer = await self._suspects.run(given)
+            except TimeoutError:
+                text = f"the trial did not end within {self._trial_seconds:g} s in a process of its own, and was killed"
+                return self._reply(request, failed(request, "timeout", "task", text))
+            return self._reply(request, EvalReply.from_wire(answer).result)
+        except ChildDiedError:
+            raise
+        except (IsolatedError, NotSendableError) as error:
+            if job.message.expiries > 1:
                 raise
-            text = f"the trial did not end within {self._trial_seconds:g} s in a process of its own, and was killed"
-            return self._reply(request, failed(request, "timeout", "task", text))
+            # It lost one worker, which proves little, and children cannot execute what this process can.
+            _log.warning("suspected trial %s is executed in this process: %s", request.key, error)
+            return self._reply(request, await self._run(request))
         finally:
-            self._suspects -= 1
+            self._suspected -= 1
 
     async def _deliver(self, job: Job[EvalRequest], reply: EvalReply) -> bool:
         """Deliver a result; False if that could not be done, and its message is settled already."""
@@ -440,7 +459,9 @@ class EvalLoop:
                 self.counters.finished += 1
                 return
 
-    async def _condemn(self, job: Job[EvalRequest], request: EvalRequest, reason: str, error: BaseException) -> None:
+    async def _dead_letter(
+        self, job: Job[EvalRequest], request: EvalRequest, reason: str, error: BaseException
+    ) -> None:
         """Set a message aside for good: first its outcome is delivered, so that the run can end."""
         fields = trial_fields(request.key, request.attempt)
         _log.error("trial %s is a dead letter: %s", request.key, reason, extra=fields)
@@ -509,6 +530,21 @@ class EvalLoop:
             if len(self._known) > _KNOWN_EXPERIMENTS:
                 self._known.popitem(last=False)
         return rules, 0
+
+
+def execute_trials(trials: Sequence[tuple[Any, ...]]) -> None:
+    """Execute trials that were sent to this child process with the rules they need."""
+    try:
+        asyncio.run(emit_answers(_execute_trial, trials))
+    finally:
+        for rules, *_ in trials:
+            rules.close()
+
+
+async def _execute_trial(trial: tuple[Any, ...]) -> bytes:
+    rules, key, ordinal, sample, experiment, attempt = trial
+    result = await run_trial(rules, key, ordinal, sample, experiment, attempt=attempt)
+    return EvalReply(result, 0).to_wire()
 
 
 def failed(request: EvalRequest, outcome: Outcome, stage: Stage, error: str) -> EvalResult:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from fairtrial.errors import (
 )
 from fairtrial.fleet.config import MainLoopConfig
 from fairtrial.fleet.counters import LoopCounters
+from fairtrial.fleet.isolated import SuspectPool, emit_answers
 from fairtrial.fleet.sessions import SessionStore
 from fairtrial.fleet.wire import MainLoopRequest, MainLoopResult, new_id
 from fairtrial.fleet.worker import Job, Worker, backoff, run_interruptibly
@@ -39,7 +41,6 @@ from fairtrial.trials.task import ResolvedTask, Task, resolve_task
 
 _log = logging.getLogger("fairtrial.fleet")
 _MAX_ERROR = 10_000
-_ISOLATED_PROCESSES = 4
 _CLOSE_SECONDS = EvalConfig().close_seconds
 
 
@@ -80,7 +81,15 @@ class MainLoop(TaskLoop[InputT, OutputT]):
         self._worker: Worker[MainLoopRequest] | None = None
         self._needed = self.config.timeout_seconds + _CLOSE_SECONDS
         self._isolated = IsolatedRunner()
-        self._isolated_slots = asyncio.Semaphore(_ISOLATED_PROCESSES)
+        self._suspects = SuspectPool(
+            partial(_answer_requests, self),
+            self._isolated,
+            processes=self.config.isolated_processes,
+            concurrency=self.config.concurrency,
+            limit_seconds=self._needed,
+            buffer_seconds=self.config.buffer_seconds,
+            stall_seconds=self.config.lease_seconds,
+        )
         if requests is not None:
             settings = self.config
             self._worker = Worker(
@@ -140,7 +149,7 @@ class MainLoop(TaskLoop[InputT, OutputT]):
     async def _handle(self, job: Job[MainLoopRequest]) -> None:
         message = job.message
         crash: ChildDiedError | None = None
-        if message.expiries and self.config.dlq.treatment(message.expiries) == "run_alone":
+        if message.expiries and self.config.dlq.treatment(message.expiries) == "run_isolated":
             job.keep_until(
                 time.monotonic() + (1 + self.config.concurrency) * (self._needed + self.config.buffer_seconds)
             )
@@ -171,17 +180,14 @@ class MainLoop(TaskLoop[InputT, OutputT]):
         """Execute a suspected poison message in a child process, where a crash hurts nobody."""
         self.counters.suspects += 1
         try:
-            async with self._isolated_slots, asyncio.timeout(self._needed + self.config.buffer_seconds):
-                call = (_answer_request, self, request.to_wire())
-                data = await self._isolated.run(*call, kind=bytes, what="a suspected input")
-                return MainLoopResult.from_wire(data)
+            return MainLoopResult.from_wire(await self._suspects.run(request.to_wire()))
         except TimeoutError:
             text = f"the task did not end within {self._needed:g} s in a process of its own, and was killed"
             return MainLoopResult(request.request_id, error=text)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a child process needs: neither mailboxes nor what belongs to this event loop."""
-        return {**self.__dict__, "_worker": None, "_sessions": None, "_isolated_slots": None}
+        return {**self.__dict__, "_worker": None, "_sessions": None, "_suspects": None}
 
     async def _answer(self, request: MainLoopRequest) -> MainLoopResult:
         session = Session()
@@ -264,9 +270,13 @@ class MainLoop(TaskLoop[InputT, OutputT]):
                 await asyncio.sleep(delay)
 
 
-def _answer_request(loop: MainLoop[Any, Any], request: bytes) -> bytes:
+def _answer_requests(loop: MainLoop[Any, Any], requests: Sequence[bytes]) -> None:
     """What runs in the child process."""
-    return asyncio.run(loop._answer(MainLoopRequest.from_wire(request))).to_wire()
+
+    async def answer(request: bytes) -> bytes:
+        return (await loop._answer(MainLoopRequest.from_wire(request))).to_wire()
+
+    asyncio.run(emit_answers(answer, requests))
 
 
 async def _close(context: TrialContext) -> None:

@@ -21,8 +21,19 @@ from fairtrial.errors import CodecError
 
 HEADER = struct.Struct("!Q")
 OK, ERROR = b"o", b"e"
-CLEAN, DIRTY = b"c", b"d"
+CLEAN, DIRTY, PART = b"c", b"d", b"p"
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+_parent: socket.socket | None = None
+
+
+def emit(value: Any) -> None:
+    """Send the parent a part of the result of the call that is being executed."""
+    if _parent is None:
+        raise RuntimeError("emit() must be called in a child process of IsolatedRunner")
+    part = dumps(value).encode("utf-8", "replace")
+    _parent.sendall(PART + HEADER.pack(len(part)) + part)
 
 
 def main() -> None:
@@ -36,7 +47,8 @@ def main() -> None:
     os.register_at_fork(after_in_child=lambda: _close(*kept))
     _end_with_parent(lifeline)
     _adopt_descendants()
-    connection = socket.socket(fileno=descriptor)
+    global _parent
+    connection = _parent = socket.socket(fileno=descriptor)
     setup = _receive(connection)
     if setup is None:
         return

@@ -20,7 +20,7 @@ import anyio
 
 from fairtrial.codec import decode
 from fairtrial.errors import ConfigurationError, FairtrialError
-from fairtrial.isolation.child import DIRTY, HEADER, OK
+from fairtrial.isolation.child import DIRTY, HEADER, OK, PART
 from fairtrial.isolation.transfer import pack
 
 START_SECONDS = 120.0
@@ -196,11 +196,26 @@ class _Child:
         *,
         kind: type[T],
         what: str = "what an isolated function is called with",
+        on_part: Callable[[str], None] | None = None,
+        silence_seconds: float | None = None,
     ) -> T:
-        """Call a function; a cancelled call leaves the child to be killed."""
+        """Call a function; a cancelled call leaves the child to be killed.
+
+        Args:
+            function: The function.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            kind: What its result is read as.
+            what: What the arguments are called in errors.
+            on_part: Called with the JSON of everything that the function emits (`fairtrial.isolation.child.emit`).
+            silence_seconds: How long the function may emit nothing, once it has begun to.
+
+        Raises:
+            TimeoutError: it emitted nothing for longer.
+        """
         arguments = pack((args, dict(kwargs)), what)
         await self.load(function)
-        return await self._ask((function.digest, None, arguments), kind)
+        return await self._ask((function.digest, None, arguments), kind, on_part, silence_seconds)
 
     async def load(self, function: Function) -> None:
         """Have the child import, or rebuild, a function, so that a call takes no longer than the function itself."""
@@ -208,11 +223,25 @@ class _Child:
             await self._ask((function.digest, function.data, None), object)
             self._known.add(function.digest)
 
-    async def _ask[T](self, message: tuple[bytes, bytes | None, bytes | None], kind: type[T]) -> T:
+    async def _ask[T](
+        self,
+        message: tuple[bytes, bytes | None, bytes | None],
+        kind: type[T],
+        on_part: Callable[[str], None] | None = None,
+        silence_seconds: float | None = None,
+    ) -> T:
         self.is_reusable = False  # Until the answer is there.
         await self._send(pickle.dumps(message))
-        head = await self._receive(1 + HEADER.size)
-        answer = await self._receive(HEADER.unpack(head[1:])[0])
+        silence = None if silence_seconds is None else silence_seconds + START_SECONDS
+        while True:
+            with anyio.fail_after(silence):
+                head = await self._receive(1 + HEADER.size)
+                answer = await self._receive(HEADER.unpack(head[1:])[0])
+            if head[:1] != PART:
+                break
+            silence = silence_seconds
+            if on_part is not None:
+                on_part(answer.decode("utf-8"))
         self.is_reusable = head[:1] != DIRTY
         if answer[:1] == OK:
             return decode(kind, answer[1:].decode("utf-8"))

@@ -12,7 +12,7 @@ from fairtrial.errors import BodyError, CodecError, ConfigurationError, MailboxE
 from fairtrial.mailbox.body import decode_body
 
 type Verdict = Literal["retry", "dead_letter"]
-type Treatment = Literal["run", "run_alone"]
+type Treatment = Literal["run", "run_isolated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,14 @@ class DLQPolicy:
     """When to try again, when to try with care, and when to give up.
 
     A worker that dies takes all its messages with it, so a lease that ran out says little about one of them: after
-    `suspect_after` silent ends a message is run alone in a child process, and only what happens there counts.
+    `suspect_after` silent ends a message is suspected and executed in a child process, first with others, then alone,
+    and only what happens there counts.
 
     Attributes:
         max_deliveries: A message that failed with an error on this delivery or a later one is set aside.
         fatal: Errors that trying again cannot mend: set aside at once.
         transient: Errors that say nothing about the message (a server that is away): always tried again.
-        suspect_after: This many leases run out in silence make a message a suspect.
+        suspect_after: This many leases that ran out in silence make a message suspected.
         base_seconds: The delay before the second delivery; doubles with each.
         max_seconds: The longest delay.
         draw: Where the jitter comes from: a number from 0 to 1.
@@ -91,7 +92,7 @@ class DLQPolicy:
     max_deliveries: int = 5
     fatal: tuple[type[BaseException], ...] = (BodyError,)
     transient: tuple[type[BaseException], ...] = (MailboxError, StoreUnavailableError)
-    suspect_after: int = 2
+    suspect_after: int = 1
     base_seconds: float = 1.0
     max_seconds: float = 300.0
     draw: Callable[[], float] = field(default=random.random, repr=False)
@@ -104,7 +105,7 @@ class DLQPolicy:
 
     def treatment(self, expiries: int) -> Treatment:
         """How to run a message whose earlier deliveries ended in silence this often."""
-        return "run_alone" if expiries >= self.suspect_after else "run"
+        return "run_isolated" if expiries >= self.suspect_after else "run"
 
     def verdict(self, error: BaseException, delivery_count: int) -> Verdict:
         """What to do with a message whose `delivery_count`-th delivery ended with this error."""

@@ -24,11 +24,11 @@ from fairtrial.errors import ConfigurationError, FairtrialError
 from fairtrial.fleet.config import EvalLoopConfig
 from fairtrial.fleet.eval_loop import EvalLoop
 from fairtrial.fleet.group import LoopGroup
-from fairtrial.fleet.isolated import IsolatedSuspects, SuspectRunner
+from fairtrial.fleet.isolated import ExecuteInChild, emit_answers
 from fairtrial.fleet.post import PostOffice, open_post_office
 from fairtrial.fleet.supervise import Bound
 from fairtrial.fleet.wire import EvalReply, EvalRequest
-from fairtrial.isolation import IsolatedRunner
+from fairtrial.isolation.child import emit
 from fairtrial.logs import start_logging
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.memory import InMemoryMailbox
@@ -82,13 +82,10 @@ async def run_worker(
     chosen = load_suite(suite) if isinstance(suite, str) else suite
     office = open_post_office(mailbox, claim_check=claim_check) if isinstance(mailbox, str) else mailbox
     results = open_store(store) if isinstance(store, str) else store
-    threads, isolated = DaemonThreads(), IsolatedRunner()
+    threads = DaemonThreads()
     try:
         async with open_lifespan(chosen.lifespan) as shared:
             requests = await office.requests(chosen.name)
-            suspects = None
-            if isinstance(suite, str):
-                suspects = IsolatedSuspects(partial(execute_suspect, suite), isolated)
             loop = make_loop(
                 chosen,
                 requests,
@@ -96,7 +93,7 @@ async def run_worker(
                 shared=shared,
                 threads=threads,
                 results=results,
-                isolated=suspects,
+                isolated=partial(execute_suspects, suite) if isinstance(suite, str) else None,
                 name=name,
             )
             _log.info("worker %s takes work of suite %r from %s", loop.name, chosen.name, requests.name)
@@ -110,7 +107,6 @@ async def run_worker(
             return loop
     finally:
         threads.close()
-        isolated.close()
         if office is not mailbox:
             await office.close()
         if results is not None and results is not store:
@@ -125,7 +121,7 @@ def make_loop(
     shared: Any = None,
     threads: DaemonThreads | None = None,
     results: RunStore | None = None,
-    isolated: SuspectRunner | None = None,
+    isolated: ExecuteInChild | None = None,
     name: str | None = None,
 ) -> EvalLoop:
     """The loop that works on a suite's trials."""
@@ -144,21 +140,21 @@ def make_loop(
     )
 
 
-def execute_suspect(suite: str, request: bytes) -> bytes:
-    """Execute one request of a suite in a child process, with a lifespan of its own."""
+def execute_suspects(suite: str, requests: Sequence[bytes]) -> None:
+    """Execute requests of a suite in a child process, with a lifespan of its own."""
     try:
         loaded = load_suite(suite)
     except ConfigurationError as error:  # Code on disk may have changed since the worker started.
         raise NotStartedError(f"the child process for a suspected trial could not begin: {error}") from error
-    return asyncio.run(execute_alone(loaded, EvalRequest.from_wire(request))).to_wire()
+    asyncio.run(execute_requests(loaded, requests))
 
 
 class NotStartedError(Exception):
     """A suspected trial could not even begin, so it is not what ended its process."""
 
 
-async def execute_alone(suite: EvalSuite, request: EvalRequest) -> EvalReply:
-    """Execute and score one request of a suite, with a lifespan of its own.
+async def execute_requests(suite: EvalSuite, requests: Sequence[bytes], send: Callable[[Any], None] = emit) -> None:
+    """Execute and score requests of a suite, with a lifespan of its own, and send each reply.
 
     Raises:
         NotStartedError: the suite's lifespan does not open.
@@ -171,8 +167,14 @@ async def execute_alone(suite: EvalSuite, request: EvalRequest) -> EvalReply:
             text = f"the suite's lifespan does not open: {error!r}"
             raise NotStartedError(f"the child process for a suspected trial could not begin: {text}") from error
         stack.push_async_callback(_close_lifespan, lifespan)
-        loop = make_loop(suite, InMemoryMailbox("alone", EvalRequest), shared=shared)
-        return EvalReply(await loop.execute(request), request.sample_ordinal, None, request.request_id, loop.name)
+        loop = make_loop(suite, InMemoryMailbox("isolated", EvalRequest), shared=shared)
+
+        async def execute(data: bytes) -> bytes:
+            request = EvalRequest.from_wire(data)
+            result = await loop.execute(request)
+            return EvalReply(result, request.sample_ordinal, None, request.request_id, loop.name).to_wire()
+
+        await emit_answers(execute, requests, send)
 
 
 async def _close_lifespan(lifespan: AbstractAsyncContextManager[Any]) -> None:
@@ -232,6 +234,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--claim-check", metavar="FOLDER", help="the shared folder for bodies over 64 KB")
     made.add_argument("--lease", type=float, default=60.0, metavar="SECONDS", help="lease of a request; it is renewed")
     made.add_argument("--drain", type=float, default=30.0, metavar="SECONDS", help="how long to finish after SIGTERM")
+    made.add_argument(
+        "--isolated-processes", type=int, default=4, metavar="N", help="child processes for suspected poison messages"
+    )
     made.add_argument("--allow-drift", action="store_true", help="also run requests made from other code")
     made.add_argument("--until-empty", action="store_true", help="end when there is nothing left to do")
     made.add_argument("--name", help="what results call this worker")
@@ -257,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lease_seconds=options.lease,
             drain_seconds=options.drain,
             allow_drift=options.allow_drift,
+            isolated_processes=options.isolated_processes,
         )
         asyncio.run(
             run_worker(

@@ -152,7 +152,7 @@ class Receiver[T]:
             body,
             receipt,
             delivery_count=deliveries,
-            expiries=number(fields.get(b"x")),
+            expiries=number(fields.get(b"x")) + number(fields.get(b"y")) // 2,
             reply_to=_text(fields.get(b"r")) or None,
             waited_seconds=self._mailbox.connection.age_of(id),
         )

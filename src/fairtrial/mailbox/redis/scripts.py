@@ -26,6 +26,8 @@ single text is read much faster than a hundred numbers.
 | `i`   | the message's id, when it is not the entry's      |
 | `n`   | earlier deliveries                                |
 | `x`   | earlier deliveries that ended in silence          |
+| `y`   | such that ended together with those of other      |
+|       | workers: each counts half                         |
 """
 
 from __future__ import annotations
@@ -96,17 +98,19 @@ local function forget(id)
   redis.call('XDEL', KEYS[1], id)
 end
 
-local function again(id, delivered, silent)
+local function again(id, delivered, silent, together)
   local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
   if entry then
-    local origin, n, x, rest = id, 0, 0, {}
+    local origin, n, x, y, rest = id, 0, 0, together or 0, {}
     for f = 1, #entry[2], 2 do
       local name, value = entry[2][f], entry[2][f + 1]
       if name == 'i' then origin = identity(value, id)
       elseif name == 'n' then n = tally(value)
       elseif name == 'x' then x = tally(value)
+      elseif name == 'y' then y = y + tally(value)
       elseif #rest < 64 then rest[#rest + 1] = name; rest[#rest + 1] = value end
     end
+    if y > 0 then rest[#rest + 1] = 'y'; rest[#rest + 1] = y end
     redis.call('XADD', KEYS[1], '*', 'i', origin, 'n', n + delivered, 'x', x + silent, unpack(rest))
   end
   forget(id)
@@ -307,12 +311,19 @@ return {#due, wait, held, names}
 RECLAIM = Script(
     _AGAIN
     + """
--- KEYS stream; ARGV consumer, its lease in ms, most to move. Returns how many leases had run out.
+-- KEYS stream; ARGV consumer, its lease in ms, most to move, whether leases of other workers ended too (0 or 1).
+-- Returns how many leases had run out.
 local late = redis.call('XPENDING', KEYS[1], 'fairtrial', 'IDLE', ARGV[2], '-', '+', ARGV[3], ARGV[1])
-for _, found in ipairs(late) do again(found[1], 1, 1) end
+local together = tonumber(ARGV[4])
+for _, found in ipairs(late) do again(found[1], 1, 1 - together, together) end
 return #late
 """
 )
+
+LATE = Script("""
+-- KEYS stream; ARGV consumer, its lease in ms. Returns 1 when one of its leases has run out.
+return #redis.call('XPENDING', KEYS[1], 'fairtrial', 'IDLE', ARGV[2], '-', '+', 1, ARGV[1])
+""")
 
 RESIGN = Script("""
 -- KEYS stream, sweeper; ARGV token, then consumers to retire
@@ -424,6 +435,7 @@ ALL: Final = (
     REVIVE,
     SWEEP,
     RECLAIM,
+    LATE,
     RESIGN,
     DEPTH,
     OLDEST,

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from fairtrial.errors import MailboxError
 from fairtrial.mailbox.redis.coalesce import Call
 from fairtrial.mailbox.redis.errors import is_gone, translated
-from fairtrial.mailbox.redis.scripts import RECLAIM, SWEEP
+from fairtrial.mailbox.redis.scripts import LATE, RECLAIM, SWEEP, Script
 
 if TYPE_CHECKING:
     from fairtrial.mailbox.redis.mailbox import RedisMailbox
@@ -93,17 +93,21 @@ class Sweeper:
 
     async def _reclaim(self, names: list[bytes]) -> list[int]:
         # One call per consumer: the server answers others in between, however many leases there are.
-        calls = []
-        for name in names:
-            lease = name.rpartition(b"/")[2]
-            if lease.isdigit():
-                calls.append(Call(RECLAIM, (self._mailbox.keys.stream,), [name, int(lease), _MOST]))
-        moved = []
-        for answer in await self._mailbox.connection.run(calls) if calls else ():
+        consumers = [(name, int(lease)) for name in names if (lease := name.rpartition(b"/")[2]).isdigit()]
+        found = await self._each(LATE, consumers)
+        late = [consumer for consumer, is_late in zip(consumers, found, strict=True) if is_late]
+        # Leases of several workers that end together tell of a server that was away, or of machines that were taken
+        # away, and not of a message that ends its worker.
+        workers = {name.rpartition(b"/")[0] for name, _ in late}
+        return await self._each(RECLAIM, late, _MOST, int(len(workers) > 1))
+
+    async def _each(self, script: Script, consumers: list[tuple[bytes, int]], *args: int) -> list[int]:
+        calls = [Call(script, (self._mailbox.keys.stream,), [name, lease, *args]) for name, lease in consumers]
+        answers = await self._mailbox.connection.run(calls) if calls else []
+        for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
-            moved.append(int(answer))
-        return moved
+        return [int(answer) for answer in answers]
 
     async def _run(self) -> None:
         while True:
