@@ -5,6 +5,7 @@ As a program it is the client: python fleet_suite.py STORE MAILBOX.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -25,6 +26,7 @@ LOG = os.environ.get("FLEET_LOG", "")
 LEAST, MOST = map(float, os.environ.get("FLEET_SLEEP", "0,0").split(","))
 CONCURRENCY = int(os.environ.get("FLEET_CONCURRENCY", "20"))
 POISON = os.environ.get("FLEET_POISON", "")
+STALL = os.environ.get("FLEET_STALL", "")
 TIMEOUT = float(os.environ.get("FLEET_TIMEOUT", "30"))
 VERSION = os.environ.get("FLEET_VERSION", "1")
 FORMAT = os.environ.get("FLEET_FORMAT", "")
@@ -79,6 +81,8 @@ async def double(given: int, ctx: TrialContext) -> int:
         os._exit(9)
     while GATE and given >= int(Path(GATE).read_text()):  # noqa: ASYNC110, ASYNC240 - another process writes it
         await anyio.sleep(0.05)
+    if STALL and given == int(STALL):
+        ctypes.PyDLL(None).sleep(600)  # Holds the interpreter lock, as a regular expression does.
     if MOST:
         await anyio.sleep(random.uniform(LEAST, MOST))
     return 2 * given

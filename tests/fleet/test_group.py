@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import signal
 import socket
@@ -731,3 +732,42 @@ def test_a_health_port_without_its_library_says_what_to_install(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigurationError, match=r'a health port needs .*pip install "fairtrial\[metrics\]"'):
         LoopGroup([Steady()], health_port=0)
+
+
+STALLING = """
+import ctypes, sys, time
+from fairtrial.fleet.watchdog import InterpreterWatchdog
+
+class Contained(InterpreterWatchdog):
+    def __enter__(self):
+        import os
+        os.getpid = lambda: 1
+        return super().__enter__()
+
+with (Contained if "contained" in sys.argv else InterpreterWatchdog)(1.5):
+    print("watched", flush=True)
+    if "stalled" in sys.argv:
+        ctypes.PyDLL(None).sleep(100)
+    time.sleep(4)
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["watched", "contained"])
+def test_a_process_whose_interpreter_is_stalled_is_killed_from_outside_and_shows_where(how: str) -> None:
+    run = [sys.executable, "-c", STALLING, "stalled", how]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=15, check=False)
+    assert (done.returncode, done.stdout) == (1 if how == "contained" else -signal.SIGABRT, "watched\n")
+    assert 'File "<string>", line 14 in <module>' in done.stderr
+    assert how == "contained" or "its interpreter has been stalled for" in done.stderr
+
+
+def test_a_process_that_waits_or_was_suspended_is_not_taken_for_stalled() -> None:
+    with subprocess.Popen([sys.executable, "-c", STALLING], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "watched\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(3)
+        os.kill(process.pid, signal.SIGCONT)
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "ended\n")

@@ -298,6 +298,22 @@ def test_a_trial_that_kills_its_workers_is_condemned_in_a_process_of_its_own_and
     assert "the trial ends its process" in fleet.logs()
 
 
+@pytest.mark.long
+@pytest.mark.proves("R82")
+def test_a_trial_that_stalls_the_interpreter_of_its_worker_is_an_error_and_the_other_worker_finishes_the_run(
+    fleet: Processes, tmp_path: Path
+) -> None:
+    fleet.settings = {**fleet.settings, "stall": 7, "samples": 60, "timeout": 2, "sleep": "0.05,0.1"}
+    workers = [fleet.worker("--lease", "3", "--isolated-processes", "1") for _ in range(2)]
+    answer = said(fleet.client(f"{tmp_path}/runs.db"))
+    assert (answer["status"], answer["errors"]) == ("finished", {"timeout": 1}), fleet.logs()
+    assert answer["successful"] == 59
+    assert sorted(worker.poll() is None for worker in workers) == [False, True], fleet.logs()
+    logs = "".join(path.read_text() for path in tmp_path.glob("worker-*.log"))
+    assert "its interpreter has been stalled for" in logs
+    assert "fleet_suite.py" in logs.partition("Fatal Python error")[2]  # The stack says where.
+
+
 class TestCommand:
     def run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)

@@ -1,14 +1,19 @@
-"""Notices an event loop that is stuck: from a thread, because a stuck loop notices nothing."""
+"""Notices an event loop that is stuck, from a thread, and an interpreter that is stalled, from another process."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
 
 from fairtrial.errors import ConfigurationError
 
@@ -22,7 +27,7 @@ class Watchdog:
     """Expects a sign of life from an event loop every so often.
 
     Whoever is stuck is shown: the stack of the loop's thread goes to the log, once per stall. Code that holds the
-    interpreter lock stops this thread too; then nothing answers at all, which a probe's own timeout notices.
+    interpreter lock stops this thread too: that is for `InterpreterWatchdog`.
 
     Args:
         stall_seconds: Silence of this length is a stall.
@@ -94,3 +99,82 @@ class Watchdog:
             for handler in logging.getLogger().handlers:
                 handler.flush()
             os._exit(EXIT_STALLED)
+
+
+class InterpreterWatchdog:
+    """Has this process killed when its interpreter is stalled by code that holds the interpreter lock.
+
+    A regular expression or a C extension can hold it for hours. Then no thread of this process runs, its leases run
+    out, and its messages go to others, while it lives on and does nothing. So a thread writes a heartbeat into a pipe,
+    and a small process at the other end kills this one after `stall_seconds` without any. The stack of every thread
+    goes to standard error first. The first process of a container cannot be killed from inside: there a thread outside
+    the interpreter ends it.
+
+    Use it as a context manager around whatever the process is for.
+    """
+
+    def __init__(self, stall_seconds: float) -> None:
+        if not stall_seconds > 0:
+            raise ConfigurationError(f"stall_seconds must be more than 0 (got {stall_seconds})")
+        self._stall_seconds = stall_seconds
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
+
+    def __enter__(self) -> Self:
+        beat = self._rearm
+        if os.getpid() != 1:
+            beat = self._write
+            self._start_watcher()
+        self._thread = threading.Thread(target=self._run, args=(beat,), name="fairtrial heartbeat", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._watcher is None:
+            faulthandler.cancel_dump_traceback_later()
+            return
+        os.close(self._pipe)
+        try:
+            self._watcher.wait(5)
+        except subprocess.TimeoutExpired:
+            self._watcher.kill()
+            self._watcher.wait()
+
+    def _start_watcher(self) -> None:
+        try:
+            faulthandler.enable()
+        except (AttributeError, OSError, RuntimeError, ValueError) as error:
+            _log.debug("the stack of a stalled interpreter will not be shown: %s", error)
+        ours, self._pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
+        script = str(Path(__file__).with_name("stall_watcher.py"))
+        command = [sys.executable, "-I", "-S", script, str(ours), str(os.getpid()), str(self._stall_seconds)]
+        try:
+            self._watcher = subprocess.Popen(  # noqa: S603 - our own script
+                command, stdin=subprocess.DEVNULL, pass_fds=(ours,), start_new_session=True
+            )
+        finally:
+            os.close(ours)
+
+    def _run(self, beat: Callable[[], None]) -> None:
+        interval = min(1.0, self._stall_seconds / 5)
+        try:
+            beat()
+            while not self._end.wait(interval):
+                beat()
+        except OSError as error:
+            _log.warning("a stalled interpreter will not be noticed any more: %s", error)
+
+    def _write(self) -> None:
+        try:
+            os.write(self._pipe, b".")
+        except BlockingIOError:
+            pass  # The watcher is suspended, and will find enough heartbeats.
+
+    def _rearm(self) -> None:
+        faulthandler.dump_traceback_later(self._stall_seconds, exit=True)

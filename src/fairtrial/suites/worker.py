@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -27,6 +27,7 @@ from fairtrial.fleet.group import LoopGroup
 from fairtrial.fleet.isolated import ExecuteInChild, emit_answers
 from fairtrial.fleet.post import PostOffice, open_post_office
 from fairtrial.fleet.supervise import Bound
+from fairtrial.fleet.watchdog import InterpreterWatchdog
 from fairtrial.fleet.wire import EvalReply, EvalRequest
 from fairtrial.isolation.child import emit
 from fairtrial.logs import start_logging
@@ -74,7 +75,8 @@ async def run_worker(
         name: What results call this worker.
         until_empty: End when there is nothing left to do.
         max_iterations: End after so many receives.
-        signals: Whether SIGTERM and SIGINT mean: finish what is in flight, then end. A second one hands it back.
+        signals: Whether SIGTERM and SIGINT mean: finish what is in flight, then end. A second one hands it back. Such
+            a worker is the main thing of its process, which is killed if its interpreter stalls for as long as a lease.
         health_port: Where to answer `/live`, `/ready`, `/health` and `/metrics`; nowhere unless given.
         health_host: The interface to answer on.
         started: Called with the loop before it runs, by those who want to stop or watch it.
@@ -102,7 +104,8 @@ async def run_worker(
             if not signals and health_port is None:
                 await loop.run(max_iterations=max_iterations, until_empty=until_empty)
             else:
-                await _supervised(loop, requests, max_iterations, until_empty, health_port, health_host)
+                with InterpreterWatchdog(loop.config.lease_seconds) if signals else nullcontext():
+                    await _supervised(loop, requests, max_iterations, until_empty, health_port, health_host)
             await office.leave(requests)
             return loop
     finally:
