@@ -292,3 +292,9 @@ def test_where_nothing_was_scored_errors_as_failures_are_not_the_same() -> None:
     assert "\npass rate                       -  " in said
     assert "\nwith errors as failures      0.0%  " in said
     assert "With errors as failures, the figures are the same." not in said
+
+
+def test_what_an_encoding_lacks_is_replaced_by_question_marks_as_wide() -> None:
+    assert terminal.writable("日本 é…", "ascii") == "???? ?~"
+    assert terminal.writable("日本 é…", "cp1252") == "???? é…"
+    assert terminal.writable("日本 é…", None) == "日本 é…"

@@ -21,38 +21,11 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-15
 
 
-class ExperimentAnalysis:
-    """The figures of one experiment of a run. Undefined figures are None, never 0."""
+class TotalsAnalysis:
+    """What the sums of some trials come to: those of an experiment, or of a slice of one."""
 
-    def __init__(self, store: RunStore, run: RunRecord, totals: Totals) -> None:
-        self.source = ExperimentSource(store, run, totals.experiment)
+    def __init__(self, totals: Totals) -> None:
         self.totals = totals
-
-    @classmethod
-    def read(cls, source: ExperimentSource) -> ExperimentAnalysis:
-        """Read the sums of an experiment."""
-        found = source.store.totals(source.run.run_id)
-        return cls(source.store, source.run, next(one for one in found if one.experiment == source.name))
-
-    @property
-    def store(self) -> RunStore:
-        """Where the results are."""
-        return self.source.store
-
-    @property
-    def run(self) -> RunRecord:
-        """The run's record."""
-        return self.source.run
-
-    @property
-    def name(self) -> str:
-        """The experiment's name."""
-        return self.source.name
-
-    @property
-    def planned(self) -> int:
-        """Trials in the plan."""
-        return self.run.dataset_size * self.run.repeats
 
     @property
     def total(self) -> int:
@@ -68,11 +41,6 @@ class ExperimentAnalysis:
     def errors(self) -> Mapping[str, int]:
         """How many trials ended in each kind of error; kinds that did not occur are left out."""
         return {name: self.totals.outcomes[name] for name in ERRORS if self.totals.outcomes.get(name)}
-
-    @property
-    def not_run(self) -> int:
-        """Planned trials without a result."""
-        return self.planned - self.total
 
     @property
     def pass_rate(self) -> float | None:
@@ -129,6 +97,60 @@ class ExperimentAnalysis:
         """Model calls of tasks and judges whose cost is not known: where there are any, costs are lower bounds."""
         return self.totals.unpriced_calls + self.totals.unpriced_judge_calls
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """n, mean, std, min and max of the rewards, the mean score, the pass rates and the number of errors.
+
+        `summarize` says what is in it, and gives the same figures for any results.
+        """
+        totals, count = self.totals, self.successful
+        mean = totals.reward_sum / count if count else 0.0
+        squares = totals.reward_squares - count * mean * mean
+        if squares < totals.reward_squares * count * _ROUNDING:
+            squares = 0.0  # All rewards are equal: what is left is the rounding of two large sums.
+        low = math.inf if totals.reward_min is None else totals.reward_min
+        high = -math.inf if totals.reward_max is None else totals.reward_max
+        return describe(count, self.total - count, totals.passed, totals.value_sum, mean, squares, low, high)
+
+
+class ExperimentAnalysis(TotalsAnalysis):
+    """The figures of one experiment of a run. Undefined figures are None, never 0."""
+
+    def __init__(self, store: RunStore, run: RunRecord, totals: Totals) -> None:
+        self.source = ExperimentSource(store, run, totals.experiment)
+        super().__init__(totals)
+
+    @classmethod
+    def read(cls, source: ExperimentSource) -> ExperimentAnalysis:
+        """Read the sums of an experiment."""
+        found = source.store.totals(source.run.run_id)
+        return cls(source.store, source.run, next(one for one in found if one.experiment == source.name))
+
+    @property
+    def store(self) -> RunStore:
+        """Where the results are."""
+        return self.source.store
+
+    @property
+    def run(self) -> RunRecord:
+        """The run's record."""
+        return self.source.run
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.source.name
+
+    @property
+    def planned(self) -> int:
+        """Trials in the plan."""
+        return self.run.dataset_size * self.run.repeats
+
+    @property
+    def not_run(self) -> int:
+        """Planned trials without a result."""
+        return self.planned - self.total
+
     @cached_property
     def figures(self) -> Figures:
         """Every rate and mean with its interval, read once."""
@@ -183,21 +205,6 @@ class ExperimentAnalysis:
         }
         whole = self.figures.get("pass_rate")
         return found if found or whole is None else {self.run.evaluator: whole}
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """n, mean, std, min and max of the rewards, the mean score, the pass rates and the number of errors.
-
-        `summarize` says what is in it, and gives the same figures for any results.
-        """
-        totals, count = self.totals, self.successful
-        mean = totals.reward_sum / count if count else 0.0
-        squares = totals.reward_squares - count * mean * mean
-        if squares < totals.reward_squares * count * _ROUNDING:
-            squares = 0.0  # All rewards are equal: what is left is the rounding of two large sums.
-        low = math.inf if totals.reward_min is None else totals.reward_min
-        high = -math.inf if totals.reward_max is None else totals.reward_max
-        return describe(count, self.total - count, totals.passed, totals.value_sum, mean, squares, low, high)
 
     @property
     def adaptive(self) -> Mapping[str, Any] | None:

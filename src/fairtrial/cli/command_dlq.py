@@ -181,7 +181,7 @@ def _name(suite: str) -> str:
 
 
 def _facts(letter: Any) -> dict[str, Any]:
-    from fairtrial.cli.facts import moment
+    from fairtrial.render.run_json import moment
 
     return {
         "id": letter.id,

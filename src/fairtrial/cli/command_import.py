@@ -71,7 +71,7 @@ type Written = dict[str, list[tuple[Path, Any]]]
 
 
 def _facts(store: RunStore, format: str, found: Import, stored: Stored, written: Written) -> dict[str, Any]:
-    from fairtrial.cli.facts import run_facts
+    from fairtrial.render.run_json import listed_run
 
     suites = [
         {
@@ -81,7 +81,7 @@ def _facts(store: RunStore, format: str, found: Import, stored: Stored, written:
             "samples": len(suite.dataset),
             "runs": [
                 {"state": one.state, "remarks": list(run.remarks),
-                 **run_facts(one.run, store.totals(one.run.run_id))}
+                 **listed_run(one.run, store.totals(one.run.run_id))}
                 for run, one in zip(suite.runs, stored[suite.source_id], strict=True)
             ],
             "graders": [

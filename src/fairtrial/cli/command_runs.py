@@ -36,11 +36,11 @@ def runs(
     from functools import partial
     from itertools import islice
 
-    from fairtrial.cli.facts import run_facts
     from fairtrial.cli.names import name_of
     from fairtrial.cli.pairs import parse_pairs
     from fairtrial.cli.rerun import rerun_command
     from fairtrial.cli.screen import note, out, print_json, print_table
+    from fairtrial.render.run_json import listed_run
     from fairtrial.runs.run_lease import with_current_status
 
     opened = options.open_existing(store)
@@ -54,7 +54,7 @@ def runs(
     chosen = list(islice(found, limit))
     if json:
         print_json(
-            {"format": "fairtrial.runs/1", "runs": [run_facts(run, opened.totals(run.run_id)) for run in chosen]}
+            {"format": "fairtrial.runs/1", "runs": [listed_run(run, opened.totals(run.run_id)) for run in chosen]}
         )
         return 0
     if not chosen:

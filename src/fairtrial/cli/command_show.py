@@ -95,9 +95,9 @@ def _unknown_sample(store: RunStore, named: RunName, sample_id: str, repeat: int
 def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
     import json as json_text
 
-    from fairtrial.cli.facts import totals_facts
     from fairtrial.cli.faults import Mistake
     from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
+    from fairtrial.render.run_json import totals_record
     from fairtrial.render.safe_text import plain
 
     groups: list[tuple[Any, Any]] = [
@@ -112,7 +112,7 @@ def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
     rates = _slice_rates(store, named, key)
     if json:
         facts = [
-            {"value": value, **totals_facts(totals), **_interval_facts(rates.get((totals.experiment, str(value))))}
+            {"value": value, **totals_record(totals), **_interval_facts(rates.get((totals.experiment, str(value))))}
             for value, totals in groups
         ]
         print_json({"format": "fairtrial.slices/1", "run_id": named.run.run_id, "by": key, "slices": facts})
@@ -124,7 +124,7 @@ def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
     for value, totals in sorted(groups, key=lambda group: str(group[0])):
         shown = "-" if value is None else value if isinstance(value, str) else json_text.dumps(value)
         rate = rates.get((totals.experiment, str(value)))
-        add_row(table, shown, totals.experiment, *_figures(totals_facts(totals), rate))
+        add_row(table, shown, totals.experiment, *_figures(totals_record(totals), rate))
     print_table(out(), table)
     return 0
 

@@ -39,8 +39,8 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
       fairtrial store stats
       fairtrial store stats --store postgresql://db/evals --json
     """
-    from fairtrial.cli.facts import moment
     from fairtrial.cli.screen import add_row, make_table, out, print_json, print_table
+    from fairtrial.render.run_json import moment
     from fairtrial.store.sql import SqlStore
 
     _, url = options.settings_with(store)

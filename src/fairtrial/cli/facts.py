@@ -1,76 +1,15 @@
-"""What commands print as JSON. Names here are a promise: they are added to, and changed only with a new schema."""
+"""What commands print as JSON about a trial; `fairtrial.render.run_json` has the same for runs.
+
+Names here are a promise: they are added to, and changed only with a new schema.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairtrial.codec import to_json
-from fairtrial.store.protocol import RunRecord, Totals
+from fairtrial.render.run_json import moment
 from fairtrial.trials.result import EvalResult
-
-
-def moment(seconds: float | None) -> str | None:
-    """A time as ISO 8601 in UTC."""
-    if seconds is None:
-        return None
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
-
-
-def run_facts(run: RunRecord, totals: Iterable[Totals]) -> dict[str, Any]:
-    """What is known about a run."""
-    return {
-        "run_id": run.run_id,
-        "name": f"{run.suite}@{run.number}",
-        "suite": run.suite,
-        "number": run.number,
-        "status": run.status,
-        "created_at": moment(run.created_at),
-        "finished_at": moment(run.finished_at),
-        "dataset": {
-            "name": run.dataset_name,
-            "version": run.dataset_version,
-            "fingerprint": run.dataset_fingerprint,
-            "samples": run.dataset_size,
-        },
-        "evaluator": run.evaluator,
-        "repeats": run.repeats,
-        "planned": run.planned,
-        "tags": dict(run.tags),
-        "parent_run": run.parent_run,
-        "notes": to_json(dict(run.notes)),
-        "experiments": [totals_facts(part, to_json(run.params.get(part.experiment))) for part in totals],
-    }
-
-
-def totals_facts(totals: Totals, params: Any = None) -> dict[str, Any]:
-    """The figures of one experiment; undefined ones are null, never 0."""
-    outcomes: Mapping[Any, int] = totals.outcomes
-    scored = outcomes.get("scored", 0)
-    total = sum(outcomes.values()) - outcomes.get("not_run", 0)
-    return {
-        "experiment": totals.experiment,
-        "params": params or {},
-        "trials": total,
-        "scored": scored,
-        "passed": totals.passed,
-        "errors": {name: count for name, count in outcomes.items() if name not in ("scored", "not_run") and count},
-        "pass_rate": totals.passed / scored if scored else None,
-        "pass_rate_all": totals.passed / total if total else None,
-        "mean_score": totals.value_sum / scored if scored else None,
-        "mean_reward": totals.reward_sum / scored if scored else None,
-        "mean_latency_ms": totals.latency_sum / totals.timed if totals.timed else None,
-        "tokens": {
-            "input": totals.input_tokens,
-            "output": totals.output_tokens,
-            "cached": totals.cached_tokens,
-        },
-        "cost_usd": totals.cost_usd,
-        "judge_cost_usd": totals.judge_cost_usd,
-        "cache_hits": totals.cache_hits,
-        "unpriced_calls": totals.unpriced_calls + totals.unpriced_judge_calls,
-    }
 
 
 def trial_facts(result: EvalResult, *, whole: bool = False) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What every screen shares: consoles, tables whose rows never wrap, and how things are written."""
+"""What every screen shares: consoles, tables, and how things are written."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from fairtrial.logs import LogFormat
 from fairtrial.logs import start_logging as log_to_stderr
+from fairtrial.render.document import Column, Table
 from fairtrial.render.safe_text import lines, plain
+from fairtrial.render.terminal import RichDocument
 
-_LEAST = 8  # What is left of a column that gives way.
 _PIPED_WIDTH = 120  # A file or a pipe has no width; wide enough for every table, narrow enough to be read.
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenTable:
+    """A table that is still being filled."""
+
+    columns: tuple[Column, ...]
+    rows: list[tuple[str, ...]]
 
 
 def out() -> Console:
@@ -99,63 +107,23 @@ def print_json(facts: Any) -> None:
     sys.stdout.flush()
 
 
-def make_table(*columns: str, right: Sequence[str] = (), cut: Sequence[str] = ()) -> Table:
+def make_table(*titles: str, right: Sequence[str] = (), cut: Sequence[str] = ()) -> ScreenTable:
     """A table for `add_row(table, ...)`. Columns named in `cut` give way when the terminal is narrow."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in columns:
-        # Only columns that may wrap give way; their cells are told not to, so they are cut instead.
-        table.add_column(
-            name, justify="right" if name in right else "left", no_wrap=name not in cut, overflow="ellipsis"
-        )
-    return table
+    columns = [
+        Column(title, "right" if title in right else "left", name=title in cut, heading=at == 0, shortest=8)
+        for at, title in enumerate(titles)
+    ]
+    return ScreenTable(tuple(columns), [])
 
 
-def add_row(table: Table, *cells: str | Text, style: str | None = None) -> None:
+def add_row(table: ScreenTable, *cells: str) -> None:
     """Add a row of cells, each on one line whatever is in it."""
-    row = []
-    for cell in cells:
-        text = cell if isinstance(cell, Text) else Text(plain(cell))
-        text.no_wrap, text.overflow = True, "ellipsis"
-        row.append(text)
-    table.add_row(*row, style=style)
+    table.rows.append(cells)
 
 
-def print_table(console: Console, table: Table) -> None:
-    """Print a table, or its rows one below the other where it does not fit; in a pipe, lines end where their text does.
-
-    What is cut is then only what may be cut: a table whose figures were all "1…" would be none.
-    """
-    if not _fits(console, table):
-        _print_records(console, table)
-        return
-    if console.is_terminal:
-        console.print(table)
-        return
-    with console.capture() as captured:
-        console.print(table)
-    console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
-
-
-def _fits(console: Console, table: Table) -> bool:
-    needed = 2 * (len(table.columns) - 1)
-    for column in table.columns:
-        widest = max((cell_len(_text(cell)) for cell in (column.header, *column.cells)), default=0)
-        needed += widest if column.no_wrap else min(widest, _LEAST)
-    return needed <= console.width
-
-
-def _print_records(console: Console, table: Table) -> None:
-    first, *others = table.columns
-    for row, title in enumerate(first.cells):
-        console.print(Text(_text(title), style="bold", no_wrap=True, overflow="ellipsis"))
-        for column in others:
-            value = _text(list(column.cells)[row])
-            if value:
-                console.print(Text(f"  {_text(column.header)} {value}", no_wrap=True, overflow="ellipsis"))
-
-
-def _text(cell: Any) -> str:
-    return cell.plain if isinstance(cell, Text) else str(cell)
+def print_table(console: Console, table: ScreenTable) -> None:
+    """Print a table, or its rows one below the other where it does not fit."""
+    console.print(RichDocument(Table("", table.columns, tuple(table.rows))))
 
 
 def commands(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:

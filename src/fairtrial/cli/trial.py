@@ -9,12 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fairtrial.cli.facts import envelopes, moment
+from fairtrial.cli.facts import envelopes
 from fairtrial.cli.names import name_of
 from fairtrial.cli.rerun import rerun_command
 from fairtrial.cli.screen import count
 from fairtrial.codec import to_json
 from fairtrial.render.report_document import criterion_text
+from fairtrial.render.run_json import moment
 from fairtrial.render.safe_text import plain
 from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord

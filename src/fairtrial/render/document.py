@@ -45,12 +45,22 @@ type Content = str | Cell | Bar | None
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: `name` columns hold names, which may be cut where space is short; figures never are."""
+    """A column: `name` columns hold names, which may be cut to `shortest` where space is short; figures never are.
+
+    Where there is no space for rows, each becomes a few lines under its `heading` columns: the names, unless told.
+    """
 
     title: str
     align: Align = "right"
     name: bool = False
     bar: bool = False
+    heading: bool | None = None
+    shortest: int = 10
+
+    @property
+    def heads_row(self) -> bool:
+        """Whether the column is part of a row's heading."""
+        return self.name if self.heading is None else self.heading
 
 
 @dataclass(frozen=True, slots=True)

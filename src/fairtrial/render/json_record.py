@@ -16,8 +16,8 @@ from fairtrial.analysis.comparison import ComparisonRecord
 from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis
 from fairtrial.analysis.gate import GateRecord
 from fairtrial.codec import to_json
+from fairtrial.render.run_json import report_run, tokens_of
 from fairtrial.render.safe_text import whole
-from fairtrial.store.protocol import RunRecord
 from fairtrial.types import JSON
 
 REPORT_FORMAT = "fairtrial.report/1"
@@ -41,26 +41,6 @@ def _clean(value: Any) -> Any:
             return value
 
 
-def run_record(run: RunRecord) -> dict[str, Any]:
-    """What identifies a run."""
-    return {
-        "run_id": run.run_id,
-        "suite": run.suite,
-        "status": run.status,
-        "dataset": run.dataset_name,
-        "dataset_version": run.dataset_version,
-        "dataset_fingerprint": run.dataset_fingerprint,
-        "samples": run.dataset_size,
-        "repeats": run.repeats,
-        "evaluator": run.evaluator,
-        "code_versions": run.code_versions,
-        "tags": dict(run.tags),
-        "created_at": run.created_at,
-        "finished_at": run.finished_at,
-        "notes": to_json(dict(run.notes)),
-    }
-
-
 @singledispatch
 def json_of(record: object) -> dict[str, JSON]:
     """Every figure of a record as JSON values, after the name of their format."""
@@ -71,7 +51,7 @@ def json_of(record: object) -> dict[str, JSON]:
 def _report(analysis: RunAnalysis) -> dict[str, JSON]:
     return {
         "format": REPORT_FORMAT,
-        "run": run_record(analysis.run),
+        "run": report_run(analysis.run),
         "experiments": [_part(part) for part in analysis.parts],
     }
 
@@ -129,11 +109,7 @@ def _part(part: ExperimentAnalysis) -> dict[str, Any]:
         },
         "distribution": {"start": 0.0, "end": 1.0, "counts": list(figures.distribution)},
         "latency_ms": {"mean": part.mean_latency_ms, "max": totals.latency_max if totals.timed else None},
-        "tokens": {
-            "input": totals.input_tokens,
-            "output": totals.output_tokens,
-            "cached": totals.cached_tokens,
-        },
+        "tokens": tokens_of(totals),
         "cost_usd": part.cost_usd,
         "judge_cost_usd": part.judge_cost_usd,
         "cache_hits": part.cache_hits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Any
 
@@ -52,3 +53,20 @@ def plain(text: str, *, limit: int | None = None) -> str:
 def shown(value: Any) -> str:
     """A value as text: itself, or its JSON."""
     return value if isinstance(value, str) else dumps(value)
+
+
+AS_WIDE = "fairtrial-as-wide"
+"""The error handler of encodings that lack a character: question marks as wide as it is, so that no table breaks."""
+_STAND_INS = {"…": "~"}  # What a cut cell ends in.
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    from rich.cells import cell_len  # Few screens lack a character: the others do not wait for rich.
+
+    text = error.object[error.start : error.end]
+    return "".join(_STAND_INS.get(one) or "?" * cell_len(one) for one in text), error.end
+
+
+codecs.register_error(AS_WIDE, _replaced)

@@ -6,6 +6,7 @@ where not even that is enough, every row becomes a few short lines.
 
 from __future__ import annotations
 
+import codecs
 import io
 import shutil
 from collections.abc import Iterator
@@ -29,14 +30,13 @@ from fairtrial.render.document import (
     Table,
     Tone,
 )
-from fairtrial.render.safe_text import plain
+from fairtrial.render.safe_text import AS_WIDE, plain
 
 WIDTH = 80
 """How wide text is that no terminal shows."""
 
 _GAP = 2
 _WIDEST = 140
-_SHORTEST_NAME = 10
 _FAIR_NAME = 32  # A name may be cut to this much to make room for a bar.
 _SHORTEST_BAR, _LONGEST_BAR = 10, 41
 _STYLES: dict[Tone, str] = {"": "", "good": "green", "bad": "red", "unsure": "yellow", "dim": "dim"}
@@ -70,14 +70,11 @@ def glyphs_for(encoding: str | None) -> Glyphs:
 
 def writable(text: str, encoding: str | None) -> str:
     """`text` with "?" for what the encoding lacks: a report that cannot be shown whole is still shown."""
-    encoding = encoding or "utf-8"
     try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.replace("…", "~").encode(encoding, "replace").decode(encoding)
+        encoding = codecs.lookup(encoding or "utf-8").name
     except LookupError:
-        return writable(text, "ascii")
-    return text
+        encoding = "ascii"
+    return text.encode(encoding, AS_WIDE).decode(encoding)
 
 
 def width_of(stream: object, otherwise: int) -> int:
@@ -89,14 +86,13 @@ def width_of(stream: object, otherwise: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RichDocument:
-    """A document that a rich console can print, at whatever width it has."""
+    """A document, or one block, that a rich console can print, at whatever width it has."""
 
-    document: Document
+    content: Document | Block
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Each line as text of its own, marked never to wrap."""
-        glyphs = glyphs_for(options.encoding)
-        for line in _document(self.document, options.max_width, glyphs):
+        for line in _lines(self.content, options.max_width, glyphs_for(options.encoding)):
             line.plain = writable(line.plain, options.encoding)
             line.no_wrap = True
             line.overflow = "crop"
@@ -110,6 +106,10 @@ def as_text(document: Document, *, width: int = WIDTH, encoding: str | None = No
     for line in _document(document, width, glyphs_for(encoding)):
         console.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
     return writable("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()), encoding)
+
+
+def _lines(content: Document | Block, width: int, glyphs: Glyphs) -> Iterator[Text]:
+    return _document(content, width, glyphs) if isinstance(content, Document) else _block(content, width, glyphs)
 
 
 def _document(document: Document, width: int, glyphs: Glyphs) -> Iterator[Text]:
@@ -216,10 +216,12 @@ def _widths(table: Table, width: int) -> list[int] | None:
     names = [at for at, column in enumerate(table.columns) if column.name]
     for bar in bars:
         full[bar] = 0
+    for at in names:
+        full[at] = min(full[at], width)  # What is cut one by one below is then little, however long a text is.
     taken = sum(full) + _GAP * (len(full) - len(bars) - 1)
     smallest = len(bars) * (_SHORTEST_BAR + _GAP)
     # First with bars and names of a fair length, then without bars and with names as short as may be.
-    for beside, shortest in ((smallest, _FAIR_NAME), (0, _SHORTEST_NAME)):
+    for beside, shortest in ((smallest, [_FAIR_NAME] * len(names)), (0, [table.columns[at].shortest for at in names])):
         short = _shortened([full[at] for at in names], taken + beside - width, shortest)
         if short is not None:
             for at, size in zip(names, short, strict=True):
@@ -231,13 +233,14 @@ def _widths(table: Table, width: int) -> list[int] | None:
     return None
 
 
-def _shortened(names: list[int], excess: int, shortest: int) -> list[int] | None:
+def _shortened(names: list[int], excess: int, shortest: list[int]) -> list[int] | None:
     """The widths of name columns, the widest cut first, with `excess` less in all; None if one would be too short."""
     sizes = list(names)
     for _ in range(excess):
-        if not sizes or max(sizes) <= shortest:
+        longer = [at for at, size in enumerate(sizes) if size > shortest[at]]
+        if not longer:
             return None
-        sizes[sizes.index(max(sizes))] -= 1
+        sizes[max(longer, key=sizes.__getitem__)] -= 1
     return sizes
 
 
@@ -269,10 +272,10 @@ def _stacked(table: Table, width: int) -> Iterator[Text]:
         if isinstance(row, Section):
             yield from _paragraph(row.title, width, "bold")
             continue
-        names = [_words(content) for column, content in zip(table.columns, row, strict=True) if column.name]
+        names = [_words(content) for column, content in zip(table.columns, row, strict=True) if column.heads_row]
         yield from _paragraph("  ".join(name for name in names if name), width, "bold")
         for column, content in zip(table.columns, row, strict=True):
-            if not column.name and not column.bar and _words(content):
+            if not column.heads_row and not column.bar and _words(content):
                 title = " ".join(part for part in (plain(column.title), _words(content)) if part)
                 yield from (Text("  ") + line for line in _paragraph(title, width - 2))
 

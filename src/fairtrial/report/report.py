@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis
+from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis, TotalsAnalysis
 from fairtrial.analysis.metrics import ERRORS
 from fairtrial.analysis.source import ExperimentSource, adaptive_note
 from fairtrial.analysis.summaries import group_by, summarize
@@ -37,7 +37,7 @@ class ExperimentReport(ExperimentAnalysis, WithTestCases):
         if callable(key):
             return {value: summarize(group) for value, group in group_by(self.results, key).items()}
         return {
-            tuple(value) if isinstance(value, list) else value: ExperimentAnalysis(self.store, self.run, totals).summary
+            tuple(value) if isinstance(value, list) else value: TotalsAnalysis(totals).summary
             for value, totals in self.store.group_totals(self.run.run_id, key)
             if totals.experiment == self.name
         }
