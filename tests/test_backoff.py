@@ -8,6 +8,7 @@ import pytest
 
 from fairtrial.backoff import backoff, patience_seconds, retry_while_unavailable, retry_while_unavailable_sync
 from fairtrial.errors import ConfigurationError, MailboxConnectionError, MailboxFullError, StoreUnavailableError
+from fairtrial.metrics import WAITING
 
 pytestmark = pytest.mark.anyio
 log = logging.getLogger("test")
@@ -73,3 +74,25 @@ def test_pauses_double_up_to_a_limit_and_half_of_each_is_random() -> None:
     assert [backoff(n, first=1, longest=8, draw=lambda: 1.0) for n in range(1, 6)] == [1, 2, 4, 8, 8]
     assert backoff(1, first=1, longest=8, draw=lambda: 0.0) == 0.5
     assert backoff(10_000, first=1, longest=8, draw=lambda: 1.0) == 8
+
+
+def test_a_call_is_counted_while_it_waits_and_no_longer() -> None:
+    def waiting() -> tuple[float, float]:
+        counts = WAITING.read()
+        return counts.get(("store",), 0.0), counts.get(("queue",), 0.0)
+
+    errors = [StoreUnavailableError("away"), MailboxConnectionError("away")]
+    before, seen = waiting(), []
+
+    def call() -> int:
+        seen.append(waiting())
+        if errors:
+            raise errors.pop(0)
+        return 7
+
+    assert retry_while_unavailable_sync(call, "asking", log) == 7
+    assert seen == [before, (before[0] + 1, before[1]), (before[0], before[1] + 1)]
+    errors.append(StoreUnavailableError("for good"))
+    with pytest.raises(StoreUnavailableError):
+        retry_while_unavailable_sync(call, "asking", log, seconds=0)
+    assert waiting() == before

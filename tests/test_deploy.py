@@ -88,7 +88,8 @@ def test_the_commands_have_only_flags_that_workers_know(compose: Any, container:
 def test_the_composed_client_leaves_the_work_to_the_workers_and_reads_their_queue(compose: Any) -> None:
     client, worker = (compose["services"][name] for name in ("client", "worker"))
     # Without --fleet the trials would be executed in the client.
-    assert client["command"] == ["run", worker["command"][1], "--fleet"]
+    assert client["command"] == ["run", worker["command"][1], "--fleet", "--health-port", "8080"]
+    assert "http://127.0.0.1:8080/health" in client["healthcheck"]["test"][-1]
     assert client["environment"]["FAIRTRIAL_MAILBOX"] == worker["environment"]["FAIRTRIAL_MAILBOX"]
 
 

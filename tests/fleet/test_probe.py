@@ -59,7 +59,7 @@ def number(text: str, name: str, **labels: str) -> float:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 25
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
