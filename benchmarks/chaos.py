@@ -4,7 +4,8 @@
 
 Each run is local on SQLite, local on PostgreSQL, or a fleet's on Redis and PostgreSQL, by draw. After each end of the
 command: no result missing unless the exit code says so, none wrong, none stored twice; then the same command goes on.
-A run is repeated by its seed and number: --seed N --first NUMBER --runs 1. Needs root, to mount a small disk.
+A run is repeated by its seed and number: --seed N --first NUMBER --runs 1. As root, SQLite files are on a small disk of
+their own, which is filled; else the size of files is limited.
 """
 
 from __future__ import annotations

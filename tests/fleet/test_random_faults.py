@@ -26,7 +26,7 @@ ONLY_FLEET = tuple(name for name, (kinds, _) in FAULTS.items() if kinds == ("fle
 def test_a_run_under_every_fault_ends_complete_by_the_same_command(
     tmp_path: Path, kind: str, faults: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = FaultPlan(SEED, 0, trials=400, kind=kind, faults=faults, seconds=0.6)
+    plan = FaultPlan(SEED, 0, trials=300, kind=kind, faults=faults, seconds=0.5, workers=2)
     outcome = run_with_faults(tmp_path, plan)
     with capsys.disabled():
         print(f"\nseed {SEED}: {outcome}")
