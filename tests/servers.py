@@ -120,6 +120,13 @@ class PostgresServer:
         children = Path(f"/proc/{server}/task/{server}/children").read_text(encoding="ascii")
         return [server, *map(int, children.split())]
 
+    def forget(self) -> None:
+        """Take note that the server was killed by a test; it can be started again."""
+        assert self._process is not None
+        self._process.wait(timeout=_START_SECONDS)
+        self._process = None
+        (self._folder / "data" / "postmaster.pid").unlink(missing_ok=True)
+
     def close(self) -> None:
         """Stop the server and remove its folder."""
         self.stop(crash=True)

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, exact_match, open_store
+from fairtrial.errors import MailboxError
 from fairtrial.fleet import EvalLoop, EvalLoopConfig
 from fairtrial.fleet.post import RedisPostOffice
 from fairtrial.suites.worker import run_worker
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.anyio
 
 TRIALS = 300
 CONCURRENCY = 10
+REQUESTS = "{fairtrial:faults.requests}:stream"
 
 
 @dataclass
@@ -192,6 +194,36 @@ async def test_a_run_survives_a_slow_or_silent_network(
     name: str, redis_server: RedisServer, redis_proxy: Proxy, tmp_path: Path
 ) -> None:
     await check_redis(*SLOWER_REDIS_FAULTS[name], redis_server, redis_proxy, tmp_path)
+
+
+async def replace_the_stream(fleet: Fleet) -> None:
+    with fleet.redis.client() as client:
+        client.delete(REQUESTS)
+        client.set(REQUESTS, "text")
+
+
+async def use_up_the_ids(fleet: Fleet) -> None:
+    with fleet.redis.client() as client:
+        client.xadd(REQUESTS, {"b": b"x"}, id="18446744073709551615-18446744073709551614")
+
+
+async def do_nothing(fleet: Fleet) -> None:
+    pass
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [replace_the_stream, use_up_the_ids], ids=["another type", "last possible id"])
+async def test_a_stream_that_was_made_unusable_ends_the_run_which_resumes_once_its_key_is_deleted(
+    fault: Fault, redis_server: RedisServer, redis_proxy: Proxy, tmp_path: Path
+) -> None:
+    fleet = Fleet(redis_server, redis_proxy, f"sqlite:///{tmp_path}/runs.db")
+    with pytest.raises(MailboxError, match=r"faults\.requests: "):
+        await fleet.run(fault)
+    with redis_server.client() as client:
+        client.delete(REQUESTS)
+    report = await fleet.run(do_nothing)
+    assert (report.status, report.successful) == ("finished", TRIALS)
+    assert fleet.stored() == list(range(TRIALS))
 
 
 @pytest.fixture(scope="module")
