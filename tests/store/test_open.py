@@ -22,7 +22,7 @@ from fairtrial.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from fairtrial.store import RunStore, default_store, open_store, schema
+from fairtrial.store import RunStore, default_store, engine, open_store, schema
 from fairtrial.store.engine import translated
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.open import migrate_store
@@ -247,3 +247,27 @@ class TestTimeLimits:
             driver: Any = connection.connection.driver_connection
             assert driver.info.get_parameters()["tcp_user_timeout"] == "1000"
             assert connection.exec_driver_sql("SHOW statement_timeout").scalar() == "7s"
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("postgresql://u:p@db.example/evals", True),
+        ("postgresql://u:p@10.0.0.5/evals", True),
+        ("postgresql://u:p@db.example/evals?sslmode=verify-full", False),
+        ("postgresql://u:p@db.example/evals?sslmode=disable", False),
+        ("postgresql://u:p@localhost/evals", False),
+        ("postgresql://u:p@127.0.0.1:5433/evals", False),
+        ("postgresql://u@/evals?host=/var/run/postgresql", False),
+    ],
+)
+def test_a_connection_to_another_host_without_sslmode_is_warned_about_once(
+    url: str, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_warned", set())
+    monkeypatch.delenv("PGSSLMODE", raising=False)
+    for _ in range(2):
+        engine.postgres_engine(url).dispose()
+    messages = [record.getMessage() for record in caplog.records if "sslmode" in record.getMessage()]
+    assert len(messages) == warned
+    assert not warned or "?sslmode=verify-full" in messages[0]

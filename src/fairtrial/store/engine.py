@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
@@ -52,6 +53,9 @@ _POSTGRES_SETTINGS: dict[str, Any] = {
 }
 
 WRITE = "fairtrial_write"
+
+log = logging.getLogger("fairtrial.store")
+_warned: set[str] = set()
 
 
 def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
@@ -141,6 +145,7 @@ def postgres_engine(url: str) -> Engine:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise ConfigurationError("not a database URL: expected postgresql://host/database") from None
+    _warn_about_plain_text(parsed)
     if parsed.password:
         register_guess(str(parsed.password), "password", "the password of the store's URL")
     return create_engine(
@@ -150,6 +155,21 @@ def postgres_engine(url: str) -> Engine:
         max_overflow=28,
         hide_parameters=True,
         connect_args=_connection_settings(parsed),
+    )
+
+
+def _warn_about_plain_text(url: URL) -> None:
+    """Warn, once per host, if results and the password may cross a network unencrypted or to an impostor."""
+    host = url.query.get("host", url.host) or ""
+    name = host if isinstance(host, str) else host[0]
+    local = name in ("", "localhost", "::1") or name.startswith(("/", "127."))
+    if local or "sslmode" in url.query or "PGSSLMODE" in os.environ or name in _warned:
+        return
+    _warned.add(name)
+    log.warning(
+        "the connection to PostgreSQL on %s may be unencrypted, and the server's identity is not checked: add "
+        "?sslmode=verify-full to the store's address (sslmode=disable accepts that, as inside a private network)",
+        name,
     )
 
 

@@ -134,7 +134,6 @@ class SqlStore(SqlReads):
         """Copy the store as it is now into a new SQLite file, also while runs are written to it."""
         if self._file is None:
             raise StoreError("a store in PostgreSQL is backed up with pg_dump")
-        self._check_file()
         backup_sqlite(self._file[0], Path(path))
 
     def delete_unnamed_blobs(self) -> tuple[int, int]:
