@@ -45,23 +45,21 @@ class Histogram:
         self.labels = labels
         self.buckets = tuple(buckets)
         self._lock = threading.Lock()
-        self._counts: dict[Labels, list[int]] = {}
-        self._sums: dict[Labels, float] = {}
+        self._series: dict[Labels, list[float]] = {}  # The count of each bucket, then the sum.
 
     def observe(self, seconds: float, *labels: str) -> None:
         """Count one duration."""
         with self._lock:
-            counts = self._counts.get(labels)
-            if counts is None:
-                counts = self._counts[labels] = [0] * (len(self.buckets) + 1)
-                self._sums[labels] = 0.0
-            counts[bisect_left(self.buckets, seconds)] += 1
-            self._sums[labels] += seconds
+            series = self._series.get(labels)
+            if series is None:
+                series = self._series[labels] = [0.0] * (len(self.buckets) + 2)
+            series[bisect_left(self.buckets, seconds)] += 1
+            series[-1] += seconds
 
-    def read(self) -> Mapping[Labels, tuple[Sequence[int], float]]:
+    def read(self) -> Mapping[Labels, tuple[Sequence[float], float]]:
         """The counts of each bucket, the last without a bound, and the sum, by labels."""
         with self._lock:
-            return {labels: (tuple(counts), self._sums[labels]) for labels, counts in self._counts.items()}
+            return {labels: (tuple(counts), total) for labels, (*counts, total) in self._series.items()}
 
 
 TRIAL_SECONDS = Histogram("fairtrial_trial_duration_seconds", "From the start of a trial to its score.", "outcome")
