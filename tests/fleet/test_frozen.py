@@ -144,7 +144,7 @@ DAY = 86_400
 # executed twice: those whose lease ended, or what the queue lost.
 FAULTS: dict[str, tuple[Callable[[Fleet], None], tuple[float, ...], int]] = {
     "workers frozen beyond their leases": (freeze_workers, (), 4 * 40),
-    "Redis frozen": (freeze_redis, (), 0),
+    "Redis frozen": (freeze_redis, (), 3 * 40),
     "client frozen": (freeze_client, (), 0),
     "client frozen and replaced": (replace_frozen_client, (), 0),
     "Redis killed without a log": (kill_redis_without_a_log, (), TRIALS // 4),
