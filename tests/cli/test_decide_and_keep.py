@@ -367,6 +367,7 @@ class TestConfig:
             "concurrency": (7, "$FAIRTRIAL_CONCURRENCY"),
             "cache": ("off", "default"),
             "max-error-share": (0.5, "pyproject.toml [tool.fairtrial]"),
+            "log-format": ("text", "default"),
             "prices": ({"tiny": {"input": 1, "output": 2.5, "cached": None}}, "pyproject.toml [tool.fairtrial]"),
         }
         assert "tiny" in cli("config").out
