@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.servers import PostgresServer
+
 # Shared machines stall for seconds at a time: a slow example is no finding.
 settings.register_profile("here", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("here")
@@ -30,6 +32,25 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Async tests marked `anyio` run on both event loops."""
     name: str = request.param
     return name
+
+
+@pytest.fixture(scope="session")
+def pg_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of our own, one per process of the tests."""
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def pg_url(pg_server: PostgresServer) -> Iterator[str]:
+    """The address of an empty database."""
+    url = pg_server.new_database()
+    yield url
+    pg_server.drop_database(url)
 
 
 type Child = Callable[..., str]

@@ -6,24 +6,6 @@ from pathlib import Path
 import pytest
 
 from fairtrial.store import RunStore, open_store
-from tests.servers import PostgresServer
-
-
-@pytest.fixture(scope="session")
-def pg_server() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
-
-
-@pytest.fixture
-def pg_url(pg_server: PostgresServer) -> Iterator[str]:
-    url = pg_server.new_database()
-    yield url
-    pg_server.drop_database(url)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])

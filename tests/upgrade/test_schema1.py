@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,9 @@ from fairtrial.errors import StoreVersionError
 from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
 from fairtrial.store import open_store, schema
 from fairtrial.store.open import migrate_store
-from tests.servers import PostgresServer
 
 FILES = Path(__file__).parent / "format1"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -39,8 +27,7 @@ def old_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a store with schema 1."""
     if request.param == "sqlite":
         return str(shutil.copy(FILES / "runs.db", tmp_path / "runs.db"))
-    server: PostgresServer = request.getfixturevalue("server")
-    url = server.new_database()
+    url = str(request.getfixturevalue("pg_url"))
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute((FILES / "postgres.sql").read_bytes())
     return url
