@@ -399,6 +399,24 @@ async def test_a_runs_budget_counts_over_all_its_trials() -> None:
     await call("two", "a")
 
 
+@pytest.mark.parametrize("usage", [None, TokenUsage(30, 20)])
+async def test_a_budget_of_dollars_says_once_that_it_cannot_count_calls_of_unknown_cost(
+    usage: TokenUsage | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter = ScriptedAdapter(["ok"], repeat=True, usage=usage, run_budget=Budget(cost_usd=0.5))
+    for _ in range(3):
+        await adapter.complete(ASK)
+    assert len([record for record in caplog.records if "is not known: its budget of dollars" in record.message]) == 1
+
+
+async def test_a_strict_budget_of_dollars_refuses_calls_after_one_of_unknown_cost() -> None:
+    adapter = ScriptedAdapter(["ok"], repeat=True, usage=TokenUsage(3, 2), trial_budget=Budget(cost_usd=1, strict=True))
+    await adapter.complete(ASK)
+    with pytest.raises(BudgetExceededError, match=r"cost of calls to .* is not known"):
+        await adapter.complete(ASK)
+    assert adapter.call_count == 1
+
+
 async def test_requests_are_a_budget() -> None:
     adapter = ScriptedAdapter(["ok"], repeat=True, run_budget=Budget(requests=1))
     await adapter.complete(ASK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,14 @@ from typing import Any, ClassVar, Self
 import anyio
 
 from fairtrial.codec import digest, to_json
-from fairtrial.errors import CodecError, ModelError, ModelRefusedError, OutputParseError, RateLimitedError
+from fairtrial.errors import (
+    BudgetExceededError,
+    CodecError,
+    ModelError,
+    ModelRefusedError,
+    OutputParseError,
+    RateLimitedError,
+)
 from fairtrial.frozen import EMPTY
 from fairtrial.metrics import MODEL_CALL_SECONDS
 from fairtrial.models.adapter import Completion, OutputT, PromptResponse, ToolSpec
@@ -29,6 +37,8 @@ from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.session.views import JUDGE, SessionView
 from fairtrial.trials.context import TrialContext, running_trial
+
+log = logging.getLogger("fairtrial.models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,7 @@ class BaseAdapter:
         self._run_budget = run_budget
         self._spending = Spending() if spending is None else spending
         self._prices = prices
+        self._cost_unknown = False
 
     @property
     def has_price(self) -> bool | None:
@@ -231,6 +242,8 @@ class BaseAdapter:
                         self._token_limiter.used(permit, reply.usage.total_tokens)
                     if self._run_budget is not None:
                         self._spending.add(_run_id(trial), reply.usage)
+                    if reply.usage is None or reply.usage.cost_usd is None:
+                        self._note_unknown_cost()
                     return reply
                 finally:
                     MODEL_CALL_SECONDS.observe(time.monotonic() - began, self._name, self._model, outcome)
@@ -245,7 +258,27 @@ class BaseAdapter:
                 )
             await anyio.sleep(pause)
 
+    def _note_unknown_cost(self) -> None:
+        """Warn, once, that a budget of dollars cannot count a call."""
+        first, self._cost_unknown = not self._cost_unknown, True
+        if first and any(budget.cost_usd is not None for budget in self._budgets):
+            log.warning(
+                "the cost of calls to %s model %r is not known: its budget of dollars does not count them. Give "
+                "prices=Prices(...), or Budget(strict=True) to refuse such calls",
+                self._name,
+                self._model,
+            )
+
+    @property
+    def _budgets(self) -> list[Budget]:
+        return [budget for budget in (self._trial_budget, self._run_budget) if budget is not None]
+
     async def _check_budgets(self, call: ModelCall, trial: TrialContext | None, recorder: Session | None) -> None:
+        if self._cost_unknown and any(budget.strict and budget.cost_usd is not None for budget in self._budgets):
+            raise BudgetExceededError(
+                f"the cost of calls to {self._name} model {self._model!r} is not known, so that a budget of dollars "
+                "cannot be kept: give prices=Prices(...), or a budget that is not strict"
+            )
         if self._trial_budget is not None and recorder is not None:
             self._trial_budget.check(*spent_in(recorder, call.actor), "trial's")
         if self._run_budget is not None:

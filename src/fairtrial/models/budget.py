@@ -23,12 +23,15 @@ class Budget:
     Attributes:
         tokens: Input and output tokens together.
         requests: Answered model calls.
-        cost_usd: Dollars, as far as prices are known.
+        cost_usd: Dollars, as far as prices are known. A call whose cost is not known counts as nothing: a warning says
+            so once, and reports show how many such calls there were.
+        strict: Refuse further calls after one whose cost is not known, if `cost_usd` is set.
     """
 
     tokens: int | None = None
     requests: int | None = None
     cost_usd: float | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tokens", "requests", "cost_usd"):
