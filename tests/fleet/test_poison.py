@@ -125,7 +125,7 @@ class TestAlone:
     async def test_suspected_innocents_are_executed_at_least_half_as_many_at_once_as_others(
         self, tmp_path: Path
     ) -> None:
-        concurrency, log = 20, tmp_path / "started"
+        concurrency, log = 8, tmp_path / "started"
 
         async def work(input: str) -> str:  # Ends only if enough others are executed at the same time.
             with log.open("a") as file:
@@ -134,7 +134,7 @@ class TestAlone:
                 await asyncio.sleep(0.02)
             return input
 
-        settings = {"concurrency": concurrency, "isolated_processes": 2, "timeout_seconds": 20.0}
+        settings = {"concurrency": concurrency, "isolated_processes": 2, "timeout_seconds": 8.0}
         loop, results, _ = await alone(work, *range(2 * concurrency), **settings)
         assert [result.outcome for result in results] == ["scored"] * (2 * concurrency)
         assert (loop.counters.suspects, loop.counters.crashes) == (2 * concurrency, 0)
