@@ -446,8 +446,10 @@ def _carry_out(scene: _Scene, schedule: list[tuple[float, str]], began: float) -
     if scene.redis is not None:
         scene.workers = [scene.start_worker() for _ in range(plan.workers)]
     complete = False
-    starts = 1
+    starts, begun, moved = 1, 0, began
     while not complete:
+        if scene.executions != begun:
+            begun, moved = scene.executions, time.monotonic()
         if time.monotonic() - began > plan.limit_seconds:
             raise Broken(f"not done after {plan.limit_seconds:g} s with {scene.look()}")
         code = scene.running_client.poll()
@@ -459,7 +461,8 @@ def _carry_out(scene: _Scene, schedule: list[tuple[float, str]], began: float) -
                     raise Broken(f"not done after {_MAX_STARTS} starts")
                 time.sleep(0.2)
                 scene.start_client()
-        elif schedule and scene.executions >= schedule[0][0] * plan.trials:
+        # Lost requests are sent again when all others are done: trials that wait at the gate must not wait for them.
+        elif schedule and (begun >= schedule[0][0] * plan.trials or (begun and time.monotonic() - moved > 5)):
             _, name = schedule.pop(0)
             scene.tell(f"  {time.monotonic() - began:5.1f} s, {scene.executions:5d} begun: {name}")
             scene.outcome.faults.append(name)
