@@ -146,7 +146,7 @@ FAULTS: dict[str, tuple[Callable[[Fleet], None], tuple[float, ...], int]] = {
     "workers frozen beyond their leases": (freeze_workers, (), 4 * 40),
     "Redis frozen": (freeze_redis, (), 3 * 40),
     "client frozen": (freeze_client, (), 0),
-    "client frozen and replaced": (replace_frozen_client, (), 0),
+    "client frozen and replaced": (replace_frozen_client, (), 500),  # The batch that was being sent.
     "Redis killed without a log": (kill_redis_without_a_log, (), TRIALS // 4),
     "failover to a replica that is behind": (fail_over, (), TRIALS // 2),
     "clocks wrong by a day and a year": (nothing, (DAY, -365 * DAY, 0, -365 * DAY), 0),

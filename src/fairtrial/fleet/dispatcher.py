@@ -209,7 +209,12 @@ class Dispatch:
 
     async def _submit(self) -> None:
         ledger, config = self._ledger, self._config
+        turned = time.monotonic()
         while self._stop.reason is None:
+            now = time.monotonic()
+            if now - turned > config.heal_seconds:
+                await self._read_store()  # This process was frozen: another client may have gone on meanwhile.
+            turned = now
             if ledger.missing == 0 and not await self._resend_vanished():
                 return
             room = self._window.size - max(0, ledger.outstanding - self._elsewhere)
@@ -227,10 +232,11 @@ class Dispatch:
 
     def _next(self, count: int) -> list[PlannedTrial]:
         """The next trials to send: none from the horizon of adaptive stopping on."""
+        unknown = (trial for trial in self._source if not self._ledger.is_done(trial.ordinal))
         if self._stop.adaptive is None:
-            return list(islice(self._source, count))
+            return list(islice(unknown, count))
         trials: list[PlannedTrial] = []
-        for trial in islice(self._source, count):
+        for trial in islice(unknown, count):
             if trial.ordinal >= self._stop.adaptive.horizon:
                 self._source = chain((trial,), self._source)
                 break
