@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fairtrial import ChatMessage, Sample, Score, Session, TrialKey, open_store
+from fairtrial import ChatMessage, Metric, Sample, Score, Session, TrialKey, open_store
 from fairtrial.cli.screen import ago
 from fairtrial.cli.trial import print_trial
 from fairtrial.store.protocol import RunRecord
@@ -70,3 +70,15 @@ def test_what_is_very_long_is_cut() -> None:
 def test_when_something_was(seconds: float, said: str) -> None:
     assert ago(1_000_000_000 - seconds, 1_000_000_000) == said
     assert ago(1_000_000_000 - 90 * 86_400, 1_000_000_000) == "2001-06-11"
+
+
+def test_the_reasons_of_criteria_are_printed_once() -> None:
+    parts = [
+        Metric("politeness", 0.0, 1.0, passed=False, reason="rude words; twice"),
+        Metric("length", 1.0, 1.0, passed=True, reason="short"),
+    ]
+    for reason, shown in (("politeness: rude words; twice", False), ("", False), ("a person said so", True)):
+        score = Score(0.5, passed=False, reason=reason, metrics=parts)
+        lines = screen(100, Sample("a", 1), outcome="scored", score=score, output="b")
+        assert any(line.startswith("reason ") for line in lines) is shown
+        assert sum("rude words" in line for line in lines) == 1

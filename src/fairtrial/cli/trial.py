@@ -17,7 +17,7 @@ from fairtrial.codec import to_json
 from fairtrial.render.report_document import criterion_text
 from fairtrial.render.run_json import moment
 from fairtrial.render.safe_text import plain
-from fairtrial.scoring.score import Metric
+from fairtrial.scoring.score import Metric, Score
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult
 
@@ -69,7 +69,7 @@ def _score(console: Console, result: EvalResult) -> None:
     if result.score is None:
         return
     score = result.score
-    if why := score.explain():
+    if (why := score.explain()) and not _said_by_criteria(why, score):
         _part(console, "reason", why)
     if len(score.criteria) > 1:
         for position, metric in enumerate(score.criteria):
@@ -78,6 +78,13 @@ def _score(console: Console, result: EvalResult) -> None:
         _part(console, "" if position else "metrics", f"{metric.name} {metric.value:.3f}{_weight(metric)}")
     if score.reward != score.value:
         _part(console, "reward", f"{score.reward:.3f}")
+
+
+def _said_by_criteria(why: str, score: Score) -> bool:
+    """Whether a reason is made up of the reasons of criteria, which are printed one by one."""
+    for metric in sorted(score.criteria, key=lambda metric: -len(metric.reason)) if len(score.criteria) > 1 else ():
+        why = why.replace(f"{metric.name}: {metric.reason}", "") if metric.reason else why
+    return not why.strip("; ")
 
 
 def _weight(metric: Metric) -> str:
