@@ -53,10 +53,12 @@ def lines() -> Iterator[Lines]:
     root.removeHandler(handler)
 
 
-def test_a_record_is_one_line_whatever_is_in_it(lines: Lines) -> None:
-    log = logging.getLogger("mine")
-    log.warning("two\nlines \u2028 and \ud800 of %s", "text", extra={"size": 3, "ratio": float("nan"), "why": None})
-    (line,) = lines.stream.getvalue().split("\n")[:-1]
+def test_a_record_is_one_line_whatever_is_in_it() -> None:
+    # Not through a logger: pytest-xdist cannot send captured logs that hold half a character.
+    extra = {"size": 3, "ratio": float("nan"), "why": None}
+    message = "two\nlines \u2028 and \ud800 of %s"
+    made = logging.getLogger("mine").makeRecord("mine", logging.WARNING, "", 0, message, ("text",), None, extra=extra)
+    (line,) = JsonLogFormatter().format(made).split("\n")
     record = json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
     assert record.pop("time").endswith("Z")
     assert record == {
