@@ -428,6 +428,7 @@ def _servers(scene: _Scene) -> Iterator[None]:
             "sleep": "0.05,0.3" if kind == "fleet" else "0.01,0.1",
             "concurrency": 20,
             "gate": folder / "gate",
+            "timeout": 120,  # Trials wait at the gate, for no fault of theirs.
         }
         scene.fleet = stack.enter_context(Processes(folder, mailbox, **settings))
         yield
