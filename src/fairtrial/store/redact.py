@@ -33,6 +33,9 @@ REDACTED = "[redacted]"
 # Shorter values are words like "test" or "none": replacing them everywhere would destroy what people read.
 MIN_LENGTH = 8
 
+_SHORT = 40
+_MAX_CLEAN = 1000
+
 SECRET_VARIABLES = "FAIRTRIAL_SECRETS"  # noqa: S105 - a name
 """Names further environment variables whose values are secrets, separated by commas."""
 
@@ -92,7 +95,7 @@ def _register(value: str, what: str) -> None:
 class Redactor:
     """Replaces the secrets it was made with, and text in the shape of a credential."""
 
-    __slots__ = ("_by_byte", "_by_character", "_needles", "_sources")
+    __slots__ = ("_by_byte", "_by_character", "_clean", "_needles", "_sources")
 
     def __init__(self, secrets: Iterable[str] | Mapping[str, str] = ()) -> None:
         """Takes the secrets; a mapping says what each is, for error messages."""
@@ -100,6 +103,7 @@ class Redactor:
         self._sources = {
             form: what for secret, what in sources.items() if len(secret) >= MIN_LENGTH for form in _forms(secret)
         }
+        self._clean: set[str] = set()  # Short texts without secrets: names of metrics come with every trial.
         # The longest first: a secret inside another one must not leave half of it standing.
         self._needles = tuple(sorted(self._sources, key=lambda form: (-len(form), form)))
         # By a rare character of each: looking for one character takes a tenth of the time of looking for a text.
@@ -139,6 +143,15 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """`text` without secrets; the same object where there are none."""
+        short = len(text) <= _SHORT
+        if short and text in self._clean:
+            return text
+        redacted = self._redact(text)
+        if short and redacted is text and len(self._clean) < _MAX_CLEAN:
+            self._clean.add(text)
+        return redacted
+
+    def _redact(self, text: str) -> str:
         if self.find(text) is not None:
             for needle in self._needles:
                 text = text.replace(needle, REDACTED)
