@@ -225,7 +225,7 @@ def backup(
     _, url = options.settings_with(store)
     opened = _database(store)
     if "://" in url.removeprefix("sqlite:///"):
-        raise Mistake("fairtrial copies SQLite stores only", "as in: pg_dump --format=custom --file=FILE URL")
+        raise Mistake("only stores in SQLite are copied (this one is in PostgreSQL)", "use pg_dump -Fc -f FILE URL")
     if file.exists():
         raise Mistake(f"FILE must be a new file (got {file}, which exists)", "name another, or remove it first")
     opened.backup(file)
