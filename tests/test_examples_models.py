@@ -49,6 +49,7 @@ def test_agents_that_exist_already_are_evaluated(monkeypatch: pytest.MonkeyPatch
     assert endpoint.total_tokens == 30
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["function", "prompt", "tool_agent", "existing_agent"])
 def test_an_example_run_from_the_shell_ends_quietly(name: str) -> None:
     """With warnings on, so that nothing left open goes unnoticed."""

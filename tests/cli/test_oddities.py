@@ -36,6 +36,7 @@ def names(place: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("names")
 def test_a_terminal_that_knows_only_ascii_gets_every_screen() -> None:
     ran = in_ascii("run", "evals.py")

@@ -85,6 +85,7 @@ def test_500_random_schedules_in_memory_agree_with_the_model(runner: asyncio.Run
     run_state_machine_as_test(machine, settings=schedules(SCHEDULES))
 
 
+@pytest.mark.long
 @pytest.mark.proves("R61", "R67", "R69")
 def test_random_schedules_on_redis_agree_with_the_model(runner: asyncio.Runner, redis_url: str) -> None:
     connection = RedisConnection(redis_url)

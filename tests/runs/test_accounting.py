@@ -286,6 +286,7 @@ def quick_clients(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.CRITICAL)
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None, suppress_health_check=_fixtures)
 @given(scenario=scenarios())
 @example(scenario=_SOME)
@@ -294,6 +295,7 @@ def test_the_counts_of_a_report_add_up_to_its_plan_in_memory(scenario: Scenario)
     asyncio.run(carry_out(scenario, FaultyMemory()))
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None, suppress_health_check=_fixtures)
 @given(scenario=scenarios())
 @example(scenario=_SOME)

@@ -113,6 +113,7 @@ def test_a_migrated_store_has_the_columns_of_a_new_one(old_store: str) -> None:
     store.close()
 
 
+@pytest.mark.long
 def test_looking_at_an_old_store_from_the_command_line_does_not_migrate_it(tmp_path: Path) -> None:
     path = shutil.copy(FILES / "runs.db", tmp_path / "runs.db")
     commands = (["runs"], ["show", "numbers"], ["failures", "numbers"], ["store", "stats"])
