@@ -20,6 +20,11 @@ from fairtrial.trials.result import EvalResult
 pytestmark = pytest.mark.measured
 
 BATCH = 500
+# What a result by hand has; the other columns have defaults.
+COLUMNS = (
+    "run, ordinal, experiment, sample, repeat, outcome, timed, passed, value, latency_ms, started_at, input_tokens, "
+    "output_tokens, cached_tokens, cost_usd, attempt, stage, execution, metrics"
+)
 QUESTION, ANSWER = "What is the capital of France? Answer in one word.", "Paris"
 
 
@@ -73,7 +78,7 @@ def by_hand(connection: sqlite3.Connection, start: int, snapshot: bytes) -> floa
         for n, execution in zip(numbers, executions, strict=True)
     ]
     connection.execute("BEGIN IMMEDIATE")
-    for table, rows in (("samples", samples), ("results", results), ("details", details)):
+    for table, rows in (("samples", samples), (f"results ({COLUMNS})", results), ("details", details)):
         marks = ",".join("?" * len(rows[0]))
         connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
     connection.execute("COMMIT")
@@ -123,9 +128,9 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.close()
     with sqlite3.connect(path) as connection:
         connection.execute(
-            """
+            f"""
             WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 999999)
-            INSERT INTO results
+            INSERT INTO results ({COLUMNS})
             SELECT 1, i, i % 4, i / 4, 0, iif(i % 10, 1, 2), 1, iif(i % 10, i % 2, NULL),
                    iif(i % 10, (i % 7) / 7.0, NULL), 1000 + i % 977, 1767225600.1, 100, 20, 0, 0.001, 1,
                    NULL, i * 7919, NULL FROM n
