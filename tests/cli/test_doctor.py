@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def test_a_file_that_is_no_store_and_an_old_or_readonly_one_are_told_apart(cli: 
     migrate_store("old.db")
     import sqlite3
 
-    with sqlite3.connect("old.db") as connection:
+    with closing(sqlite3.connect("old.db")) as connection, connection:
         connection.execute("UPDATE meta SET value = '1' WHERE name = 'schema'")
     connection.close()
     status, detail, remedy = found(cli("doctor", "--store", "old.db", "--json"))["store"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -328,7 +329,7 @@ async def test_only_the_owner_may_read_the_file(cache: ResponseCache) -> None:
 async def test_a_damaged_answer_is_asked_for_again(cache: ResponseCache) -> None:
     adapter = ScriptedAdapter(["a", "b"], cache=cache)
     await adapter.complete(ask("x"))
-    with sqlite3.connect(cache.path) as database:
+    with closing(sqlite3.connect(cache.path)) as database, database:
         database.execute("UPDATE responses SET reply = '{\"odd\":1}'")
     database.close()
     assert (await adapter.complete(ask("x"))).output == "b"
@@ -338,7 +339,7 @@ async def test_a_file_that_is_no_cache_or_a_newer_one_is_refused(tmp_path: Path)
     (tmp_path / "text.db").write_text("this is not a database, and long enough to be seen as such" * 20)
     with pytest.raises(StoreError, match="cannot be used"):
         await ScriptedAdapter(["a"], cache=ResponseCache(tmp_path / "text.db")).complete(ask("x"))
-    with sqlite3.connect(tmp_path / "new.db") as database:
+    with closing(sqlite3.connect(tmp_path / "new.db")) as database, database:
         database.execute("PRAGMA user_version=99")
     database.close()
     with pytest.raises(StoreError, match="cache format 99"):

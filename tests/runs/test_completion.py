@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ async def test_a_replaced_result_leaves_no_details_behind(tmp_path: Path) -> Non
     suite = EvalSuite("s", numbers(1), fails, exact_match)
     reports = [await suite.run(store=str(path), retry_errors=True) for _ in range(3)]
     assert reports[-1].results[0].attempt == 3
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         assert connection.execute("SELECT count(*) FROM details").fetchone() == (1,)
     connection.close()
 

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_secret_that_user_code_lets_slip_reaches_neither_store_nor_logs(
     assert sum("[redacted]" in error for error in errors) == 2
     for file in tmp_path.iterdir():
         assert SECRET.encode() not in file.read_bytes()
-    with sqlite3.connect(tmp_path / "runs.db") as database:
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
         transcripts = [row[0] for row in database.execute("SELECT transcript FROM details")]
     database.close()
     assert len(transcripts) == 3

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ class TestVersions:
             with psycopg.connect(database) as server:
                 server.execute(statement.encode())
         else:
-            with sqlite3.connect(database) as file:
+            with closing(sqlite3.connect(database)) as file, file:
                 file.execute(statement)
             file.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_results_without_their_samples_are_reported_as_damage(tmp_path: Path, op
     store = opened(str(tmp_path / "runs.db"))
     run = store.create_run(run_record())
     store.commit("r1", [result(run, 0)], samples([0]))
-    with sqlite3.connect(tmp_path / "runs.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as connection, connection:
         connection.execute("DELETE FROM samples")
     connection.close()
     with pytest.raises(StoreError, match="damaged"):

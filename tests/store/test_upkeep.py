@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,7 @@ def test_a_backup_replaces_no_file_and_a_damaged_store_is_not_backed_up(tmp_path
     assert (tmp_path / "taken.db").read_text() == "mine"
     with pytest.raises(StoreError, match="cannot write the backup"):
         store.backup(tmp_path / "nowhere" / "b.db")
-    with sqlite3.connect(tmp_path / "runs.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as connection, connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     with (tmp_path / "runs.db").open("r+b") as file:
         for page in range(6, 20):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +64,7 @@ def old_run(url: str) -> str:
 
 
 def open_sqlite(path: str) -> Any:
-    import sqlite3
-
-    return sqlite3.connect(path)
+    return closing(sqlite3.connect(path))
 
 
 def schema_version(url: str) -> str:
