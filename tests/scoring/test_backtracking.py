@@ -105,9 +105,7 @@ def interrupt():
 threading.Thread(target=interrupt, daemon=True).start()
 evaluate_sync(Dataset.of({"a" * 40 + "!": None}), lambda x: x, matches("^(a+)+$"), EvalConfig(grace_seconds=0.1))
 """
-    started = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=45, check=False, cwd=tmp_path
     )
     assert "KeyboardInterrupt" in ended.stderr
-    assert time.monotonic() - started < 60
