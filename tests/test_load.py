@@ -71,10 +71,11 @@ def test_hundreds_of_outputs_of_megabytes_at_once_are_all_stored(
         assert (report.status, report.total, report.pass_rate_all) == ("finished", OUTPUTS, 1.0)
 
 
-async def test_fifty_runs_share_one_redis_and_two_groups_of_workers(tmp_path: Path, redis_url: str) -> None:
+async def test_fifty_runs_share_one_redis_and_two_groups_of_workers(tmp_path: Path) -> None:
     config = EvalConfig(max_concurrent=10)
     suites = [EvalSuite(f"many{place}", numbers(400), double, exact_match, config=config) for place in range(SUITES)]
     async with AsyncExitStack() as stack:
+        redis_url = stack.enter_context(RedisServer(tmp_path / "redis")).url
         store = stack.enter_context(closing(open_store(f"sqlite:///{tmp_path}/runs.db")))
         groups = []
         for _ in range(2):
@@ -88,9 +89,9 @@ async def test_fifty_runs_share_one_redis_and_two_groups_of_workers(tmp_path: Pa
         for group in groups:
             group.stop()
         await asyncio.gather(*serving)
-    assert [(report.status, report.total, report.pass_rate_all) for report in reports] == [
-        ("finished", 400, 1.0)
-    ] * SUITES
+        assert [(report.status, report.total, report.pass_rate_all) for report in reports] == [
+            ("finished", 400, 1.0)
+        ] * SUITES
 
 
 async def test_a_thousand_waiting_readers_leave_redis_idle_and_delivery_quick(
