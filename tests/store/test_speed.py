@@ -14,13 +14,14 @@ import zstandard
 
 from fairtrial import ChatMessage, PromptExecuted, Sample, Score, Session, TokenUsage
 from fairtrial.store import RunRecord, RunStore, Totals, open_store
+from fairtrial.store.rows import RESULT_COLUMNS
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 
 pytestmark = pytest.mark.measured
 
 BATCH = 500
-# What a result by hand has; the other columns have defaults.
+# What a result of the million has; the other columns have defaults.
 COLUMNS = (
     "run, ordinal, experiment, sample, repeat, outcome, timed, passed, value, latency_ms, started_at, input_tokens, "
     "output_tokens, cached_tokens, cost_usd, attempt, stage, execution, metrics"
@@ -70,7 +71,10 @@ def by_hand(connection: sqlite3.Connection, start: int, snapshot: bytes) -> floa
     began = time.process_time()
     samples = [(1, n, f"s-{n:09d}", f'"{QUESTION}"', f'"{ANSWER}"', '{"topic":"geography","level":3}') for n in numbers]
     results = [
-        (1, n, 0, n, 0, 1, 1, 1, 1.0, 1234, 1_767_225_600.1, 100, 20, 0, 0.001, 1, None, execution, None)
+        (
+            *(1, n, 0, n, 0, 1, 1, 1, 1.0, 1234, 1_767_225_600.1, 100, 20, 0, 0.001, None, 0, 0, 0, 1),
+            *(None, execution, None, 0, None, None, 0),
+        )
         for n, execution in zip(numbers, executions, strict=True)
     ]
     details = [
@@ -78,7 +82,7 @@ def by_hand(connection: sqlite3.Connection, start: int, snapshot: bytes) -> floa
         for n, execution in zip(numbers, executions, strict=True)
     ]
     connection.execute("BEGIN IMMEDIATE")
-    for table, rows in (("samples", samples), (f"results ({COLUMNS})", results), ("details", details)):
+    for table, rows in (("samples", samples), (f"results ({','.join(RESULT_COLUMNS)})", results), ("details", details)):
         marks = ",".join("?" * len(rows[0]))
         connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
     connection.execute("COMMIT")

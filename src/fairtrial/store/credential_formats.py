@@ -242,12 +242,8 @@ class _Formats[T: (str, bytes)]:
         """`text` with `mark` in place of every secret; the same object where there is none."""
         given = text
         missing: re.Pattern[T] | None = None
-        for (
-            rare,
-            word,
-            signs,
-            patterns,
-        ) in self._formats:  # As in `patterns`, but a generator costs more than most texts.
+        # As in `patterns`, but a generator costs more than most texts.
+        for rare, word, signs, patterns in self._formats:
             if rare in given:
                 if word is not None and (word is missing or word.search(given) is None):
                     missing = word

@@ -182,8 +182,9 @@ class Redactor:
             for needle in self._needles:
                 redacted = redacted.replace(_bytes(needle), REDACTED.encode())
             return hide_credential_bytes(redacted, REDACTED.encode())
-        clean = self.json(text)
-        return data if clean is text else clean.encode("utf-8")
+        if self.find(text) is None and hide_credentials(text, REDACTED) is text:  # Almost always.
+            return data
+        return self.json(text).encode("utf-8")
 
     def _tree(self, tree: Any) -> Any:
         if isinstance(tree, str):
