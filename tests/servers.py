@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Self
 from urllib.parse import quote
 
 import psycopg
@@ -126,6 +127,17 @@ class PostgresServer:
         self._process.wait(timeout=_START_SECONDS)
         self._process = None
         (self._folder / "data" / "postmaster.pid").unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Stop the server and remove its folder."""

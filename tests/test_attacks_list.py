@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,15 +34,7 @@ def entry(name: str, *tests: str, **changes: str) -> str:
 
 @pytest.fixture
 def script() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("attacks_script", str(ROOT / "scripts" / "attacks"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, loader.name, module)
-        loader.exec_module(module)
-    return module
+    return load_script("attacks")
 
 
 @pytest.fixture

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import typer
 
 from fairtrial.cli.app import app
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 REFERENCE = ROOT / "docs" / "reference" / "commands.md"
 
 
-def load(name: str) -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader(f"{name}_script", str(ROOT / "scripts" / name))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
 def test_the_pictures_are_those_that_the_commands_make_today() -> None:
-    made = load("pictures").pictures()
+    made = load_script("pictures").pictures()
     kept = {path.stem: path.read_text(encoding="utf-8") for path in PICTURES.glob("*.svg")}
     assert sorted(made) == sorted(kept)
     assert [name for name in made if made[name] != kept[name]] == [], "run scripts/pictures and look at them"
@@ -56,7 +45,7 @@ def test_every_picture_is_shown_somewhere() -> None:
 
 def test_the_reference_has_every_option_of_every_command_in_the_words_of_its_help() -> None:
     text = REFERENCE.read_text(encoding="utf-8")
-    assert load("commands").rewritten(text) == text, "run scripts/commands --write"
+    assert load_script("commands").rewritten(text) == text, "run scripts/commands --write"
 
 
 def test_the_reference_is_complete_without_its_script() -> None:
@@ -77,7 +66,7 @@ def test_the_reference_is_complete_without_its_script() -> None:
 def test_a_stale_reference_is_noticed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = load("commands")
+    script = load_script("commands")
     page = tmp_path / "commands.md"
     page.write_text("# Commands\n" + script.MARK)
     monkeypatch.setattr(script, "PAGE", page)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -80,15 +79,7 @@ type Mutate = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def script() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("mutate_script", str(ROOT / "scripts" / "mutate"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, loader.name, module)
-        loader.exec_module(module)
-    return module
+    return load_script("mutate")
 
 
 @pytest.fixture

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("requirements_script", str(ROOT / "scripts" / "requirements"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    return load_script("requirements")
 
 
 def test_the_table_is_true(script: ModuleType) -> None:

@@ -228,12 +228,8 @@ async def test_a_stream_that_was_made_unusable_ends_the_run_which_resumes_once_i
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    try:
-        server.start()
+    with PostgresServer() as server:
         yield server
-    finally:
-        server.close()
 
 
 DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'fairtrial'"

@@ -48,12 +48,8 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    try:
-        server.start()
+    with PostgresServer() as server:
         yield server
-    finally:
-        server.close()
 
 
 def freeze(pids: list[int], seconds: float) -> None:

@@ -21,12 +21,8 @@ from tests.servers import PostgresServer
 @pytest.fixture
 def own_postgres() -> Iterator[PostgresServer]:
     """A server this test alone may restart."""
-    server = PostgresServer()
-    try:
-        server.start()
+    with PostgresServer() as server:
         yield server
-    finally:
-        server.close()
 
 
 SCRIPT = Path(__file__).with_name("suite_to_kill.py")

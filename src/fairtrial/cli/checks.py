@@ -192,7 +192,7 @@ def _sqlite(path: Path) -> Iterator[Check]:
         return
     engine = engines.sqlite_engine(path, read_only=True)
     try:
-        yield _schema(engine, str(path), f"{path}, SQLite")
+        yield _schema(_version_of_schema(engine, str(path)), f"{path}, SQLite")
     finally:
         engine.dispose()
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -210,16 +210,20 @@ def _disk(folder: Path) -> Check:
     detail = f"{free / 1e9:.1f} GB free for the store"
     if free < _LOW_DISK_BYTES:
         status: Status = "failed" if free < _LEAST_DISK_BYTES else "warning"
-        return Check("disk", status, detail, "make room, delete old runs (fairtrial delete), or use --store")
+        return Check("disk", status, detail, "make room, delete old runs (fairtrial store prune), or use --store")
     return Check("disk", "ok", detail)
 
 
-def _schema(engine: Engine, place: str, described: str) -> Check:
+def _version_of_schema(engine: Engine, place: str) -> int:
     from fairtrial.store import engine as engines
-    from fairtrial.store import schema
 
     with engines.translated():
-        found = engines.found_version(engine, place)
+        return engines.found_version(engine, place)
+
+
+def _schema(found: int, described: str) -> Check:
+    from fairtrial.store import schema
+
     if found == 0:
         return Check("store", "ok", f"{described}, empty; the first run creates the tables")
     if found < schema.VERSION:
@@ -239,12 +243,12 @@ def _postgres(engine: Engine) -> Iterator[Check]:
         before = time.time()
         there = float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
         ahead = there - (before + time.time()) / 2
-    checked = _schema(engine, place, f"{place}, PostgreSQL {version}")
-    yield checked
+    found = _version_of_schema(engine, place)
+    yield _schema(found, f"{place}, PostgreSQL {version}")
     with engines.translated(), engine.begin() as connection:
         right, query = (
             ("CREATE on the schema", "SELECT has_schema_privilege(current_schema(), 'CREATE')")
-            if "empty" in checked.detail
+            if found == 0
             else ("INSERT and UPDATE on the tables", "SELECT has_table_privilege('results', 'INSERT') AND "
                   "has_table_privilege('results', 'UPDATE') AND has_table_privilege('runs', 'INSERT, UPDATE')")
         )  # fmt: skip

@@ -30,7 +30,8 @@ from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message
 from fairtrial.runs import run_lease
 from fairtrial.runs.events import SampleEvaluated, TrialStarted
 from fairtrial.runs.plan import PlannedTrial
-from fairtrial.runs.runner import Again, OpenRun
+from fairtrial.runs.retries import RetrySet
+from fairtrial.runs.runner import OpenRun
 from fairtrial.runs.scheduler import Limits, run_trials, unwrapped
 from fairtrial.runs.writer import Item, Writer, call_store
 from fairtrial.trials.keys import TrialKey
@@ -118,19 +119,24 @@ class Dispatch:
         self._ledger: Ledger
         self._source: Iterator[PlannedTrial]
         self._limits: Limits
-        self._again: Again
+        self._retries: RetrySet
 
     async def run(self) -> bool:
         """Carry the run out; whether every trial has its result."""
         await self._own()
         done = await self._work.done()
-        again = await in_thread(lambda: Again(self._work.request, self._run, self._work.request.rules))
-        await self._work.follow(again.ordinals, window=self._config.ahead)
-        self._limits = await self._work.start(again.costs())
-        self._again = again
-        if again.to_score:
-            await self._score_here(again)
-        attempts = await in_thread(again.attempts)
+        request = self._work.request
+        retries = await in_thread(
+            lambda: RetrySet(
+                request.store, request.dataset, self._run, request.rules, retry_errors=request.retry_errors
+            )
+        )
+        await self._work.follow(retries.ordinals, window=self._config.ahead)
+        self._limits = await self._work.start(retries.costs())
+        self._retries = retries
+        if retries.to_score:
+            await self._score_here(retries)
+        attempts = await in_thread(retries.attempts)
         notes = (await self._stored(lambda: self._store.get_run(self._run.run_id))).notes
         found = notes.get(_NOTE)
         note: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
@@ -187,15 +193,15 @@ class Dispatch:
             self._joined = True
             log.warning("run %s is being worked on already (%s); results count once all the same", run_id, who)
 
-    async def _score_here(self, again: Again) -> None:
+    async def _score_here(self, retries: RetrySet) -> None:
         """Score stored outputs in this process: the task was paid for and is not called, so no worker is needed."""
         config = self._work.request.config
         self._work.writer = Writer(self._store, self._run.run_id, epoch=self._work.epoch)
         await run_trials(
-            again.trials(only_score=True),
-            again.score,
+            retries.trials(only_score=True),
+            retries.score,
             self._work.writer,
-            workers=min(config.max_concurrent, len(again.to_score)),
+            workers=min(config.max_concurrent, len(retries.to_score)),
             stop=self._stop,
             limits=self._limits,
             observers=self._observers,
@@ -516,7 +522,7 @@ class Dispatch:
     def _finish(self, result: EvalResult) -> EvalResult:
         """Add to a worker's result what only the client knows: earlier costs, and the version of the code."""
         code = self._work.code
-        return self._again.with_earlier_cost(replace(result, code=code) if code else result)
+        return self._retries.with_earlier_cost(replace(result, code=code) if code else result)
 
     async def _set_aside(self, message: Message[EvalReply], problem: str) -> None:
         log.warning("a reply in %s is set aside: %s", self._results.name, problem)

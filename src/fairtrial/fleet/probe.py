@@ -47,7 +47,7 @@ class Probe:
         render: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         if not 0 <= port <= 65535:
-            raise ConfigurationError(f"a port lies between 0 and 65535, not {port}")
+            raise ConfigurationError(f"the health port must be between 0 and 65535 (got {port})")
         check_installed()
         self._watchdog = watchdog
         self._not_ready = not_ready

@@ -14,19 +14,18 @@ from fairtrial.codec import canonical, from_json, to_json
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, RunMismatchError
+from fairtrial.runs.completion import expected_results
 from fairtrial.runs.costs import check_prices
 from fairtrial.runs.identity import ResumedRun, RunIdentity, identify
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
+from fairtrial.runs.retries import STORED_PAGE, score_stored
 from fairtrial.runs.runner import (
-    STORED_PAGE,
     Interrupt,
     OpenRun,
     RunRequest,
     blocking,
     carry_out,
     execute_trials,
-    expected_results,
-    score_stored,
 )
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.experiment import Experiment

@@ -15,18 +15,17 @@ import anyio
 
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
-from fairtrial.frozen import FrozenDict
 from fairtrial.isolation import IsolatedRunner
 from fairtrial.logs import log_fields
 from fairtrial.metrics import RunProgress, track_run
 from fairtrial.offload import DaemonThreads, loop_caller
 from fairtrial.runs import run_lease
-from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters, scored_again
+from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
+from fairtrial.runs.completion import expected_results, rescoring_notes, run_completed, run_completion
 from fairtrial.runs.costs import check_prices
 from fairtrial.runs.events import (
     EvalRunCompleted,
     EvalRunStarted,
-    ExperimentFigures,
     Observer,
     Observers,
     ResumeWarning,
@@ -34,29 +33,27 @@ from fairtrial.runs.events import (
 )
 from fairtrial.runs.identity import ResumedRun, describe_run, evaluator_digest, identify, open_run
 from fairtrial.runs.loop_watch import watch_event_loop
-from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed, missing_trials
+from fairtrial.runs.plan import PlannedTrial, TrialFeed, missing_trials
+from fairtrial.runs.retries import RetrySet, score_stored
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Execute, Limits, Stop, run_trials, unwrapped
 from fairtrial.runs.suspects import SuspectedTrials
 from fairtrial.runs.writer import Writer, call_store
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
-from fairtrial.session.snapshot import restore_session
 from fairtrial.store.protocol import RunRecord, RunStatus, RunStore
 from fairtrial.store.redact import current
 from fairtrial.store.rows import refuse_secrets
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
-from fairtrial.trials.result import EvalResult, Outcome
-from fairtrial.trials.run_trial import TrialRules, run_trial, score_again
+from fairtrial.trials.result import EvalResult
+from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 
 type Lifespan = Callable[[], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]]
 
 _CHECKED_FIRST = 1000  # Samples searched for secrets before the run is opened; the others as they are read.
-STORED_PAGE = 64  # Stored results read at once, with their outputs and transcripts.
 _MAX_ROUNDS = 3  # How often trials are executed whose stored results vanished, the first time included.
-_RETRIED: tuple[Outcome, ...] = ("task_error", "timeout", "dead_letter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,17 +319,19 @@ class RunTrials:
     def __init__(self, work: OpenRun, rules: TrialRules) -> None:
         self._work = work
         self._rules = rules
-        self._again: Again | None = None
+        self._retries: RetrySet | None = None
 
     async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
         """What is to be scored again or retried comes first."""
         work, request, run = self._work, self._work.request, self._work.run
-        self._again = again = await blocking(lambda: Again(request, run, self._rules))
-        await work.follow(again.ordinals)
-        remaining = run.planned - sum(byte.bit_count() for byte in done) + again.count
+        self._retries = retries = await blocking(
+            lambda: RetrySet(request.store, request.dataset, run, self._rules, retry_errors=request.retry_errors)
+        )
+        await work.follow(retries.ordinals)
+        remaining = run.planned - sum(byte.bit_count() for byte in done) + retries.count
         if remaining and request.config.warmup and work.stop.reason is None:
             await _warm_up(request, run, self._rules)
-        return TrialFeed(again.trials(), missing_trials(run, request.dataset, done)), remaining
+        return TrialFeed(retries.trials(), missing_trials(run, request.dataset, done)), remaining
 
     def missing(self, done: bytearray) -> TrialFeed:
         """The trials without a result."""
@@ -340,7 +339,7 @@ class RunTrials:
 
     def replaced_costs(self) -> Mapping[int, float]:
         """What the stored results of trials that are done again cost, by ordinal."""
-        return {} if self._again is None else self._again.costs()
+        return {} if self._retries is None else self._retries.costs()
 
     async def execute(self, trial: PlannedTrial) -> EvalResult:
         """Execute a trial; one that has an output is only scored."""
@@ -350,7 +349,7 @@ class RunTrials:
         result = await run_trial(rules, trial.key, trial.ordinal, trial.sample, trial.experiment, attempt=trial.attempt)
         if self._work.code:
             result = replace(result, code=self._work.code)
-        return result if self._again is None else self._again.with_earlier_cost(result)
+        return result if self._retries is None else self._retries.with_earlier_cost(result)
 
 
 async def execute_trials(work: OpenRun, make_source: type[TrialSource]) -> None:
@@ -479,9 +478,9 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None, *, pati
         ending: RunStatus = status
         notes: dict[str, Any] = {"stopped": why, "cost_cap_usd": None, **work.stop.notes}
         if ending in ("finished", "incomplete"):
-            ending, missing = _completion(store, run)
+            ending, missing = run_completion(store, run)
             notes["stopped"] = f"{missing}: {why}" if missing and why else missing
-            notes |= _rescoring_notes(store, run)
+            notes |= rescoring_notes(store, run)
         if adaptive is not None or (run.notes.get("adaptive") and run.parent_run is None):
             stored = sum(byte.bit_count() for byte in store.done(run.run_id))
             notes["adaptive"] = None if adaptive is None else adaptive.note(stored)
@@ -490,7 +489,7 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None, *, pati
         if work.lease is not None:
             work.lease.release()
         ended = store.get_run(run.run_id)
-        return ended, _completed(store, ended) if observed else None
+        return ended, run_completed(store, ended) if observed else None
 
     try:
         if work.writer is not None:
@@ -504,34 +503,6 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None, *, pati
     return ended
 
 
-def _completion(store: RunStore, run: RunRecord) -> tuple[RunStatus, str | None]:
-    """The status of a run whose trials were all executed, and why if it is not finished: what the store says."""
-    stored, expected = sum(byte.bit_count() for byte in store.done(run.run_id)), expected_results(store, run)
-    if stored < expected:
-        return "incomplete", f"{expected - stored:,} of {expected:,} trials have no stored result"
-    failed = store.results(run.run_id, outcomes=("scorer_error",), outputs=False)
-    if any(altered_input(result) is None for result in failed):
-        return "unscored", None  # The answers are paid for: the same command again only scores them.
-    return "finished", None
-
-
-def expected_results(store: RunStore, run: RunRecord) -> int:
-    """How many results a run has when it is complete: one per trial, or per result of the run it scores again."""
-    if run.parent_run is None:
-        return run.planned
-    return sum(byte.bit_count() for byte in store.done(run.parent_run))
-
-
-def _rescoring_notes(store: RunStore, run: RunRecord) -> dict[str, Any]:
-    """What a reader must know of a run that scored the outputs of another: its stopping rule, what was not scored."""
-    if run.parent_run is None:
-        return {}
-    failed = store.results(run.run_id, outcomes=("scorer_error",), outputs=False)
-    redacted = sum(altered_input(result) is not None for result in failed)
-    adaptive = scored_again(store.get_run(run.parent_run), run, store)
-    return {"redacted": redacted or None} | ({} if adaptive is None else {"adaptive": adaptive})
-
-
 async def _break_off(work: OpenRun, error: BaseException) -> None:
     """The same after a cancellation or an error: shielded, and the error that ended the run is the one to hear of."""
     cancelled = isinstance(error, anyio.get_cancelled_exc_class())
@@ -541,26 +512,6 @@ async def _break_off(work: OpenRun, error: BaseException) -> None:
             await _end(work, "interrupted", reason, patient=False)
         except Exception as further:
             error.add_note(f"and then: {type(further).__name__}: {further}")
-
-
-def _completed(store: RunStore, run: RunRecord) -> EvalRunCompleted:
-    figures: dict[str, ExperimentFigures] = {}
-    for totals in store.totals(run.run_id):
-        scored = totals.outcomes.get("scored", 0)
-        figures[totals.experiment] = ExperimentFigures(
-            totals.passed / scored if scored else None,
-            totals.value_sum / scored if scored else None,
-            totals.input_tokens + totals.output_tokens,
-        )
-    only = next(iter(figures.values())) if len(figures) == 1 else None
-    return EvalRunCompleted(
-        run.run_id,
-        run.status,
-        None if only is None else only.pass_rate,
-        None if only is None else only.mean_score,
-        sum(one.total_tokens for one in figures.values()),
-        FrozenDict(figures),
-    )
 
 
 async def blocking[T](call: Callable[[], T]) -> T:
@@ -589,125 +540,3 @@ async def _warm_up(request: RunRequest, run: RunRecord, rules: TrialRules) -> No
         for sample in islice(request.dataset, request.config.warmup):
             key = TrialKey(run.run_id, run.experiments[0], sample.id)
             group.start_soon(run_trial, rules, key, 0, sample, 0)
-
-
-class Again:
-    """Stored trials that are not finished with: failed scoring is scored again, and errors are retried if asked."""
-
-    def __init__(self, request: RunRequest, run: RunRecord, rules: TrialRules) -> None:
-        self._request = request
-        self._run = run
-        self._rules = rules
-        store = request.store
-        self.to_score = frozenset(store.ordinals(run.run_id, ("scorer_error",)))
-        self.to_run = tuple(store.ordinals(run.run_id, _RETRIED)) if request.retry_errors else ()
-        self._retried = frozenset(self.to_run)
-        outcomes: tuple[Outcome, ...] = ("scorer_error", *(_RETRIED if request.retry_errors else ()))
-        replaced = store.results(run.run_id, outcomes=outcomes, outputs=False) if self.count else ()
-        self._earlier = {
-            stored.ordinal: replace(stored, source=None)
-            for stored in replaced
-            if stored.usage.total_tokens or stored.total_cost_usd or stored.unpriced_calls
-        }
-
-    @property
-    def ordinals(self) -> frozenset[int]:
-        """Their places in the plan."""
-        return self.to_score.union(self.to_run)
-
-    @property
-    def count(self) -> int:
-        """How many trials there are."""
-        return len(self.to_score) + len(self.to_run)
-
-    def costs(self) -> dict[int, float]:
-        """What the stored results of these trials cost."""
-        return {ordinal: stored.total_cost_usd for ordinal, stored in self._earlier.items()}
-
-    def with_earlier_cost(self, result: EvalResult) -> EvalResult:
-        """Add what the result that this one replaces had used: it was paid for too."""
-        stored = self._earlier.get(result.ordinal)
-        if stored is None or result.ordinal in self.to_score:
-            return result  # A trial that is only scored again has its session, and with it all its calls.
-        judges = [cost for cost in (stored.judge_cost_usd, result.judge_cost_usd) if cost is not None]
-        return replace(
-            result,
-            usage=stored.usage + result.usage,
-            judge_cost_usd=sum(judges) if judges else None,
-            cache_hits=stored.cache_hits + result.cache_hits,
-            unpriced_calls=stored.unpriced_calls + result.unpriced_calls,
-            unpriced_judge_calls=stored.unpriced_judge_calls + result.unpriced_judge_calls,
-        )
-
-    def attempts(self) -> dict[int, int]:
-        """Which attempt comes next, for every trial that is to be executed again."""
-        if not self.to_run:
-            return {}
-        stored = self._request.store.results(self._run.run_id, outcomes=_RETRIED, outputs=False)
-        return {result.ordinal: result.attempt + 1 for result in stored}
-
-    def trials(self, *, only_score: bool = False) -> StoredTrials:
-        """The trials, in plan order."""
-        outcomes: tuple[Outcome, ...] = ("scorer_error", *(_RETRIED if self.to_run and not only_score else ()))
-        store, run = self._request.store, self._run
-
-        def load(after: int) -> Sequence[EvalResult]:
-            return list(store.results(run.run_id, outcomes=outcomes, after=after, limit=STORED_PAGE, snapshots=True))
-
-        def plan(stored: EvalResult) -> PlannedTrial | None:
-            if stored.ordinal not in self.to_score and stored.ordinal not in self._retried:
-                return None  # It became an error since this run was opened.
-            sample_ordinal, experiment, _repeat = run.split(stored.ordinal)
-            sample = self._request.dataset[sample_ordinal]
-            to_score = stored if stored.ordinal in self.to_score else None
-            return PlannedTrial(
-                stored.key, stored.ordinal, sample_ordinal, experiment, sample, stored.attempt + 1, to_score
-            )
-
-        return StoredTrials(load, plan)
-
-    async def score(self, trial: PlannedTrial) -> EvalResult:
-        """Score a stored output again."""
-        return await score_stored(self._rules, trial, self._rules.tasks[trial.experiment].output_type)
-
-
-async def score_stored(rules: TrialRules, trial: PlannedTrial, output_type: Any) -> EvalResult:
-    """Score the stored output of a trial, read back as the type its task returns. An altered one is not scored.
-
-    What was redacted or left out may be what the score depends on.
-    """
-    stored = trial.stored
-    if stored is None:
-        raise ValueError(f"trial {trial.key} has no stored result")
-    if (altered := altered_input(stored)) is not None:
-        return replace(
-            stored,
-            key=trial.key,
-            outcome="scorer_error",
-            score=None,
-            error=f"{altered} and cannot be scored again; run the trial again",
-            stage="score",
-            attempt=trial.attempt,
-            source=None,
-        )
-    return await score_again(
-        rules,
-        trial.key,
-        trial.ordinal,
-        trial.sample,
-        stored,
-        restore_session(stored.snapshot) if stored.snapshot is not None else None,
-        output_type=output_type,
-        attempt=trial.attempt,
-    )
-
-
-def altered_input(stored: EvalResult) -> str | None:
-    """Say which part of the evaluator's input the store does not hold as it was; None if it holds all of it."""
-    dropped = stored.metadata.get("dropped")
-    for part in ("output", "transcript"):
-        if part in stored.redacted_parts:
-            return f"its stored {part} was redacted"
-        if isinstance(dropped, Sequence) and part in dropped:
-            return f"its {part} was too large for the queue and is not stored"
-    return None

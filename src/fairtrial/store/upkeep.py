@@ -90,7 +90,17 @@ def backup_sqlite(source: Path, target: Path) -> None:
             raise StoreError(f"cannot back {source} up: {error}") from None
         if state != "ok":
             raise StoreError(f"cannot back {source} up: it is damaged ({state})")
-        os.link(aside, target)  # Never over a file that has appeared meanwhile.
+        _publish(aside, target)
+
+
+def _publish(aside: Path, target: Path) -> None:
+    """Give a finished file its name; not over a file that has appeared meanwhile, where the file system can tell."""
+    try:
+        os.link(aside, target)
+    except FileExistsError:
+        raise StoreError(f"the backup {target} must be a new file (it exists): name another, or remove it") from None
+    except OSError:  # A file system without hard links.
+        os.rename(aside, target)
 
 
 def delete_unnamed_blobs(connection: Connection) -> tuple[int, int]:

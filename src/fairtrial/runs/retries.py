@@ -1,0 +1,141 @@
+"""Stored trials that a resumed run works on again: failed scoring, and errors if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fairtrial.data.dataset import Dataset
+from fairtrial.runs.plan import PlannedTrial, StoredTrials
+from fairtrial.session.snapshot import restore_session
+from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.trials.run_trial import TrialRules, score_again
+
+STORED_PAGE = 64  # Stored results read at once, with their outputs and transcripts.
+_RETRIED: tuple[Outcome, ...] = ("task_error", "timeout", "dead_letter")
+
+
+class RetrySet:
+    """Stored trials that are not finished with: failed scoring is scored again, and errors are retried if asked."""
+
+    def __init__(
+        self, store: RunStore, dataset: Dataset[Any, Any], run: RunRecord, rules: TrialRules, *, retry_errors: bool
+    ) -> None:
+        self._store = store
+        self._dataset = dataset
+        self._run = run
+        self._rules = rules
+        self.to_score = frozenset(store.ordinals(run.run_id, ("scorer_error",)))
+        self.to_run = tuple(store.ordinals(run.run_id, _RETRIED)) if retry_errors else ()
+        self._retried = frozenset(self.to_run)
+        outcomes: tuple[Outcome, ...] = ("scorer_error", *(_RETRIED if retry_errors else ()))
+        replaced = store.results(run.run_id, outcomes=outcomes, outputs=False) if self.count else ()
+        self._earlier = {
+            stored.ordinal: replace(stored, source=None)
+            for stored in replaced
+            if stored.usage.total_tokens or stored.total_cost_usd or stored.unpriced_calls
+        }
+
+    @property
+    def ordinals(self) -> frozenset[int]:
+        """Their places in the plan."""
+        return self.to_score.union(self.to_run)
+
+    @property
+    def count(self) -> int:
+        """How many trials there are."""
+        return len(self.to_score) + len(self.to_run)
+
+    def costs(self) -> dict[int, float]:
+        """What the stored results of these trials cost."""
+        return {ordinal: stored.total_cost_usd for ordinal, stored in self._earlier.items()}
+
+    def with_earlier_cost(self, result: EvalResult) -> EvalResult:
+        """Add what the result that this one replaces had used: it was paid for too."""
+        stored = self._earlier.get(result.ordinal)
+        if stored is None or result.ordinal in self.to_score:
+            return result  # A trial that is only scored again has its session, and with it all its calls.
+        judges = [cost for cost in (stored.judge_cost_usd, result.judge_cost_usd) if cost is not None]
+        return replace(
+            result,
+            usage=stored.usage + result.usage,
+            judge_cost_usd=sum(judges) if judges else None,
+            cache_hits=stored.cache_hits + result.cache_hits,
+            unpriced_calls=stored.unpriced_calls + result.unpriced_calls,
+            unpriced_judge_calls=stored.unpriced_judge_calls + result.unpriced_judge_calls,
+        )
+
+    def attempts(self) -> dict[int, int]:
+        """Which attempt comes next, for every trial that is to be executed again."""
+        if not self.to_run:
+            return {}
+        stored = self._store.results(self._run.run_id, outcomes=_RETRIED, outputs=False)
+        return {result.ordinal: result.attempt + 1 for result in stored}
+
+    def trials(self, *, only_score: bool = False) -> StoredTrials:
+        """The trials, in plan order."""
+        outcomes: tuple[Outcome, ...] = ("scorer_error", *(_RETRIED if self.to_run and not only_score else ()))
+        store, run = self._store, self._run
+
+        def load(after: int) -> Sequence[EvalResult]:
+            return list(store.results(run.run_id, outcomes=outcomes, after=after, limit=STORED_PAGE, snapshots=True))
+
+        def plan(stored: EvalResult) -> PlannedTrial | None:
+            if stored.ordinal not in self.to_score and stored.ordinal not in self._retried:
+                return None  # It became an error since this run was opened.
+            sample_ordinal, experiment, _repeat = run.split(stored.ordinal)
+            sample = self._dataset[sample_ordinal]
+            to_score = stored if stored.ordinal in self.to_score else None
+            return PlannedTrial(
+                stored.key, stored.ordinal, sample_ordinal, experiment, sample, stored.attempt + 1, to_score
+            )
+
+        return StoredTrials(load, plan)
+
+    async def score(self, trial: PlannedTrial) -> EvalResult:
+        """Score a stored output again."""
+        return await score_stored(self._rules, trial, self._rules.tasks[trial.experiment].output_type)
+
+
+async def score_stored(rules: TrialRules, trial: PlannedTrial, output_type: Any) -> EvalResult:
+    """Score the stored output of a trial, read back as the type its task returns. An altered one is not scored.
+
+    What was redacted or left out may be what the score depends on.
+    """
+    stored = trial.stored
+    if stored is None:
+        raise ValueError(f"trial {trial.key} has no stored result")
+    if (altered := altered_input(stored)) is not None:
+        return replace(
+            stored,
+            key=trial.key,
+            outcome="scorer_error",
+            score=None,
+            error=f"{altered} and cannot be scored again; run the trial again",
+            stage="score",
+            attempt=trial.attempt,
+            source=None,
+        )
+    return await score_again(
+        rules,
+        trial.key,
+        trial.ordinal,
+        trial.sample,
+        stored,
+        restore_session(stored.snapshot) if stored.snapshot is not None else None,
+        output_type=output_type,
+        attempt=trial.attempt,
+    )
+
+
+def altered_input(stored: EvalResult) -> str | None:
+    """Say which part of the evaluator's input the store does not hold as it was; None if it holds all of it."""
+    dropped = stored.metadata.get("dropped")
+    for part in ("output", "transcript"):
+        if part in stored.redacted_parts:
+            return f"its stored {part} was redacted"
+        if isinstance(dropped, Sequence) and part in dropped:
+            return f"its {part} was too large for the queue and is not stored"
+    return None
