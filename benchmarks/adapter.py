@@ -1,6 +1,6 @@
 """How much of an SDK's own speed is left when it is called through `OpenAIAdapter`.
 
-    python benchmarks/adapter.py [--calls 5000] [--concurrency 100] [--rounds 5]
+    python benchmarks/adapter.py [--calls 5000] [--concurrency 100] [--rounds 5] [--reasoning]
 
 In one run, in interleaved rounds, against a model server with 50 ms of latency in a process of its own: the adapter,
 the same SDK and transport in a bare loop (its typed method, and the raw door the adapter uses), and bare aiohttp.
@@ -17,13 +17,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
-import httpx2
 import openai
 
 from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage
-from fairtrial.testing.model_server import spawn_model_server
+from fairtrial.testing.model_server import Reply, spawn_model_server
 
 type Call = Callable[[], Awaitable[Any]]
 
@@ -64,7 +63,7 @@ async def measure(
 
     async def bare_sdk_raw() -> None:
         body = {"model": "test-model", "messages": sent}
-        response = await client.post("/chat/completions", cast_to=httpx2.Response, body=body)
+        response = await client.post("/chat/completions", cast_to=adapter._response_type(), body=body)
         assert json.loads(response.content)["choices"][0]["message"]["content"]
 
     async def bare_aiohttp() -> None:
@@ -102,8 +101,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=5000)
     parser.add_argument("--concurrency", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--reasoning", action="store_true", help="answers come with reasoning, which is kept")
     given = parser.parse_args()
-    with spawn_model_server("Paris.", latency=0.05) as server:
+    reply = Reply("Paris.", reasoning="The question is about France. Its capital is Paris." if given.reasoning else "")
+    with spawn_model_server(reply, latency=0.05) as server:
         rates, costs = asyncio.run(measure(server.base_url, given.calls, given.concurrency, given.rounds))
     for name in rates:
         print(

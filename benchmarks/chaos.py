@@ -3,7 +3,8 @@
     python benchmarks/chaos.py [--runs 50] [--trials 2000] [--seed 1] [--first 0]
 
 Each run is local on SQLite, local on PostgreSQL, or a fleet's on Redis and PostgreSQL, by draw. After each end of the
-command: no result missing unless the exit code says so, none wrong, none stored twice; then the same command goes on.
+command: no result is missing unless the exit code says so, none is wrong, none is stored twice. Then the same command
+resumes the run.
 A run is repeated by its seed and number: --seed N --first NUMBER --runs 1. As root, SQLite files are on a small disk of
 their own, which is filled; else the size of files is limited.
 """

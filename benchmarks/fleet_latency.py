@@ -50,7 +50,7 @@ def served(url: str) -> Iterator[None]:
 
 async def main_loop(connection: RedisConnection, count: int) -> list[float]:
     """Request to reply, in milliseconds."""
-    from fairtrial.fleet.remote import RemoteMainLoop
+    from fairtrial.fleet.worker.remote import RemoteMainLoop
 
     requests = RedisMailbox("main", MainLoopRequest, connection)
     async with requests, requests.for_replies("main.replies.bench", MainLoopResult, 60) as replies:

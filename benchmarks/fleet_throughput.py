@@ -209,7 +209,7 @@ def ours(folder: Path, trials: int, workers: int, *, profile: bool = False) -> M
                 subprocess.Popen(
                     [
                         *(sys.executable, "-m", "cProfile", "-o", str(folder / "worker.prof")),
-                        *("-m", "fairtrial.suites.worker", str(SUITE), "--mailbox", fleet.mailbox),
+                        *("-m", "fairtrial.cli", "worker", str(SUITE), "--mailbox", fleet.mailbox),
                     ],
                     cwd=ROOT,
                     env=environment(samples=trials, concurrency=500),
@@ -218,6 +218,8 @@ def ours(folder: Path, trials: int, workers: int, *, profile: bool = False) -> M
             )
         logs = sorted(folder.glob("worker-*.log"))
         while not all("takes work" in log.read_text() for log in logs):
+            if any(worker.poll() is not None for worker in started):
+                raise SystemExit(f"a worker ended before it took work\n{fleet.logs()}")
             time.sleep(0.05)
         before = [_cpu_seconds(process) for process in (redis, *(worker.pid for worker in started))]
         answer = said(

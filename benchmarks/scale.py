@@ -70,7 +70,7 @@ def run(data: Path, database: Path) -> dict[str, Any]:
 
 
 def resume(data: Path, database: Path) -> dict[str, Any]:
-    """Go on with a run that lacks one trial; how long until that trial starts?"""
+    """Measure how long it takes to resume a run with one missing trial, until that trial starts."""
     started = time.perf_counter()
     first: list[float] = []
 

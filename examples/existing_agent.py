@@ -22,14 +22,15 @@ from fairtrial import (
     PromptExecuted,
     TokenUsage,
     ToolInvoked,
+    TrialContext,
     all_of,
+    current_trial,
     evaluate_sync,
     exact_match,
     token_usage_under,
     tool_called,
 )
 from fairtrial.testing.model_server import ModelServer, Rule
-from fairtrial.trials.context import TrialContext, current_trial
 
 QUESTIONS = Dataset.of({"6 * 7": "42", "2 + 2": "4"}, name="sums")
 

@@ -9,11 +9,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from fairtrial import Dataset, EvalReport, all_of, contains, evaluate_sync
-from fairtrial.judging import JudgeCheck, check_judge, llm_judge
+from fairtrial import (
+    Dataset,
+    EvalReport,
+    OpenAIAdapter,
+    ProviderAdapter,
+    all_of,
+    check_judge_sync,
+    contains,
+    evaluate_sync,
+    llm_judge,
+)
+from fairtrial.judging import JudgeCheck
 from fairtrial.judging.fence import read_fences
-from fairtrial.models import OpenAIAdapter, ProviderAdapter
-from fairtrial.portal import call_sync
 from fairtrial.testing.model_server import ModelServer, ParsedRequest, Reply
 
 QUESTIONS = Dataset.of({"What is the capital of France?": "Paris", "And of Japan?": "Tokyo"}, name="capitals")
@@ -26,7 +34,7 @@ def answer(question: str) -> str:
 
 def run(adapter: ProviderAdapter) -> tuple[JudgeCheck, EvalReport]:
     judge = llm_judge(adapter, "The answer is correct and friendly in tone.", name="friendly")
-    checked = call_sync(lambda: check_judge(judge))
+    checked = check_judge_sync(judge)
     return checked, evaluate_sync(QUESTIONS, answer, all_of(contains, judge))
 
 

@@ -29,7 +29,7 @@ from fairtrial import (
     token_usage_under,
     tool_called,
 )
-from fairtrial.testing.model_server import ModelServer, Reply, Script, ToolCall
+from fairtrial.testing.model_server import ModelServer, Reply, Script, ToolCallReply
 
 QUESTIONS = Dataset.of({"What is the weather in Oslo?": "snow"}, name="weather")
 
@@ -70,7 +70,9 @@ async def ask(question: str, ctx: TrialContext) -> str:
 
 
 def main() -> EvalReport:
-    turns = Script((Reply(tool_calls=(ToolCall("weather", {"city": "Oslo"}),)), "Expect snow in Oslo."), per="turn")
+    turns = Script(
+        (Reply(tool_calls=(ToolCallReply("weather", {"city": "Oslo"}),)), "Expect snow in Oslo."), per="turn"
+    )
     with ModelServer(turns) as server:
 
         @asynccontextmanager

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fairtrial import Dataset, EvalReport, all_of, contains, evaluate_sync, tool_called, tool_not_called
 from fairtrial.models import AnthropicAdapter, ProviderAdapter, agent_task, tool_schema_accuracy
-from fairtrial.testing.model_server import ModelServer, Reply, Script, ToolCall
+from fairtrial.testing.model_server import ModelServer, Reply, Script, ToolCallReply
 
 ORDERS = {"A17": "shipped on Monday"}
 
@@ -41,7 +41,8 @@ def main(model: str | None = None) -> EvalReport:
     if model is not None:
         return run(AnthropicAdapter(model=model))
     turns = Script(
-        (Reply(tool_calls=(ToolCall("look_up_order", {"number": "A17"}),)), "It was shipped on Monday."), per="turn"
+        (Reply(tool_calls=(ToolCallReply("look_up_order", {"number": "A17"}),)), "It was shipped on Monday."),
+        per="turn",
     )
     with ModelServer(turns) as server:
         return run(AnthropicAdapter(model="test-model", base_url=server.base_url, api_key="none"))

@@ -34,7 +34,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     assertions = sys.modules.get("fairtrial.testing.assertions")
     if assertions is None:
         return (yield)
-    settings = assertions.Settings(item.config.getoption("eval_store"), item.config.getoption("eval_max_samples"))
+    settings = assertions.SessionSettings(
+        item.config.getoption("eval_store"), item.config.getoption("eval_max_samples")
+    )
     runs = item.config.stash.setdefault(_RUNS, assertions.SharedRuns())
     with assertions.recording(settings, lambda entry: item.user_properties.append((_PROPERTY, entry)), runs):
         return (yield)

@@ -25,9 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import typer
-
-from fairtrial.cli.app import app, invoke
+from fairtrial.cli.app import command_tree, invoke
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -128,7 +126,7 @@ def commands(text: str) -> list[str]:
 
 def unknown_in(command: str) -> list[str]:
     """What a command says that the command line does not know."""
-    meant: Any = typer.main.get_command(app)
+    meant: Any = command_tree()
     words = shlex.split(command)[1:]
     path = []
     while words and words[0] in getattr(meant, "commands", {}):

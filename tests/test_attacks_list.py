@@ -1,4 +1,4 @@
-"""scripts/attacks: every attack has a test, the page is up to date, and what a test says decides what held."""
+"""scripts/attacks: every attack has a test, the page is up to date, and test results decide the outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is imported is declared: a core install must not lean on what its neighbours happen to bring."""
+"""Every import is declared: a core install must not depend on packages that happen to be installed."""
 
 from __future__ import annotations
 

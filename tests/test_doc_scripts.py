@@ -1,4 +1,4 @@
-"""What scripts make for the documentation is what is in it: the pictures, and the options of every command."""
+"""Generated parts of the documentation are up to date: pictures and command options."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from fairtrial.cli.app import app
+import fairtrial.suites
+from fairtrial.cli.app import command_tree
 from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 REFERENCE = ROOT / "docs" / "reference" / "commands.md"
+API = ROOT / "docs" / "reference" / "api.md"
 
 
 def test_the_pictures_are_those_that_the_commands_make_today() -> None:
@@ -52,7 +53,7 @@ def test_the_reference_is_complete_without_its_script() -> None:
     """The options are looked up in the page here, so that a fault of the script is no fault of the page."""
     parts = re.split(r"^### (.*)$", REFERENCE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
-    root: Any = typer.main.get_command(app)
+    root: Any = command_tree()
     leaves: dict[str, Any] = {}
     for name, command in root.commands.items():
         below = getattr(command, "commands", None)
@@ -75,3 +76,32 @@ def test_a_stale_reference_is_noticed(
     assert script.main(["--write"]) == 0
     assert script.main(["--check"]) == 0
     assert script.main([]) == 2
+
+
+def test_every_public_name_has_a_docstring_and_is_in_the_reference() -> None:
+    script = load_script("api")
+    assert script.undocumented() == []
+    text = API.read_text(encoding="utf-8")
+    assert script.rewritten(text) == text, "run scripts/api --write"
+    for name in ("EvalConfig(", "llm_judge(", "Outcome", "PASSING_RATINGS", "UnknownRunError", "Evaluator"):
+        assert f"| `{name}" in text, name
+
+
+@pytest.mark.long
+def test_a_name_without_a_docstring_or_a_stale_list_of_names_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = load_script("api")
+    page = tmp_path / "api.md"
+    page.write_text("# Python names\n" + script.MARK)
+    monkeypatch.setattr(script, "PAGE", page)
+    monkeypatch.setattr(script, "MODULES", ("fairtrial.suites",))
+    assert script.main(["--check"]) == 1
+    assert "stale" in capsys.readouterr().out
+    assert script.main(["--write"]) == 0
+    assert script.main(["--check"]) == 0
+    assert "`evaluate_sync(samples, task, evaluator, config=None, *, experiments=..., " in page.read_text()
+    assert script.main([]) == 2
+    monkeypatch.setattr(fairtrial.suites.evaluate, "__doc__", None)
+    assert script.main(["--write"]) == 1
+    assert "no docstring: fairtrial.suites.evaluate" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The documentation is true: what it shows runs and prints that, its links lead somewhere, nothing is left out."""
+"""The documentation is true: its code runs and prints what is shown, its links work, and it is complete."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import fairtrial
 from fairtrial.testing.model_server import FaultRule, ModelServer, RateLimited
 from tests.doc_pages import PAGES, ROOT, Block, Reader, blocks, commands, differs, steps, unknown_in
 from tests.importing.project import small_project
+from tests.redis_server import RedisServer
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
@@ -40,8 +41,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def served(page: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A server where a page speaks to one: a project of OpenAI's hosted Evals."""
+def served(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A server where a page speaks to one: a Redis, or a project of OpenAI's hosted Evals."""
+    if page.stem == "loops-and-mailboxes":
+        with RedisServer(tmp_path_factory.mktemp("redis")) as redis:
+            monkeypatch.setenv("REDIS_URL", redis.url)
+            yield
+        return
     if page.stem != "coming-from-openai-evals":
         yield
         return
@@ -113,10 +119,19 @@ def test_every_public_evaluator_is_documented() -> None:
     assert evaluators <= words
 
 
-def test_every_package_is_on_the_map() -> None:
+def test_the_map_has_every_layer_in_the_order_of_imports() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    packages = [path.parent.name for path in (ROOT / "src" / "fairtrial").glob("*/__init__.py")]
-    assert [name for name in packages if f"`{name}`" not in text] == []
+    drawing = text.partition("Nothing imports upwards.")[2].partition("`testing`")[0]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contract = project["tool"]["importlinter"]["contracts"][0]
+    layers = [re.findall(r"[a-z]+", layer) for layer in contract["layers"] if layer != "(testing)"]
+    drawn: list[str] = []
+    for line in drawing.splitlines():
+        names = line.partition("reserved:")[2] or re.split(r" {3,}", line.strip())[0]
+        drawn += re.findall(r"[a-z]{2,}", names)
+    assert drawn == [name for names in layers for name in names]
+    packages = {path.parent.name for path in (ROOT / "src" / "fairtrial").glob("*/__init__.py")} - {"testing"}
+    assert packages <= {name for names in layers for name in names}
 
 
 class TestTheReader:
@@ -173,3 +188,28 @@ class TestTheReader:
         assert unknown_in("fairtrial store stats --jsn") == ["--jsn"]
         assert unknown_in("fairtrial stor") == ["stor"]
         assert unknown_in("fairtrial --version") == []
+
+
+def glossary() -> dict[str, str]:
+    """The terms of the glossary with their lines."""
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| term ")]
+    assert len(rows) > 50
+    terms = {row.split(" | ")[0].removeprefix("| "): row for row in rows}
+    assert len(terms) == len(rows), "a term is defined twice"
+    return terms
+
+
+def test_every_term_of_the_glossary_is_used_in_code_and_documentation() -> None:
+    pages = [page for page in PAGES if page.stem != "glossary"]
+    documentation = "\n".join(page.read_text(encoding="utf-8") for page in pages).lower()
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")).lower()
+    for term in glossary():
+        for where, text in (("documentation", documentation), ("code", code)):
+            assert re.search(rf"(?<!\w){re.escape(term)}", text), f"{term!r} is not used in the {where}"
+
+
+def test_glossary_lines_are_single_definitions() -> None:
+    for term, row in glossary().items():
+        assert row.count(" | ") == 1, row
+        assert not row.rstrip(" |").endswith("."), f"the definition of {term!r} ends with a full stop"

@@ -1,4 +1,4 @@
-"""Many or large things at once. Run by scripts/attacks --soak: each takes minutes or gigabytes."""
+"""Many or large inputs at once. Run by scripts/attacks --soak: each takes minutes or gigabytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match, open_store
 from fairtrial.fleet import LoopGroup
-from fairtrial.fleet.post import open_post_office
+from fairtrial.fleet.queues import connect_broker
 from fairtrial.mailbox import RedisConnection, RedisMailbox
 from fairtrial.suites.worker import make_loop
 from tests.redis_server import RedisServer
@@ -79,10 +79,10 @@ async def test_fifty_runs_share_one_redis_and_two_groups_of_workers(tmp_path: Pa
         store = stack.enter_context(closing(open_store(f"sqlite:///{tmp_path}/runs.db")))
         groups = []
         for _ in range(2):
-            office = open_post_office(redis_url)
-            stack.push_async_callback(office.close)
+            broker = connect_broker(redis_url)
+            stack.push_async_callback(broker.close)
             groups.append(
-                LoopGroup({suite.name: make_loop(suite, await office.requests(suite.name)) for suite in suites})
+                LoopGroup({suite.name: make_loop(suite, await broker.requests(suite.name)) for suite in suites})
             )
         serving = [asyncio.create_task(group.run()) for group in groups]
         reports = await asyncio.gather(*(suite.run(store=store, mailbox=redis_url) for suite in suites))

@@ -13,7 +13,7 @@ import pytest
 from fairtrial import Dataset, EvalSuite, Sample, evaluate, exact_match
 from fairtrial.errors import StoreUnavailableError
 from fairtrial.fleet import EvalLoop
-from fairtrial.fleet.wire import EvalRequest
+from fairtrial.fleet.messages import EvalRequest
 from fairtrial.logs import JsonLogFormatter, log_fields
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.redact import register_secret
@@ -124,7 +124,7 @@ async def test_a_worker_names_itself_and_the_trial_of_a_message(lines: Lines) ->
     request: EvalRequest = trial_request(1)
     await requests.send(request)  # Without an address for its result.
     await loop.run(until_empty=True)
-    record = lines.only("is a dead letter")
+    record = lines.only("dead-lettering request")
     assert (record["worker"], record["run"], record["trial"]) == ("w7", request.key.run_id, str(request.key))
     assert record["attempt"] == request.attempt
 

@@ -81,8 +81,8 @@ def test_a_suite_of_a_prompt_and_an_adapter_binds_inputs_by_name() -> None:
     model = ScriptedAdapter({"2+2?": "4"})
     report = EvalSuite("qa", dataset, None, exact_match, prompt=ECHO, adapter=model).run_sync(store="memory:")
     assert report.pass_rate == 1.0
-    with pytest.raises(ConfigurationError, match="needs an adapter"):
-        EvalSuite("qa", dataset, None, exact_match, prompt=ECHO)
+    with pytest.raises(ConfigurationError, match="must have a prompt with an adapter"):
+        EvalSuite("qa", dataset, None, exact_match, prompt=ECHO)  # type: ignore[call-overload]
 
 
 RETRIED: list[Fault] = [

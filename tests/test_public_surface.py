@@ -9,19 +9,24 @@ from typing import Any
 import pytest
 
 import fairtrial
+import fairtrial.fleet
+import fairtrial.models
 from fairtrial import errors
 
 EXPORTED = """
-Attachment BlobFolder Calibration ChatMessage CodecError Comparison ConfigurationError DataError Dataset DatasetError
-Environment EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext EvalLoop EvalLoopConfig EvalReport
-EvalRequest EvalResult EvalRunCompleted EvalRunStarted EvalSuite Evaluator Experiment ExperimentReport FairtrialError
-GateResult GateRules MainLoop MainLoopRequest MainLoopResult Metric MissingExtraError Observer Outcome PromptExecuted
-RunMismatchError RunStore Sample SampleEvaluated Score Session SessionError SessionView SliceView StopWhen StoreError
-Task TokenUsage ToolCall ToolInvoked Trajectory TrialContext TrialKey TrialStarted __version__ adapt all_of
-all_tools_succeeded any_of calibrate collect_results collect_results_sync compare composite contains current_trial
-evaluate evaluate_sync evaluator exact_match fuzzy_match gate group_by json_schema json_subset load_jsonl matches
-negate one_of open_store restore_session slice_contains submit_dataset submit_dataset_sync summarize task threshold
-token_usage_under tool_call_count tool_called tool_calls_match tool_not_called weighted within_tolerance
+AnthropicAdapter Attachment BlobFolder Calibration ChatMessage CodecError Comparison ConfigurationError DataError
+Dataset DatasetError Environment EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext EvalLoop
+EvalReport EvalRequest EvalResult EvalRunCompleted EvalRunStarted EvalSuite Evaluator Experiment ExperimentReport
+FairtrialError GateResult GateRules Label Leaderboard MainLoop MarkdownSection Metric MissingExtraError ModelError
+Observer OpenAIAdapter Outcome Prompt PromptExecuted PromptTemplate ProviderAdapter RunBusyError RunMismatchError
+RunStore Sample SampleEvaluated SamplePlan Score ScriptedAdapter Session SessionError SessionEvaluator SessionView
+SliceRule SliceView StopWhen StoreError StoreUnavailableError Task TokenUsage ToolCall ToolInvoked Trajectory
+TrialContext TrialKey TrialStarted UnknownRunError __version__ adapt agent_task all_of all_tools_succeeded any_of
+assert_eval by_input by_metric calibrate check_judge check_judge_sync checklist collect_results compare composite
+contains current_trial eval_test evaluate evaluate_sync evaluator exact_match fuzzy_match gate group_by json_schema
+json_subset label_judge leaderboard llm_judge load_jsonl matches negate numeric_judge one_of open_store pairwise_judge
+panel plan prompt_task restore_session slice_contains submit_dataset summarize task threshold token_usage_under
+tool_call_count tool_called tool_calls_match tool_not_called weighted within_tolerance
 """
 
 
@@ -29,6 +34,7 @@ def _parent(kind: type[BaseException]) -> str | None:
     return None if kind is errors.FairtrialError else kind.__bases__[0].__name__
 
 
+LAZY = ["fleet", "mailbox", "models", "testing"]
 HEAVY = ["numpy", "scipy", "sqlalchemy", "rich", "typer", "redis", "openai", "anthropic", "aiohttp", "pyarrow"]
 
 
@@ -41,9 +47,27 @@ def test_everything_public_says_what_it_is() -> None:
     undocumented = [
         name
         for name in fairtrial.__all__
-        if not name.startswith("__") and name != "Evaluator" and not getattr(fairtrial, name).__doc__
+        if not name.startswith("__")
+        and name not in ("Evaluator", "SessionEvaluator")
+        and not getattr(fairtrial, name).__doc__
     ]
     assert undocumented == []
+
+
+@pytest.mark.parametrize(
+    "name", ["EvalLoopConfig", "MainLoopRequest", "MainLoopResult", "collect_results_sync", "submit_dataset_sync"]
+)
+def test_a_name_that_moved_to_the_fleet_still_works_and_warns(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"import {name} from fairtrial.fleet"):
+        moved = getattr(fairtrial, name)
+    assert moved is getattr(fairtrial.fleet, name)
+    assert name not in fairtrial.__all__
+
+
+def test_the_schema_builder_of_models_is_still_found_by_its_old_name_and_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="fairtrial.models.json_schema is now called schema_of"):
+        old = fairtrial.models.json_schema  # type: ignore[attr-defined]
+    assert old is fairtrial.models.schema_of
 
 
 def test_importing_loads_nothing_heavy(child: Any) -> None:
@@ -63,6 +87,12 @@ def test_what_only_runs_need_is_loaded_when_it_is_asked_for(child: Any) -> None:
     assert said == "False True True"
     with pytest.raises(AttributeError, match="module 'fairtrial' has no attribute 'EvalSuit'"):
         fairtrial.EvalSuit  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("module", ["fairtrial", *(f"fairtrial.{name}" for name in LAZY)])
+def test_an_unknown_name_of_a_lazy_module_is_an_import_error(module: str) -> None:
+    with pytest.raises(ImportError, match="cannot import name 'NoSuchThing'"):
+        exec(f"from {module} import NoSuchThing")
 
 
 def test_everything_works_with_no_model_of_pydantics_in_sight(child: Any) -> None:

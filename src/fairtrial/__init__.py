@@ -1,5 +1,6 @@
 """Fairtrial: evaluate prompts, agents and models; get numbers you can defend."""
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,20 @@ from fairtrial.errors import (
     EnvironmentMismatchError,
     FairtrialError,
     MissingExtraError,
+    ModelError,
+    RunBusyError,
     RunMismatchError,
     SessionError,
     StoreError,
+    StoreUnavailableError,
+    UnknownRunError,
 )
 from fairtrial.scoring import (
     EvalContext,
     Evaluator,
     Metric,
     Score,
+    SessionEvaluator,
     adapt,
     all_of,
     all_tools_succeeded,
@@ -74,56 +80,195 @@ from fairtrial.trials import (
 )
 
 if TYPE_CHECKING:
-    from fairtrial.analysis.gate_rules import GateRules
+    from fairtrial.analysis.gate_rules import (
+        GateRules,
+        SliceRule,
+    )
+    from fairtrial.analysis.slices import (
+        by_input,
+        by_metric,
+    )
     from fairtrial.fleet import (
         EvalLoop,
-        EvalLoopConfig,
         EvalRequest,
         MainLoop,
-        MainLoopRequest,
-        MainLoopResult,
         collect_results,
-        collect_results_sync,
         submit_dataset,
-        submit_dataset_sync,
     )
-    from fairtrial.report import EvalReport, ExperimentReport, group_by, summarize
-    from fairtrial.report.calibrate import Calibration, calibrate
-    from fairtrial.report.compare import Comparison, compare
-    from fairtrial.report.gate import GateResult, gate
-    from fairtrial.runs import EvalRunCompleted, EvalRunStarted, Observer, SampleEvaluated, TrialStarted
-    from fairtrial.store import RunStore, open_store
-    from fairtrial.suites import EvalSuite, evaluate, evaluate_sync
+    from fairtrial.fleet import EvalLoopConfig as EvalLoopConfig
+    from fairtrial.fleet import MainLoopRequest as MainLoopRequest
+    from fairtrial.fleet import MainLoopResult as MainLoopResult
+    from fairtrial.fleet import collect_results_sync as collect_results_sync
+    from fairtrial.fleet import submit_dataset_sync as submit_dataset_sync
+    from fairtrial.judging import (
+        check_judge,
+        check_judge_sync,
+        checklist,
+        label_judge,
+        llm_judge,
+        numeric_judge,
+        pairwise_judge,
+        panel,
+    )
+    from fairtrial.models import (
+        AnthropicAdapter,
+        MarkdownSection,
+        OpenAIAdapter,
+        Prompt,
+        PromptTemplate,
+        ProviderAdapter,
+        ScriptedAdapter,
+        agent_task,
+        prompt_task,
+    )
+    from fairtrial.report import (
+        EvalReport,
+        ExperimentReport,
+        group_by,
+        summarize,
+    )
+    from fairtrial.report.calibrate import (
+        Calibration,
+        calibrate,
+    )
+    from fairtrial.report.compare import (
+        Comparison,
+        compare,
+    )
+    from fairtrial.report.gate import (
+        GateResult,
+        gate,
+    )
+    from fairtrial.report.leaderboard import (
+        Leaderboard,
+        leaderboard,
+    )
+    from fairtrial.report.plan import (
+        SamplePlan,
+        plan,
+    )
+    from fairtrial.runs import (
+        EvalRunCompleted,
+        EvalRunStarted,
+        Observer,
+        SampleEvaluated,
+        TrialStarted,
+    )
+    from fairtrial.store import (
+        Label,
+        RunStore,
+        open_store,
+    )
+    from fairtrial.suites import (
+        EvalSuite,
+        evaluate,
+        evaluate_sync,
+    )
+    from fairtrial.testing import (
+        assert_eval,
+        eval_test,
+    )
 
 # What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
 _LATER = {
+    "fairtrial.analysis.gate_rules": (
+        "GateRules",
+        "SliceRule",
+    ),
+    "fairtrial.analysis.slices": (
+        "by_input",
+        "by_metric",
+    ),
     "fairtrial.fleet": (
         "EvalLoop",
-        "EvalLoopConfig",
         "EvalRequest",
         "MainLoop",
-        "MainLoopRequest",
-        "MainLoopResult",
         "collect_results",
-        "collect_results_sync",
         "submit_dataset",
-        "submit_dataset_sync",
     ),
-    "fairtrial.analysis.gate_rules": ("GateRules",),
-    "fairtrial.report": ("EvalReport", "ExperimentReport", "group_by", "summarize"),
-    "fairtrial.report.calibrate": ("Calibration", "calibrate"),
-    "fairtrial.report.compare": ("Comparison", "compare"),
-    "fairtrial.report.gate": ("GateResult", "gate"),
-    "fairtrial.runs": ("EvalRunCompleted", "EvalRunStarted", "Observer", "SampleEvaluated", "TrialStarted"),
-    "fairtrial.store": ("RunStore", "open_store"),
-    "fairtrial.suites": ("EvalSuite", "evaluate", "evaluate_sync"),
+    "fairtrial.judging": (
+        "check_judge",
+        "check_judge_sync",
+        "checklist",
+        "label_judge",
+        "llm_judge",
+        "numeric_judge",
+        "pairwise_judge",
+        "panel",
+    ),
+    "fairtrial.models": (
+        "AnthropicAdapter",
+        "MarkdownSection",
+        "OpenAIAdapter",
+        "Prompt",
+        "PromptTemplate",
+        "ProviderAdapter",
+        "ScriptedAdapter",
+        "agent_task",
+        "prompt_task",
+    ),
+    "fairtrial.report": (
+        "EvalReport",
+        "ExperimentReport",
+        "group_by",
+        "summarize",
+    ),
+    "fairtrial.report.calibrate": (
+        "Calibration",
+        "calibrate",
+    ),
+    "fairtrial.report.compare": (
+        "Comparison",
+        "compare",
+    ),
+    "fairtrial.report.gate": (
+        "GateResult",
+        "gate",
+    ),
+    "fairtrial.report.leaderboard": (
+        "Leaderboard",
+        "leaderboard",
+    ),
+    "fairtrial.report.plan": (
+        "SamplePlan",
+        "plan",
+    ),
+    "fairtrial.runs": (
+        "EvalRunCompleted",
+        "EvalRunStarted",
+        "Observer",
+        "SampleEvaluated",
+        "TrialStarted",
+    ),
+    "fairtrial.store": (
+        "Label",
+        "RunStore",
+        "open_store",
+    ),
+    "fairtrial.suites": (
+        "EvalSuite",
+        "evaluate",
+        "evaluate_sync",
+    ),
+    "fairtrial.testing": (
+        "assert_eval",
+        "eval_test",
+    ),
 }
 _HOME = {name: module for module, names in _LATER.items() for name in names}
+_MOVED = dict.fromkeys(
+    ("EvalLoopConfig", "MainLoopRequest", "MainLoopResult", "collect_results_sync", "submit_dataset_sync"),
+    "fairtrial.fleet",
+)
+"""Names that are deprecated here, with the modules that they have moved to."""
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
 
     def __getattr__(name: str) -> object:
+        if name in _MOVED:
+            warnings.warn(f"import {name} from {_MOVED[name]}", DeprecationWarning, stacklevel=2)
+            return getattr(import_module(_MOVED[name]), name)
         if name not in _HOME:
             raise AttributeError(f"module 'fairtrial' has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_HOME[name]), name)
@@ -135,6 +280,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AnthropicAdapter",
     "Attachment",
     "BlobFolder",
     "Calibration",
@@ -151,7 +297,6 @@ __all__ = [
     "EvalConfig",
     "EvalContext",
     "EvalLoop",
-    "EvalLoopConfig",
     "EvalReport",
     "EvalRequest",
     "EvalResult",
@@ -164,25 +309,37 @@ __all__ = [
     "FairtrialError",
     "GateResult",
     "GateRules",
+    "Label",
+    "Leaderboard",
     "MainLoop",
-    "MainLoopRequest",
-    "MainLoopResult",
+    "MarkdownSection",
     "Metric",
     "MissingExtraError",
+    "ModelError",
     "Observer",
+    "OpenAIAdapter",
     "Outcome",
+    "Prompt",
     "PromptExecuted",
+    "PromptTemplate",
+    "ProviderAdapter",
+    "RunBusyError",
     "RunMismatchError",
     "RunStore",
     "Sample",
     "SampleEvaluated",
+    "SamplePlan",
     "Score",
+    "ScriptedAdapter",
     "Session",
     "SessionError",
+    "SessionEvaluator",
     "SessionView",
+    "SliceRule",
     "SliceView",
     "StopWhen",
     "StoreError",
+    "StoreUnavailableError",
     "Task",
     "TokenUsage",
     "ToolCall",
@@ -191,18 +348,26 @@ __all__ = [
     "TrialContext",
     "TrialKey",
     "TrialStarted",
+    "UnknownRunError",
     "__version__",
     "adapt",
+    "agent_task",
     "all_of",
     "all_tools_succeeded",
     "any_of",
+    "assert_eval",
+    "by_input",
+    "by_metric",
     "calibrate",
+    "check_judge",
+    "check_judge_sync",
+    "checklist",
     "collect_results",
-    "collect_results_sync",
     "compare",
     "composite",
     "contains",
     "current_trial",
+    "eval_test",
     "evaluate",
     "evaluate_sync",
     "evaluator",
@@ -212,15 +377,22 @@ __all__ = [
     "group_by",
     "json_schema",
     "json_subset",
+    "label_judge",
+    "leaderboard",
+    "llm_judge",
     "load_jsonl",
     "matches",
     "negate",
+    "numeric_judge",
     "one_of",
     "open_store",
+    "pairwise_judge",
+    "panel",
+    "plan",
+    "prompt_task",
     "restore_session",
     "slice_contains",
     "submit_dataset",
-    "submit_dataset_sync",
     "summarize",
     "task",
     "threshold",

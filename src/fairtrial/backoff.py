@@ -47,7 +47,12 @@ def backoff(failures: int, *, first: float, longest: float, draw: Callable[[], f
 
     Random, so that processes which failed together do not come back together.
     """
-    return min(longest, first * 2.0 ** min(failures - 1, 64)) * (0.5 + 0.5 * draw())
+    return longest_pause(failures, first=first, longest=longest) * (0.5 + 0.5 * draw())
+
+
+def longest_pause(failures: int, *, first: float, longest: float) -> float:
+    """Seconds that a pause after so many failures in a row has at most: doubled each time up to `longest`."""
+    return min(longest, first * 2.0 ** min(failures - 1, 64))
 
 
 class _Attempts:
@@ -123,7 +128,7 @@ async def retry_while_unavailable[T](
         call: Makes the call.
         doing: What it does, for the log.
         log: Where waiting is logged, at the start and every 30 seconds.
-        seconds: How long to repeat it; `patience_seconds()` unless given.
+        seconds: How long to repeat it; by default `patience_seconds()`.
         enough: When this is true, the next failure is raised.
     """
     with _Attempts(doing, log, seconds) as attempts:

@@ -7,7 +7,7 @@
     │   └── RunMismatchError      a run cannot be resumed because what it was made of has changed
     ├── DataError                 data that is not what it was said to be
     │   ├── DatasetError          a dataset file or sample, with its file, line and field
-    │   ├── CodecError            a value that cannot travel as JSON, or JSON that is not the type asked for
+    │   ├── CodecError            a value that cannot be encoded as JSON, or JSON of another type than requested
     │   │   └── NewerFormatError  a message in a format of a newer version
     │   └── EnvironmentMismatchError  environment state of another kind or of an incompatible version
     ├── SessionError              a session record used against its nature
@@ -28,9 +28,10 @@
     ├── MailboxError              a mailbox cannot do what was asked
     │   ├── MailboxConnectionError  its server cannot be reached just now; trying again may help
     │   ├── MailboxAccessError    its server refuses us: wrong password, or the user may not do this
+    │   ├── MailboxNotDurableError  its server may lose what it confirmed (also a ConfigurationError)
     │   ├── MailboxFullError      its server has no memory for another message; trying later may help
     │   ├── MailboxClosedError    it was used after `close()`
-    │   ├── LeaseLostError        the message is not ours any more: settled before, or the lease ran out
+    │   ├── LeaseLostError        the lease of the message was lost: it expired, or the message was settled before
     │   ├── ReplyNotAvailableError  there is nobody to reply to
     │   └── BodyError             a body that cannot be sent or read (also a DataError)
     │       └── MessageTooLargeError  a body over the mailbox's limit
@@ -82,7 +83,7 @@ class DatasetError(DataError):
 
 
 class CodecError(DataError):
-    """A value that cannot travel as JSON, or JSON that is not of the type asked for.
+    """A value cannot be encoded as JSON, or JSON does not have the requested type.
 
     `path` leads to the culprit, as in `$.turns[2].role`.
     """
@@ -154,6 +155,10 @@ class MailboxAccessError(MailboxError):
     """The server behind the mailbox refuses us: a wrong password, or a user who may not do this."""
 
 
+class MailboxNotDurableError(MailboxError, ConfigurationError):
+    """Durability was asked for, and the server behind the mailbox may lose messages that it confirmed."""
+
+
 class MailboxFullError(MailboxError):
     """The server behind the mailbox has no memory for another message; trying later may help."""
 
@@ -163,7 +168,7 @@ class MailboxClosedError(MailboxError):
 
 
 class LeaseLostError(MailboxError):
-    """The message is not ours any more: it was settled before, or its lease ran out and it went back."""
+    """The lease of the message was lost: it expired, or the message was settled before."""
 
 
 class ReplyNotAvailableError(MailboxError):

@@ -88,6 +88,13 @@ def cost(value: float | None, unpriced: int) -> str:
     return f"at least {money(value)}" if value else "unknown"
 
 
+def open_range(low: str | None, high: str | None) -> str:
+    """An interval of which an end may be unknown: "2 to 5", "at least 2", "at most 5"."""
+    if low is None or high is None:
+        return UNDEFINED if low is high else f"at most {high}" if low is None else f"at least {low}"
+    return f"{low} to {high}"
+
+
 def level(value: float) -> str:
     """A confidence level: "95%", "99.5%"."""
     return f"{100 * value:g}%"
@@ -120,7 +127,7 @@ def bound_text(value: float, *, percent: bool) -> str:
 
 
 def end_text(value: float, bound: float, *, percent: bool) -> str:
-    """The end of an interval that is held against a bound: with as many digits as it takes to tell them apart."""
+    """Format the end of an interval with enough digits to distinguish it from a bound."""
     text = mean_text(value, percent=percent)
     if value == bound or text != mean_text(bound, percent=percent):
         return text
@@ -170,12 +177,15 @@ def p_text(p: float | None) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
+def round_samples(count: int) -> int:
+    """A number of samples, rounded up to two digits: nobody should take it to the last one."""
+    scale: int = 10 ** max(0, len(str(count)) - 2)
+    return -(-count // scale) * scale
+
+
 def samples_text(count: int) -> str:
-    """A number of samples that nobody should take to the last digit."""
-    if count < 100:
-        return f"{count}"
-    scale = 10 ** (len(str(count)) - 2)
-    return f"{-(-count // scale) * scale:,}"
+    """A number of samples in words, rounded up to two digits."""
+    return f"{round_samples(count):,}"
 
 
 def _reads(text: str) -> float:
@@ -184,6 +194,8 @@ def _reads(text: str) -> float:
 
 def _short(value: float, sign: str) -> str:
     size = abs(value)
+    if size >= 1e15:
+        return f"{value:{sign}.3g}"
     if size >= 1000:
         return f"{value:{sign},.0f}"
     if size >= 10:

@@ -7,6 +7,8 @@ being changed by accident; they are not a wall against code that wants to cheat.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import FrozenInstanceError
 from typing import Any, Never, Self
 
 
@@ -32,8 +34,6 @@ class FrozenDict[K, V](dict[K, V]):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[K, V]:
-        from copy import deepcopy
-
         return {deepcopy(key, memo): deepcopy(value, memo) for key, value in self.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -56,8 +56,6 @@ class FrozenList[T](list[T]):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> list[T]:
-        from copy import deepcopy
-
         return [deepcopy(item, memo) for item in self]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -65,6 +63,20 @@ class FrozenList[T](list[T]):
 
 
 EMPTY: FrozenDict[str, Any] = FrozenDict()
+
+
+def allow_type_arguments(kind: type) -> None:
+    """Let a frozen generic dataclass with slots be made as `Kind[int](...)`, which Python 3.12 cannot by itself.
+
+    What `dataclass` generates there raises a TypeError when `typing` notes the type arguments on the new object, and
+    `typing` expects an AttributeError.
+    """
+
+    def refuse(record: object, name: str, _value: Any = None) -> Never:
+        raise FrozenInstanceError(f"cannot assign to field {name!r} of a {kind.__name__}")
+
+    kind.__setattr__ = refuse  # type: ignore[method-assign]  # the class is complete only now
+    kind.__delattr__ = refuse  # type: ignore[assignment,method-assign]
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})

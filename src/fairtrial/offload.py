@@ -2,7 +2,7 @@
 
 Blocking code runs in daemon threads, or in a child process (`fairtrial.isolation`). Daemon threads of our own, not a
 pool of the event loop's: a thread that hangs must keep neither the run nor the interpreter from ending. Async code that
-catches its own cancellation is orphaned: it goes on by itself, and nothing waits for it any more.
+catches its own cancellation is orphaned: it continues to run, but nothing waits for it any more.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+import anyio.to_thread
 
-from fairtrial.errors import FairtrialError
+from fairtrial.errors import ConfigurationError, FairtrialError
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,6 +46,58 @@ def on_trio() -> bool:
     """True if this runs on trio; nobody can be on it who has not imported it."""
     trio = sys.modules.get("trio")
     return trio is not None and bool(trio.lowlevel.in_trio_run())
+
+
+def in_event_loop() -> bool:
+    """True inside a running event loop, of asyncio or of trio."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return on_trio()
+    return True
+
+
+def require_asyncio(what: str, remedy: str) -> None:
+    """Raise a ConfigurationError if this runs on trio, where `what` does not work."""
+    if on_trio():
+        raise ConfigurationError(f"{what} needs asyncio: {remedy}")
+
+
+async def in_thread[T](call: Callable[[], T]) -> T:
+    """Return the result of a call that blocks for a bounded time, such as one to a store or a file."""
+    return await anyio.to_thread.run_sync(call)
+
+
+async def finish[T](work: Coroutine[Any, Any, T], *, cancel: bool = False) -> T:
+    """Await `work` to its end even if this task is cancelled meanwhile; the cancellation is raised afterwards.
+
+    For asyncio. `work` runs in a task of its own. An anyio scope around the caller repeats its cancellation on each
+    turn of the event loop: that reaches neither `work` nor the wait for it.
+
+    Args:
+        work: What is awaited.
+        cancel: Pass a cancellation on to `work`, once, before it is awaited to its end.
+    """
+    import asyncio
+
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        if cancel:
+            task.cancel()
+        with anyio.CancelScope(shield=True):
+            while not task.done():
+                try:
+                    await asyncio.wait([task])
+                except asyncio.CancelledError:
+                    pass  # Cancelled again, which changes nothing.
+        if not task.cancelled():
+            task.result()  # An error of the work takes the place of the cancellation.
+        raise
+    return task.result()
 
 
 class TimeLimit:
@@ -111,7 +164,7 @@ class TimeLimit:
         while self._cancels and task is not None:
             self._cancels -= 1
             task.uncancel()
-        # A further cancellation is not ours, and goes on its way.
+        # A further cancellation comes from elsewhere and is passed on.
         return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
 
     def check(self) -> None:
@@ -173,7 +226,7 @@ class _Supervisor:
             if not task.done():
                 limit.abandoned = True
                 _log.error(
-                    "user code goes on %g s after it was cancelled: it is orphaned, and what it still does is ignored. "
+                    "user code still runs %g s after it was cancelled: it is orphaned, and its result is discarded. "
                     "Code that catches every exception must let CancelledError through, or be run with isolate=True",
                     2 * self._half,
                 )
@@ -218,14 +271,15 @@ class _Supervisor:
 
 
 def orphan(task: asyncio.Task[Any]) -> None:
-    """Let the event loop go on and end without a task that does not end: `asyncio.run` would wait for it for ever."""
+    """Let the event loop end without a task that never ends, which `asyncio.run` would wait for."""
     import asyncio
     import ctypes
 
     if task.done():
         return
+    # The documented way out of `all_tasks()`, which `asyncio.run` cancels and waits for ("Extending asyncio", Python's
+    # documentation); there is none without the underscore.
     asyncio._unregister_task(task)
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # known to every Task
     # Never collected, not even as the interpreter ends: closing a coroutine runs it once more, perhaps for ever.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
     task.add_done_callback(_end_orphan)

@@ -1,11 +1,11 @@
-"""Judges held against people's labels."""
+"""Calibration: judges compared with people's labels."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,8 +29,7 @@ from fairtrial import (
     open_store,
     stats,
 )
-from fairtrial.analysis.columns import Columns
-from fairtrial.analysis.estimates import mean_of
+from fairtrial.analysis.calibration import RANDOM_SAMPLE
 from fairtrial.codec import dumps
 from fairtrial.store.protocol import Label
 from fairtrial.trials.keys import TrialKey
@@ -88,19 +87,22 @@ def test_the_figures_are_those_of_the_statistics() -> None:
     assert calibration.specificity.value == pytest.approx(35 / 45)
     assert calibration.judge_rate.value == 360 / 500
     assert calibration.label_rate.value == 0.55
-    assert calibration.corrected.value == pytest.approx(0.75 - 0.05)
-    corrected = stats.prediction_powered_mean([float(p) for p in people], verdicts, unlabelled)
+    assert calibration.corrected.value == pytest.approx(360 / 500 * 50 / 60 + 140 / 500 * 5 / 40)
+    labels = np.array([*people, *([np.nan] * 400)], dtype=float)
+    corrected = stats.corrected_mean(stats.JudgedTrials(np.array(verdicts + unlabelled, dtype=float), labels))
     assert corrected.interval is not None
+    assert (calibration.corrected.n, calibration.corrected.method) == (100, "post-stratified by verdict")
     assert (calibration.corrected.low, calibration.corrected.high) == (corrected.interval.low, corrected.interval.high)
     other = stats.rogan_gladen(300, 400, true_passes=50, positives=55, true_fails=35, negatives=45)
     assert calibration.rogan_gladen.value == other.estimate
     assert calibration.judge_models == ("claude-x",)
-    assert any("random sample" in line for line in calibration.warnings)
 
 
 def test_it_is_a_record_and_a_table() -> None:
     verdicts, people = matrix(20, 4, 3, 13)
-    calibration = calibrate(run(verdicts + [1] * 60, kin=True), {f"s{i}": label for i, label in enumerate(people)})
+    calibration = calibrate(
+        run(verdicts + [1, 1, 0] * 20, kin=True), {f"s{i}": label for i, label in enumerate(people)}
+    )
     read = json.loads(dumps(calibration))
     assert read["confusion"] == {"true_passes": 20, "false_passes": 4, "false_fails": 3, "true_fails": 13}
     assert read["corrected"]["low"] == calibration.corrected.low
@@ -114,7 +116,9 @@ def test_it_is_a_record_and_a_table() -> None:
         "score with length",
     ):
         assert line in text
-    assert "warning: The corrected rate holds if the labelled trials are a random sample" in text
+    assert "People would pass 60.1% (45.3% to 73.2%); the judge says 64.0%." in text
+    assert "40 labels, 100 judged" in text
+    assert "Rogan" not in text
     assert max(map(len, text.splitlines())) <= 80
     assert calibration.to_json() == {"format": "fairtrial.calibration/1", **read}
     assert "| agreement | 82.5% |" in calibration.to_markdown()
@@ -155,6 +159,9 @@ class TestLabelsInTheStore:
         assert panel.fleiss.note == "Trials have different numbers of labels."
         expected = stats.krippendorff_alpha([[1, 1, 0], [1, 0, 0], [0, None, 0]])
         assert panel.krippendorff.value == expected
+        interval = stats.krippendorff_alpha_interval([[1, 1, 0], [1, 0, 0], [0, None, 0]])
+        assert isinstance(interval, stats.Interval)
+        assert (panel.krippendorff.low, panel.krippendorff.high) == (interval.low, interval.high)
         assert any("1 trials on which the annotators are evenly split" in line for line in calibration.warnings)
         assert "annotators: Fleiss' kappa" in str(calibration)
 
@@ -162,7 +169,10 @@ class TestLabelsInTheStore:
         votes = [("s0", 1, "a"), ("s0", 1, "b"), ("s2", 0, "a"), ("s2", 1, "b"), ("s3", 0, "a"), ("s3", 0, "b")]
         panel = calibrate(self.labelled(*votes)).panel
         assert panel is not None
-        assert panel.fleiss.value == stats.fleiss_kappa([[0, 2], [1, 1], [2, 0]])
+        table = [[0, 2], [1, 1], [2, 0]]
+        interval = stats.fleiss_kappa_interval(table)
+        assert isinstance(interval, stats.Interval)
+        assert (panel.fleiss.value, panel.fleiss.low) == (stats.fleiss_kappa(table), interval.low)
 
     def test_labels_of_other_trials_are_counted_and_left_out(self) -> None:
         report = self.labelled(("s0", 1, ""), ("s6", 1, ""), ("s99", 1, ""))
@@ -171,8 +181,9 @@ class TestLabelsInTheStore:
         assert calibration.notes == (
             "1 labels are of trials that this run does not have; they are left out.",
             "1 labels are of trials that the judge has not scored; they are left out.",
+            RANDOM_SAMPLE,
         )
-        assert any(line.startswith("1 label say little") for line in calibration.warnings)
+        assert any(line.startswith("1 label is too few") for line in calibration.warnings)
 
     def test_several_names_need_a_choice(self) -> None:
         report = self.labelled(
@@ -184,6 +195,31 @@ class TestLabelsInTheStore:
             calibrate(report)
         assert calibrate(report, name="polite").labelled == 1
 
+    def test_names_that_begin_with_a_tilde_are_left_out_unless_they_are_named(self) -> None:
+        report = self.labelled(
+            ("s0", 1, ""),
+            extra=[
+                lambda run_id: Label(TrialKey(run_id, "baseline", "s0"), "~comment:ok", "well put"),
+                lambda run_id: Label(TrialKey(run_id, "baseline", "s1"), "~picked:ok", True),
+                lambda run_id: Label(TrialKey(run_id, "baseline", "s2"), "~picked:ok", False),
+            ],
+        )
+        assert calibrate(report).labelled == 1
+        assert calibrate(report, name="~picked:ok").labelled == 2
+
+    def test_a_label_without_a_value_withdraws_what_its_annotator_said_of_that_trial(self) -> None:
+        def label(sample: str, value: bool | None, annotator: str) -> Callable[[str], Label]:
+            return lambda run_id: Label(TrialKey(run_id, "baseline", sample), "ok", value, annotator)
+
+        votes = [label("s0", True, "ann"), label("s1", True, "ann"), label("s1", False, "bob")]
+        withdrawn = [label("s0", None, "ann"), label("s1", None, "ann"), label("s2", None, "bob")]
+        report = self.labelled(extra=[*votes, *withdrawn])
+        calibration = calibrate(report)
+        assert calibration.labelled == 1
+        assert calibration.label_rate.value == 0.0
+        again = self.labelled(extra=[*votes, *withdrawn, label("s0", True, "ann")])
+        assert calibrate(again).labelled == 2
+
     def test_labels_outlive_the_judge_that_they_were_made_for(self) -> None:
         store = open_store("memory:")
         data: Dataset[Any, Any] = Dataset([Sample(f"s{i}", {"judge": i % 2}, None) for i in range(8)])
@@ -191,9 +227,9 @@ class TestLabelsInTheStore:
         first = suite.run_sync(store=store)
         for i in range(8):
             store.label(Label(TrialKey(first.run_id, "baseline", f"s{i}"), "ok", i % 2 == 0))
-        from fairtrial.portal import portal
+        from fairtrial.sync_bridge import blocking_portal
 
-        second = portal().call(lambda: suite.rescore(first.run_id, lambda output, expected: True, store=store))
+        second = blocking_portal().call(lambda: suite.rescore(first.run_id, lambda output, expected: True, store=store))
         assert calibrate(first).agreement.value == 0.0
         calibration = calibrate(second)
         assert (calibration.labelled, calibration.agreement.value) == (8, 0.5)
@@ -208,7 +244,7 @@ class TestEdges:
             assert figure.note
         assert calibration.judge_rate.value == pytest.approx(2 / 3)
         assert calibration.warnings == (
-            "There are no labels to hold the judge against: label a random sample of the judged trials first.",
+            "There are no labels to compare the judge with: label a random sample of the judged trials first.",
         )
         assert "-" in str(calibration)
 
@@ -216,7 +252,7 @@ class TestEdges:
         calibration = calibrate(run([1, 0, 1, 1]), {"s0": True})
         assert (calibration.labelled, calibration.agreement.value, calibration.kappa.value) == (1, 1.0, None)
         assert calibration.kappa.note is not None
-        assert "one and the same label" in calibration.kappa.note
+        assert "the same label to every item" in calibration.kappa.note
         assert calibration.corrected.low is not None
         assert calibration.corrected.low < 0.5
         assert calibration.specificity.note == "People passed every labelled trial."
@@ -232,8 +268,8 @@ class TestEdges:
         assert (calibration.kappa.value, calibration.agreement.value) == (1.0, 1.0)
         assert calibration.kappa.low is not None
         assert calibration.kappa.low < 0.95
-        assert calibration.corrected.note is not None
-        assert "pseudo-cases" in calibration.corrected.note
+        assert calibration.corrected.low is not None
+        assert calibration.corrected.low < 0.45
 
     def test_every_trial_labelled(self) -> None:
         verdicts, people = matrix(20, 8, 2, 10)
@@ -244,11 +280,23 @@ class TestEdges:
     def test_labels_that_were_picked_are_noticed(self) -> None:
         calibration = calibrate(run([0] * 40 + [1] * 160), {f"s{i}": False for i in range(35)})
         assert any("do not look like a random sample" in line for line in calibration.warnings)
+        for figure in (calibration.corrected, calibration.rogan_gladen):
+            assert (figure.value, figure.low) == (None, None)
+            assert "random sample" in (figure.note or "")
+        assert "These labels do not show what people would say; the judge says 80.0%." in str(calibration)
+        assert str(calibration).count("do not look like") == 1
+        assert RANDOM_SAMPLE not in calibration.notes
+
+    def test_a_random_sample_has_no_warning(self) -> None:
+        verdicts, people = matrix(20, 8, 2, 10)
+        calibration = calibrate(run(verdicts * 5), {f"s{i}": label for i, label in enumerate(people)})
+        assert calibration.warnings == ()
+        assert calibration.notes == (RANDOM_SAMPLE,)
 
     def test_a_judge_of_the_same_family_is_warned_about(self) -> None:
         calibration = calibrate(run([1, 0, 1], kin=True), {"s0": True})
         assert calibration.same_family == ("claude-y",)
-        assert any("one family with what it judges (claude-y)" in line for line in calibration.warnings)
+        assert any("are of one family (claude-y)" in line for line in calibration.warnings)
 
     def test_a_judge_that_likes_length_is_found_out(self) -> None:
         verdicts = [int(i >= 100) for i in range(200)]
@@ -260,12 +308,12 @@ class TestEdges:
         assert calibration.length_error.low > 0.3
 
     def test_a_run_that_stopped_by_itself_is_warned_about(self) -> None:
-        report = run([1] * 200, stop_when=StopWhen(0.2))
-        assert any("allowed to stop by itself" in line for line in calibrate(report, {"s0": True}).warnings)
+        report = run([1] * 200, stop_when=StopWhen(0.2, shuffle=False))
+        assert any("The run could stop early" in line for line in calibrate(report, {"s0": True}).warnings)
 
     @pytest.mark.parametrize("value", ["maybe", 2, -1, float("nan"), None, [1]])
     def test_a_label_that_says_nothing_is_refused(self, value: Any) -> None:
-        with pytest.raises(DataError, match=r"cannot be held against 'passed'"):
+        with pytest.raises(DataError, match=r"cannot be compared with 'passed'"):
             calibrate(run([1, 0]), {"s0": value})
 
     def test_a_metric_that_is_not_there_is_refused(self) -> None:
@@ -293,7 +341,10 @@ class TestGraded:
         assert calibration.confusion is None
         assert calibration.corrected.value == pytest.approx(sum(truth[60:]) / 140, abs=0.02)
         assert calibration.agreement.note == "Only pass/fail figures have it."
-        assert calibration.kappa.method == "Krippendorff's alpha, interval"
+        assert calibration.kappa.value is not None
+        assert calibration.kappa.low is not None
+        assert calibration.kappa.high is not None
+        assert -1 <= calibration.kappa.low < calibration.kappa.value < calibration.kappa.high <= 1
         assert "Krippendorff's alpha" in str(calibration)
         assert "judge's mean" in str(calibration)
 
@@ -307,7 +358,10 @@ class TestGraded:
     def test_numbers_between_pass_and_fail_are_rounded_and_said_to_be(self) -> None:
         calibration = calibrate(run([1, 0, 1]), {"s0": 0.7, "s1": 0.2})
         assert calibration.label_rate.value == 0.5
-        assert calibration.notes == ("2 labels are numbers between 0 and 1: from 0.5 on they count as a pass.",)
+        assert calibration.notes == (
+            "2 labels are numbers between 0 and 1: from 0.5 on they count as a pass.",
+            RANDOM_SAMPLE,
+        )
 
     def test_a_metric_beyond_0_to_1_is_taken_as_it_is(self) -> None:
         def turns(output: Mapping[str, Any], expected: Any) -> Score:
@@ -316,7 +370,7 @@ class TestGraded:
         data: Dataset[Any, Any] = Dataset([Sample(f"s{i}", {"n": i}, None) for i in range(20)])
         report = evaluate_sync(data, echo, turns)
         calibration = calibrate(report, {f"s{i}": i + 2 for i in range(0, 20, 2)}, metric="turns")
-        assert calibration.corrected.value == pytest.approx(10.0 + 2)
+        assert calibration.corrected.value == pytest.approx(9.5 + 2)
         narrow = calibrate(report, {f"s{i}": i for i in (0, 1)}, metric="turns")
         assert narrow.agreement.value is None
 
@@ -328,7 +382,7 @@ class TestTrialsThatBelongTogether:
         alone = calibrate(run(verdicts + [1, 1, 1, 0] * 60), labels)
         together = calibrate(run(verdicts + [1, 1, 1, 0] * 60, metadata=lambda i: {"cluster": i // 40}), labels)
         assert together.corrected.value == alone.corrected.value
-        assert together.corrected.method == "prediction-powered, clustered, t"
+        assert together.corrected.method == "post-stratified by verdict, clustered"
         assert width(together.corrected) > width(alone.corrected)
         assert together.kappa.value == alone.kappa.value
         assert together.kappa.note == together.rogan_gladen.note == "No interval: trials are not independent."
@@ -351,7 +405,7 @@ class TestTrialsThatBelongTogether:
         calibration = calibrate(report, labels)
         assert (calibration.judged, calibration.labelled) == (60, 10)
         assert calibration.notes[0].startswith("2 labels are of trials that this run does not have")
-        assert calibration.corrected.method == "prediction-powered, clustered, t"
+        assert calibration.corrected.method == "post-stratified by verdict, clustered"
 
     def test_a_panels_interval_has_the_level_of_the_others(self) -> None:
         report = run([1, 0] * 10, store=open_store("memory:"))
@@ -378,40 +432,66 @@ def width(figure: Any) -> float:
     return float(figure.high - figure.low)
 
 
-def test_the_corrected_interval_holds_the_truth_where_the_judges_own_does_not() -> None:
-    """People pass 70%; the judge passes 95% of those and 40% of the rest, so its own rate is 78.5%."""
-    rng = np.random.default_rng(11)
-    corrected = rogan = naive = 0
-    runs = 1_000
-    for _ in range(runs):
-        truth = rng.random(600) < 0.7
-        verdicts = np.where(truth, rng.random(600) < 0.95, rng.random(600) < 0.4).astype(float)
-        y, f, rest = truth[:100].astype(float), verdicts[:100], verdicts[100:]
-        found = stats.prediction_powered_mean(y, f, rest)
-        other = stats.rogan_gladen(
-            int(rest.sum()),
-            500,
-            true_passes=int((f * y).sum()),
-            positives=int(y.sum()),
-            true_fails=int(((1 - f) * (1 - y)).sum()),
-            negatives=int((1 - y).sum()),
-        )
-        own = mean_of(Columns.of({"passed": verdicts}), "passed", "scored").interval
-        assert found.interval is not None
-        assert other.interval is not None
-        assert own is not None
-        corrected += found.interval.contains(0.7)
-        rogan += other.interval.contains(0.7)
-        naive += own.contains(0.7)
-    assert corrected / runs >= 0.93
-    assert rogan / runs >= 0.93
-    assert naive / runs < 0.05
+class TestLabelsThatWereDrawn:
+    """More of the judge's fails are labelled than of its passes, and something says so."""
+
+    VERDICTS: ClassVar = [1] * 160 + [0] * 40
+    PEOPLE: ClassVar = {f"s{i}": i % 10 != 0 for i in range(20)} | {f"s{i}": i % 4 == 0 for i in range(160, 180)}
+    TRUTH = 0.8 * 0.9 + 0.2 * 0.25
+
+    def test_labels_drawn_by_verdict_correct_the_rate(self) -> None:
+        report = run(self.VERDICTS)
+        assert calibrate(report, self.PEOPLE).corrected.value is None
+        calibration = calibrate(report, self.PEOPLE, by_verdict=True)
+        assert calibration.corrected.value == pytest.approx(self.TRUTH)
+        assert calibration.agreement.value == pytest.approx(0.8 * 0.9 + 0.2 * 0.75)
+        assert calibration.agreement.low is not None
+        assert calibration.sensitivity.value == pytest.approx(0.8 * 0.9 / self.TRUTH)
+        assert calibration.specificity.value == pytest.approx(0.2 * 0.75 / (1 - self.TRUTH))
+        assert calibration.kappa.value == stats.cohen_kappa_table([[30, 10], [16, 144]])
+        assert (calibration.label_rate.value, calibration.rogan_gladen.value) == (None, None)
+        assert "same chance of being labelled" in (calibration.kappa.note or "")
+        assert not any("random sample" in line for line in (*calibration.warnings, *calibration.notes))
+
+    def test_weights_that_explain_the_picking_correct_the_rate(self) -> None:
+        store = open_store("memory:")
+        report = run(self.VERDICTS, store=store)
+        for sample, value in self.PEOPLE.items():
+            weight = 8.0 if int(sample[1:]) < 160 else 2.0
+            store.label(Label(TrialKey(report.run_id, "baseline", sample), "ok", value, weight=weight))
+        assert next(iter(store.labels(report.run_id))).weight == 8.0
+        calibration = calibrate(report)
+        assert calibration.corrected.value == pytest.approx(self.TRUTH)
+        assert calibration.warnings == ()
+
+    def test_weights_that_do_not_explain_it_are_of_no_use(self) -> None:
+        report = run(self.VERDICTS)
+        wrong = [
+            Label(TrialKey(report.run_id, "baseline", sample), "", value, weight=1.0 + i % 2)
+            for i, (sample, value) in enumerate(self.PEOPLE.items())
+        ]
+        calibration = calibrate(report, wrong)
+        assert calibration.corrected.value is None
+        assert "weighted, do not look like a random sample" in (calibration.corrected.note or "")
+
+    def test_weights_within_a_verdict_count(self) -> None:
+        report = run([1] * 100)
+        labels = [
+            Label(TrialKey(report.run_id, "baseline", f"s{i}"), "", i % 2 == 0, weight=3.0 if i % 2 else 1.0)
+            for i in range(40)
+        ]
+        assert calibrate(report, labels).corrected.value == pytest.approx(0.25)
+
+    @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+    def test_a_weight_that_is_no_positive_number_is_refused(self, weight: float) -> None:
+        with pytest.raises(ConfigurationError, match="must be a number above 0"):
+            Label(TrialKey("r", "baseline", "s0"), "", True, weight=weight)
 
 
 def test_the_same_through_stored_runs_and_labels() -> None:
     rng = np.random.default_rng(12)
     held = naive = 0
-    for _ in range(20):
+    for _ in range(8):
         truth = rng.random(300) < 0.7
         verdicts = np.where(truth, rng.random(300) < 0.97, rng.random(300) < 0.6).astype(int).tolist()
         calibration: Calibration = calibrate(run(verdicts), {f"s{i}": bool(truth[i]) for i in range(60)})
@@ -419,27 +499,5 @@ def test_the_same_through_stored_runs_and_labels() -> None:
         assert calibration.corrected.high is not None
         held += calibration.corrected.low <= 0.7 <= calibration.corrected.high
         naive += (calibration.judge_rate.low or 0) <= 0.7 <= (calibration.judge_rate.high or 1)
-    assert held >= 17
-    assert naive <= 3
-
-
-def test_the_clustered_correction_covers_where_the_plain_one_does_not() -> None:
-    rng = np.random.default_rng(13)
-    plain = clustered = 0
-    runs, clusters, size = 400, 40, 15
-    for _ in range(runs):
-        chance = np.repeat(rng.beta(1.4, 0.6, clusters), size)
-        truth = rng.random(clusters * size) < chance
-        verdicts = np.where(truth, rng.random(truth.size) < 0.95, rng.random(truth.size) < 0.4).astype(float)
-        codes = np.repeat(np.arange(clusters), size)
-        order = rng.permutation(truth.size)
-        chosen, rest = order[:150], order[150:]
-        arrays = truth[chosen].astype(float), verdicts[chosen], verdicts[rest]
-        one = stats.prediction_powered_mean(*arrays)
-        other = stats.prediction_powered_mean(*arrays, clusters=codes[order])
-        assert one.interval is not None
-        assert other.interval is not None
-        plain += one.interval.contains(0.7)
-        clustered += other.interval.contains(0.7)
-    assert clustered / runs >= 0.93
-    assert plain < clustered
+    assert held >= 6
+    assert naive <= 1

@@ -1,4 +1,4 @@
-"""Runs that looked at their own results to know when to end: compared and gated by figures that allow for it."""
+"""Comparisons and gates of runs that stopped early by their own results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_comparison_says_what_the_run_decided() -> None:
     )  # fmt: skip
     assert (found.p, found.test) == (1 / pair["e_value"], "e-process of unequal pairs")
     assert (found.mde, found.needed, comparison["terse"].missing_share) == (None, None, 0.0)
-    assert any("looked at its own results to know when to end" in text for text in comparison.warnings)
+    assert any("used its own results to decide when to stop" in text for text in comparison.warnings)
 
 
 def test_only_pass_and_fail_have_an_interval() -> None:
@@ -81,7 +81,7 @@ def test_weak_evidence_is_no_difference_and_is_said_to_be_so() -> None:
     found = compare_columns(sides[0], [sides[1]], metrics=["passed"])["b"]["passed"]
     assert found.verdict == "no detectable difference"
     assert found.sentence.endswith(
-        "The run looked at its own results to know when to end, so only strong evidence counts."
+        "The run used its own results to decide when to stop, so only strong evidence counts."
     )
     nothing = [side.take(np.zeros(30, np.bool_)) for side in sides]
     assert compare_columns(nothing[0], [nothing[1]], metrics=["passed"])["b"]["passed"].verdict == "unknown"

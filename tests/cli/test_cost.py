@@ -1,4 +1,4 @@
-"""What live progress costs."""
+"""The cost of the live progress display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands say about cost."""
+"""Output of commands about cost."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def asking(place: Path) -> Path:
     return place
 
 
-def test_a_capped_run_says_how_to_go_on_and_goes_on_with_a_higher_cap(cli: Cli, asking: Path) -> None:
+def test_a_run_at_its_cost_cap_says_how_to_resume_and_resumes_with_a_higher_cap(cli: Cli, asking: Path) -> None:
     (asking / "pyproject.toml").write_text(PRICES)
     done = cli("run", "asking.py:suite", "--max-cost", "0.005")
     assert done.code == 3
     assert "the cost reached $0.0060 of $0.0050. Raise max_cost_usd (--max-cost) to resume" in " ".join(
         done.out.split()
     )
-    assert "fairtrial run asking.py:suite --max-cost 0.01   go on with a higher cost cap" in done.out
+    assert "fairtrial run asking.py:suite --max-cost 0.01   resume with a higher limit" in done.out
     done = cli("run", "asking.py:suite", "--max-cost", "0.1")
     assert (done.code, "$0.0150" in done.out) == (0, True)
     assert cli("show", "asking", "--json").json["experiments"][0]["cost_usd"] == 0.015
@@ -48,7 +48,7 @@ def test_an_unknown_price_is_shown_as_unknown_and_refused_by_strict_cost(
 ) -> None:
     done = cli("run", "asking.py:suite", "--strict-cost")
     assert done.code == 2
-    assert done.err.startswith("error: strict_cost: the price of 'tiny' is not known\n")
+    assert done.err.startswith("error: strict_cost: the price of 'tiny' is unknown\n")
     assert "[tool.fairtrial.prices]" in done.err
     done = cli("run", "asking.py:suite")
     assert (done.code, "unknown" in done.out) == (0, True)

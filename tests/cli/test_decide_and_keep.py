@@ -1,4 +1,4 @@
-"""`compare`, `gate`, `calibrate`, `rescore`, `export`, `delete`, `store` and `config`."""
+"""`compare`, `leaderboard`, `gate`, `calibrate`, `rescore`, `export`, `delete`, `store` and `config`."""
 
 from __future__ import annotations
 
@@ -45,22 +45,101 @@ class TestCompare:
             "metric"
         ] == ("value")
 
-    def test_what_cannot_be_compared(self, ran: Cli) -> None:
+    def test_a_comparison_of_one_or_of_ambiguous_experiments_is_refused(self, ran: Cli) -> None:
         assert ran("compare", "doubles:plain").err == (
-            "error: doubles:plain is one experiment, and a comparison needs two\n"
-            "  as in: fairtrial compare doubles:plain doubles:triple\n"
+            "error: a comparison needs two experiments (got doubles:plain)\n"
+            "  as in: fairtrial compare doubles@1:plain doubles@1:triple\n"
         )
         assert ran("compare", "doubles", "doubles").err == (
-            "error: doubles has 2 experiments\n  say which is meant: doubles@1:plain or doubles@1:triple\n"
+            "error: doubles has 2 experiments\n  choose one: doubles@1:plain or doubles@1:triple\n"
         )
+
+    def test_hints_name_runs_that_exist(self, ran: Cli) -> None:
         ran("run", "evals.py", "--quiet", "--experiment", "plain")
-        assert "as in: fairtrial compare doubles@1 doubles@2" in ran("compare", "doubles").err
+        assert "  as in: fairtrial compare doubles@1:plain doubles@2\n" in ran("compare", "doubles").err
+        assert ran("compare", "doubles@1:plain", "doubles@2").code == 0
+        assert "  name one: --baseline doubles@1:plain\n" in ran("gate", "doubles", "--margin", "0.1").err
+        assert ran("gate", "doubles", "--margin", "0.1", "--baseline", "doubles@1:plain").code in (0, 1, 3)
+        ran("delete", "doubles@1", "--yes")
+        assert "there is no other run of suite 'doubles' yet: run it again" in ran("compare", "doubles").err
+        assert "there is no other run of this suite yet: run it again" in ran("gate", "doubles", "--margin", "0.1").err
+
+
+class TestPlan:
+    @pytest.mark.proves("R149")
+    def test_a_plan_is_made_from_all_runs_of_a_suite_or_from_one(self, ran: Cli) -> None:
+        ran("run", "evals.py", "--quiet")
+        done = ran("plan", "doubles", "--difference", "0.1")
+        assert done.code == 0
+        assert done.out.splitlines()[2].startswith("About ")
+        assert "earlier comparisons" in done.out
+        facts = ran("plan", "doubles@1", "--repeats", "2", "--repeats", "4", "--tests", "3", "--json").json
+        assert facts["format"] == "fairtrial.plan/1"
+        assert [option["repeats"] for option in facts["options"]] == [2, 4]
+        assert (facts["suite"], facts["tests"], facts["present_samples"]) == ("doubles", 3, 4)
+        assert "triple and plain" in facts["assumptions"][0]
+        assert "to be like plain" in ran("plan", "doubles@1:plain", "--json").json["assumptions"][0]
+
+    def test_without_a_name_the_worst_case_is_assumed_and_no_store_is_needed(self, cli: Cli) -> None:
+        done = cli("plan", "--difference", "0.05", "--power", "0.9")
+        assert (done.code, done.err) == (0, "")
+        assert "worst case" in done.out
+
+    def test_a_name_that_does_not_exist_is_an_error_that_says_what_to_do(self, ran: Cli) -> None:
+        done = ran("plan", "doublez")
+        assert done.code == 2
+        assert "did you mean doubles" in done.err
+        assert "without a name, the worst case is assumed" in done.err
+
+    def test_the_default_difference_is_that_of_the_gate_rules(self, ran: Cli, place: Path) -> None:
+        assert ran("plan", "--json").json["difference"] == 0.05
+        file = place / "pyproject.toml"
+        file.write_text("[tool.fairtrial.gate]\nsmallest_difference_that_matters = 0.02\n")
+        assert ran("plan", "--json").json["difference"] == 0.02
+        file.write_text("[tool.fairtrial.gate]\nsmallest_difference_that_matters = { latency_ms = 50 }\n")
+        assert ran("plan", "--json").json["difference"] == 0.05
+        assert ran("plan", "doubles", "--metric", "latency_ms", "--json").json["difference"] == 50
+        done = ran("plan", "doubles", "--metric", "tokens")
+        assert (done.code, done.err) == (
+            2,
+            "error: the difference in tokens that matters must be given\n  as in: --difference 100\n",
+        )
+
+
+class TestLeaderboard:
+    @pytest.mark.proves("R148")
+    def test_all_experiments_of_all_runs_are_ranked(self, ran: Cli) -> None:
+        done = ran("leaderboard", "doubles")
+        assert done.code == 0
+        assert "any of 2 systems may be the best; plain leads with 75.0%" in done.out
+        ran("run", "evals.py", "--quiet", "--experiment", "plain")
+        facts = ran("leaderboard", "doubles@1", "doubles@2", "--baseline", "doubles@1:plain", "--json").json
+        assert facts["format"] == "fairtrial.leaderboard/1"
+        assert {one["name"] for one in facts["systems"]} == {"doubles@1:plain", "doubles@1:triple", "doubles@2:plain"}
+        assert facts["baseline"] == "doubles@1:plain"
+        assert ran("leaderboard", "doubles@1", "--weight", "numbers=2").code == 0
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["doubles:plain"], "a leaderboard needs at least two systems (got 1)"),
+            (["doubles", "--baseline", "best"], "the systems are plain, triple"),
+            (["doubles", "--metric", "wit"], "no metric 'wit': the metrics are"),
+            (["doubles", "--weight", "numbers"], "--weight must be KEY=VALUE"),
+            (["doubles", "--weight", "numbers=much"], "a weight must be a number (got 'much')"),
+            (["doubles", "--lower-is-better", "--higher-is-better"], "cannot both be given"),
+        ],
+    )
+    def test_an_invalid_leaderboard_is_refused_with_the_reason(self, ran: Cli, words: list[str], said: str) -> None:
+        done = ran("leaderboard", *words)
+        assert done.code == 2
+        assert said in " ".join(done.err.split())
 
 
 class TestGate:
     @pytest.mark.proves("R103")
-    def test_it_passes_fails_or_cannot_tell(self, ran: Cli) -> None:
-        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.2").code == 0
+    def test_a_gate_passes_fails_or_is_inconclusive(self, ran: Cli) -> None:
+        assert ran("gate", "doubles:plain", "--min-pass-rate", "0.15").code == 0
         assert ran("gate", "doubles:triple", "--min-pass-rate", "0.9").code == 1
         assert ran("gate", "doubles:plain", "--min-pass-rate", "0.7").code == 3
         done = ran("gate", "doubles:plain", "--baseline", "doubles:triple", "--margin", "0.1", "--json")
@@ -91,19 +170,20 @@ class TestGate:
         [
             (["doubles:plain"], "error: the gate has no rules\n"),
             (["doubles", "--min-pass-rate", "0.1"], "error: doubles has 2 experiments\n"),
-            (["doubles:plain", "--margin", "0.1"], "error: a margin compares with a baseline, and none is named\n"),
-            (["doubles:plain", "--floor", "value=high"], "error: --floor takes METRIC=NUMBER, not value=high\n"),
-            (["doubles:plain", "--floor", "value"], "error: --floor takes KEY=VALUE, not 'value'\n"),
+            (["doubles:plain", "--margin", "0.1"], "error: a margin needs a baseline\n"),
+            (["doubles:plain", "--floor", "pased=0.5"], "error: no metric 'pased': the metrics are passed, value"),
+            (["doubles:plain", "--floor", "value=high"], "error: --floor must be METRIC=NUMBER (got value=high)\n"),
+            (["doubles:plain", "--floor", "value"], "error: --floor must be KEY=VALUE (got 'value')\n"),
         ],
     )
-    def test_what_is_wrong_is_said(self, ran: Cli, words: list[str], said: str) -> None:
+    def test_an_invalid_gate_is_refused_with_the_reason(self, ran: Cli, words: list[str], said: str) -> None:
         done = ran("gate", *words)
         assert done.code == 2
         assert done.err.startswith(said)
 
 
 class TestCalibrate:
-    def test_a_judge_is_held_against_labels(self, ran: Cli, place: Path) -> None:
+    def test_a_judge_is_compared_with_labels(self, ran: Cli, place: Path) -> None:
         (place / "labels.csv").write_text("id,label\none,pass\ntwo,pass\nthree,fail\nfour,fail\n")
         rows = [{"id": "one", "label": True}, {"id": "two", "label": 1}, {"id": "four", "label": False}]
         (place / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "\n")
@@ -123,23 +203,69 @@ class TestCalibrate:
             ),
             ("l.jsonl", "[]\n", "error: l.jsonl:1: a label needs id and label\n  this row has neither\n"),
             ("l.jsonl", "{\n", "error: l.jsonl:1: not JSON: "),
-            ("l.txt", "", "error: labels are read from .csv and .jsonl files, not from l.txt\n"),
+            (
+                "l.csv",
+                'id,note,label\none,"two\nlines\u2028",pass\ntwo,,\n,,pass\n',
+                "error: l.csv:5: a label needs id and label\n  this row has id, note, label\n",
+            ),
+            ("l.jsonl", '{"id": "one", "note": "a\u2028b", "label": 1}\n{\n', "error: l.jsonl:2: not JSON: "),
+            ("l.txt", "", "error: labels must be in a .csv or .jsonl file (got l.txt)\n"),
         ],
     )
     def test_bad_labels_name_their_place(self, ran: Cli, place: Path, file: str, text: str, said: str) -> None:
         (place / file).write_text(text)
         assert ran("calibrate", "doubles:plain", "--labels", file).err.startswith(said)
 
+    def test_labels_correct_comparisons_and_gates(self, ran: Cli, place: Path) -> None:
+        rows = [f"{sample},{name},pass,2" for sample in ("one", "two", "three") for name in ("plain", "triple")]
+        (place / "labels.csv").write_text("id,experiment,label,weight\n" + "\n".join(rows))
+        words = ("--labels", "labels.csv", "--labels-by-verdict")
+        done = ran("compare", "doubles", *words)
+        assert done.code == 0
+        assert "by 3 labels of triple and 3 of plain" in " ".join(done.out.split())
+        facts = ran("gate", "doubles:triple", "--baseline", "doubles:plain", "--margin", "0.9", *words, "--json")
+        assert facts.code in (0, 3)
+        assert facts.json["checks"][0]["labels"] == [3, 3]
+        assert "60 labels" not in ran("gate", "doubles:plain", "--min-pass-rate", "0.1", *words).out
+        assert "3 labels" in ran("gate", "doubles:plain", "--min-pass-rate", "0.1", *words).out
+        none = ran("compare", "doubles", "--labels", "store")
+        assert none.code == 2
+        assert "labels must be of both sides (got 0 of plain and 0 of triple)" in none.err
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("id,label\none,pass\n", "error: l.csv:2: the row does not tell which experiment the label belongs to\n"),
+            ("id,experiment,label,weight\none,plain,pass,0\n", "error: l.csv:2: repeat must be a whole number and"),
+            ("id,run,label,repeat\none,doubles@1,pass,x\n", "error: l.csv:2: the row does not tell which experiment"),
+            ("id,run,experiment,label,repeat\none,doubles@1,plain,pass,x\n", "error: l.csv:2: repeat must be"),
+        ],
+    )
+    def test_labels_of_a_comparison_say_whose_they_are(self, ran: Cli, place: Path, text: str, said: str) -> None:
+        (place / "l.csv").write_text(text)
+        done = ran("compare", "doubles", "--labels", "l.csv")
+        assert (done.code, done.err.startswith(said)) == (2, True)
+
+    def test_labels_of_repeats_name_the_repeat(self, ran: Cli, place: Path) -> None:
+        ran("run", "evals.py", "--quiet", "--experiment", "plain", "--repeats", "2")
+        (place / "l.csv").write_text("id,label\none,pass\n")
+        assert (
+            "has 2 repeats of each sample\n  add a column `repeat`"
+            in ran("calibrate", "doubles", "--labels", "l.csv").err
+        )
+        (place / "l.csv").write_text("id,label,repeat\none,pass,1\n")
+        assert ran("calibrate", "doubles", "--labels", "l.csv").code == 0
+
     def test_which_labels_and_which_experiment(self, ran: Cli) -> None:
         assert "No such file" in ran("calibrate", "doubles:plain", "--labels", "none.csv").err
         assert "error: doubles has 2 experiments" in ran("calibrate", "doubles").err
 
 
-def test_outputs_are_scored_anew_without_the_task(ran: Cli, two: Path) -> None:
+def test_stored_outputs_are_scored_again_without_the_task(ran: Cli, two: Path) -> None:
     two.write_text(two.read_text().replace("double, exact_match,", "double, lambda output, expected: True,"))
     done = ran("rescore", "doubles", "evals.py")
     assert done.code == 0
-    assert done.err == "scored doubles@1 anew as doubles@2; no task was called\n"
+    assert done.err == "rescored doubles@1 as doubles@2; no task was called\n"
     assert "100.0%" in done.out
     assert open_store().runs()[0].parent_run == open_store().runs()[1].run_id
     assert ran("rescore", "doubles@1", "evals.py", "--json").json["format"] == "fairtrial.report/1"
@@ -150,8 +276,8 @@ class TestRescore:
         two.write_text(two.read_text().replace('Experiment("plain"', 'Experiment("other"'))
         done = ran("rescore", "doubles", "evals.py")
         assert done.code == 2
-        assert "it has an experiment 'plain' and the suite has" in done.err
-        assert "use the suite that the run was made with" in done.err
+        assert "it has experiment 'plain', but the suite has" in done.err
+        assert "use the suite that executed the run" in done.err
         assert len(open_store().runs()) == 1
 
     def test_scoring_that_failed_is_repeated_by_the_same_command(self, ran: Cli, two: Path) -> None:
@@ -167,6 +293,39 @@ class TestRescore:
 
 
 class TestExport:
+    def test_a_page_has_the_comparison_with_a_baseline(self, ran: Cli, place: Path) -> None:
+        assert ran("export", "doubles", "-o", "page.html", "--against", "doubles:plain").code == 0
+        page = (place / "page.html").read_text()
+        assert "doubles@1: triple against plain" in page
+        assert ran("export", "doubles", "-o", "page2.html", "--against", "plain").code == 0
+        assert "doubles@1: triple against plain" in Path("page2.html").read_text()
+        assert "there is no run 'plan'" in ran("export", "doubles", "-o", "page2.html", "--against", "plan").err
+        assert "Wins and losses by slice, passed" in page
+        assert "level = hard" in page
+        ran("run", "evals.py", "--quiet", "--fresh")
+        assert ran("export", "doubles@2", "-o", "page.html", "--against", "doubles@1").code == 0
+        page = (place / "page.html").read_text()
+        assert page.index("doubles@2:plain against doubles@1:plain") < page.index('<details class="trial"')
+        assert "doubles@2:triple against doubles@1:triple" in page
+        text = ran("export", "doubles@2", "-f", "markdown", "-o", "-", "--against", "doubles@1:plain").out
+        assert "#### 2 candidates against doubles@\u200b1:plain" in text
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["-f", "csv", "--against", "doubles"], "--against needs --format html or markdown"),
+            (
+                ["-f", "html", "--against", "doubles:plain"],
+                "no experiment of doubles@2 can be compared with doubles:plain",
+            ),
+        ],
+    )
+    def test_a_comparison_that_cannot_be_exported_is_refused(self, ran: Cli, words: list[str], said: str) -> None:
+        ran("run", "evals.py", "--quiet", "--experiment", "plain")
+        done = ran("export", "doubles@2", *words)
+        assert (done.code, done.out) == (2, "")
+        assert said in done.err
+
     @pytest.mark.proves("R93")
     @pytest.mark.parametrize("format", ["csv", "jsonl", "parquet", "html", "junit", "markdown", "json", "run"])
     def test_every_format_is_written(self, ran: Cli, place: Path, format: str) -> None:
@@ -205,33 +364,36 @@ class TestExport:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            ([], "error: what format is it to be?\n"),
-            (["--format", "cvs"], "error: a run is not exported as 'cvs'\n  did you mean csv?\n"),
-            (["--format", "run", "-o", "-"], "error: run is not text to look at\n  name a file with --output\n"),
+            ([], "error: no export format is given\n"),
+            (["--format", "cvs"], "error: unknown export format 'cvs'\n  did you mean csv?\n"),
+            (
+                ["--format", "run", "-o", "-"],
+                "error: run is a binary format and cannot be printed\n  name a file with --output\n",
+            ),
             (["-o", "no/where.csv"], "error: there is no folder no\n"),
         ],
     )
-    def test_what_is_wrong_is_said(self, ran: Cli, words: list[str], said: str) -> None:
+    def test_an_invalid_export_is_refused_with_the_reason(self, ran: Cli, words: list[str], said: str) -> None:
         assert ran("export", "doubles", *words).err.startswith(said)
 
     def test_runs_are_exported_whole(self, ran: Cli) -> None:
         assert ran("export", "doubles:plain", "--format", "csv").err == (
-            "error: doubles:plain names one experiment, and runs are exported whole\n"
+            "error: doubles:plain is one experiment, but only whole runs can be exported\n"
             "  as in: fairtrial export doubles@1\n"
         )
 
 
 class TestDelete:
-    def test_it_deletes_when_told_twice(self, ran: Cli) -> None:
+    def test_a_run_is_deleted_only_when_confirmed(self, ran: Cli) -> None:
         run_id = open_store().runs()[0].run_id
         done = ran("delete", "doubles@1")
         assert done.code == 2
-        assert done.err.startswith(f"nothing was deleted: doubles@1 ({run_id}, finished) stays")
+        assert done.err == "nothing was deleted (use --yes in scripts)\n"
         assert ran("delete", "doubles@1", "--yes").err == f"deleted 1 run: doubles@1 ({run_id}, finished)\n"
         assert open_store().runs() == []
 
     def test_facts_and_mistakes(self, ran: Cli) -> None:
-        assert "runs are deleted whole" in ran("delete", "doubles:plain", "--yes").err
+        assert "only whole runs can be deleted" in ran("delete", "doubles:plain", "--yes").err
         run_id = open_store().runs()[0].run_id
         facts = ran("delete", "doubles", "--yes", "--json").json
         assert facts == {"format": "fairtrial.deleted/1", "deleted": [run_id]}
@@ -249,7 +411,7 @@ class TestDelete:
 
 
 class TestStore:
-    def test_what_is_in_it(self, ran: Cli) -> None:
+    def test_store_stats_list_runs_and_results_of_each_suite(self, ran: Cli) -> None:
         lines = ran("store", "stats").out.splitlines()
         assert lines[0].startswith(".fairtrial/runs.db, ")
         assert lines[2].split()[:4] == ["doubles", "1", "0", "8"]
@@ -290,7 +452,7 @@ class TestPrune:
         ]
         assert self.numbers(aged) == [1, 2, 3]
         done = ran("store", "prune", "--older-than", "90d")
-        assert (done.code, done.err) == (2, "nothing was deleted (use --yes where nobody can be asked)\n")
+        assert (done.code, done.err) == (2, "nothing was deleted (use --yes in scripts)\n")
         facts = ran("store", "prune", "--older-than", "7w", "--yes", "--json").json
         assert (facts["results"], facts["bytes_after"] <= facts["bytes_before"]) == (16, True)
         assert self.numbers(aged) == [3]
@@ -332,12 +494,12 @@ class TestPrune:
         assert done.code == 2
         assert f"--older-than must be a number of hours, days or weeks (got '{age}')" in done.err
 
-    def test_the_size_before_and_after_is_said(self, ran: Cli) -> None:
+    def test_vacuum_prints_the_size_before_and_after(self, ran: Cli) -> None:
         ran("delete", "doubles", "--yes")
         facts = ran("store", "vacuum", "--json").json
         assert facts["format"] == "fairtrial.vacuumed/1"
         assert facts["bytes_after"] > 0
-        assert ran("store", "vacuum").err.startswith("the store had ")
+        assert ran("store", "vacuum").err.startswith("store size: ")
 
 
 class TestBackup:
@@ -360,6 +522,7 @@ class TestConfig:
         facts = cli("config", "--json").json
         assert facts["format"] == "fairtrial.config/1"
         found = {one["name"]: (one["value"], one["origin"]) for one in facts["settings"]}
+        price = {"input": 1, "output": 2.5, "cached": None, "cache_write": None, "reasoning": None}
         assert found == {
             "store": ("here.db", "pyproject.toml [tool.fairtrial]"),
             "suites": (["evals/a.py", "pkg.mod"], "pyproject.toml [tool.fairtrial]"),
@@ -368,7 +531,7 @@ class TestConfig:
             "cache": ("off", "default"),
             "max-error-share": (0.5, "pyproject.toml [tool.fairtrial]"),
             "log-format": ("text", "default"),
-            "prices": ({"tiny": {"input": 1, "output": 2.5, "cached": None}}, "pyproject.toml [tool.fairtrial]"),
+            "prices": ({"tiny": price}, "pyproject.toml [tool.fairtrial]"),
         }
         assert "tiny" in cli("config").out
         assert "[redacted]" in cli("config").out
@@ -387,21 +550,30 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ("store = 3", "error: pyproject.toml [tool.fairtrial] store is text, not 3\n"),
-            ("suites = 3", "error: pyproject.toml [tool.fairtrial] suites is a list of text, not 3\n"),
-            ("concurrency = 0", "error: pyproject.toml [tool.fairtrial] concurrency is a whole number of at least 1,"),
-            ('concurrency = "x"', "error: pyproject.toml [tool.fairtrial] concurrency is a whole number, not 'x'\n"),
-            ("max-error-share = 2", "error: pyproject.toml [tool.fairtrial] max-error-share is a number between 0"),
-            ('max-error-share = "x"', "error: pyproject.toml [tool.fairtrial] max-error-share is a number between 0"),
+            ("store = 3", "error: pyproject.toml [tool.fairtrial] store must be text (got 3)\n"),
+            ("suites = 3", "error: pyproject.toml [tool.fairtrial] suites must be a list of text (got 3)\n"),
+            (
+                "concurrency = 0",
+                "error: pyproject.toml [tool.fairtrial] concurrency must be a whole number of at least 1 (got 0)",
+            ),
+            (
+                'concurrency = "x"',
+                "error: pyproject.toml [tool.fairtrial] concurrency must be a whole number (got 'x')\n",
+            ),
+            ("max-error-share = 2", "error: pyproject.toml [tool.fairtrial] max-error-share must be a number from 0"),
+            ('max-error-share = "x"', "error: pyproject.toml [tool.fairtrial] max-error-share must be a number from 0"),
             ("stor = 'x'", "error: pyproject.toml: [tool.fairtrial] has no setting 'stor'\n  did you mean store?\n"),
             ("zzz = 'x'", "error: pyproject.toml: [tool.fairtrial] has no setting 'zzz'\n  the settings are store,"),
             ("= 3", "error: pyproject.toml is not valid TOML: "),
-            ("prices = 3", "error: pyproject.toml [tool.fairtrial] prices is a table of US dollars per million tokens"),
+            (
+                "prices = 3",
+                "error: pyproject.toml [tool.fairtrial] prices must be a table of US dollars per million tokens",
+            ),
             (
                 "prices = { m = { input = 1 } }",
-                "error: pyproject.toml [tool.fairtrial] prices is a table of US dollars",
+                "error: pyproject.toml [tool.fairtrial] prices must be a table of US dollars",
             ),
-            ('prices = "gone.toml"', "error: pyproject.toml [tool.fairtrial] prices names a file that cannot be read"),
+            ('prices = "gone.toml"', "error: pyproject.toml [tool.fairtrial] prices must name a file that can be read"),
         ],
     )
     def test_wrong_settings_are_named(self, cli: Cli, place: Path, text: str, said: str) -> None:

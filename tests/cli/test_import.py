@@ -91,7 +91,7 @@ def test_every_command_that_reads_a_run_reads_an_imported_one(cli: Cli, place: P
     ("words", "said"),
     [
         (["nowhere"], "error: nowhere must be a folder that another tool saved"),
-        (["."], "error: . has no format that is known"),
+        (["."], "error: the format of . is not recognized"),
         (
             [".", "--format", "openai-evals"],
             "error: . must be a folder saved from OpenAI Evals (it has no evals.jsonl)",
@@ -99,7 +99,7 @@ def test_every_command_that_reads_a_run_reads_an_imported_one(cli: Cli, place: P
         ([".", "--format", "openai-eval"], "did you mean openai-evals?"),
     ],
 )
-def test_what_cannot_be_imported_is_said_with_the_remedy(cli: Cli, words: list[str], said: str) -> None:
+def test_an_invalid_source_of_an_import_is_refused_with_the_remedy(cli: Cli, words: list[str], said: str) -> None:
     done = cli("import", *words)
     assert done.code == 2
     assert said in " ".join(done.err.split())

@@ -24,11 +24,11 @@ socket.getaddrinfo = lambda *args, **kwargs: closed(None, args)
 """
 
 
-def test_it_makes_a_project_that_runs_at_once(cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_creates_a_project_that_runs(cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = cli("init", "demo")
     assert done.code == 0
     assert done.out == (
-        "made agent.py, evals.py, questions.jsonl, pyproject.toml, .gitignore in demo\n"
+        "created agent.py, evals.py, questions.jsonl, pyproject.toml, .gitignore in demo\n"
         "\n"
         "next\n"
         "  cd demo && fairtrial run   40 questions, 2 experiments\n"
@@ -48,7 +48,7 @@ def test_it_makes_a_project_that_runs_at_once(cli: Cli, place: Path, monkeypatch
     words = " ".join(compared.out.split())
     assert "no detectable difference between careful and baseline: 87.5% against 75.0%, +12.5 points" in words
     assert "95% interval -5.8 to +29.6 points" in words
-    assert "About 200 samples would settle one as small as this." in words
+    assert "Detecting a difference of 5.0 points four times in five takes about 1,500 samples." in words
 
 
 def run_without_network(place: Path) -> tuple[subprocess.CompletedProcess[str], float]:
@@ -64,7 +64,7 @@ def run_without_network(place: Path) -> tuple[subprocess.CompletedProcess[str], 
     return done, time.monotonic() - before
 
 
-def test_it_needs_no_key_and_no_network(place: Path) -> None:
+def test_the_demo_project_needs_no_key_and_no_network(place: Path) -> None:
     done, _ = run_without_network(place)
     assert (done.returncode, done.stderr) == (0, "")
     assert "pass rate" in done.stdout
@@ -84,8 +84,8 @@ def test_a_second_time_it_refuses_and_changes_nothing(cli: Cli, place: Path) -> 
     done = cli("init", "demo")
     assert done.code == 2
     assert done.err == (
-        "error: demo already has agent.py, evals.py, questions.jsonl, and nothing of yours is overwritten\n"
-        "  run what is there: cd demo && fairtrial run evals.py; or make another one: fairtrial init demo2\n"
+        "error: demo already has agent.py, evals.py, questions.jsonl; existing files are not overwritten\n"
+        "  run it: cd demo && fairtrial run evals.py; or create another: fairtrial init demo2\n"
     )
     assert (place / "demo" / "evals.py").read_text() == "# mine\n"
 

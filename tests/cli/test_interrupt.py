@@ -1,4 +1,4 @@
-"""Ctrl-C in a real terminal: the run drains, the last line says how to go on, and going on gives the same report."""
+"""Ctrl-C in a real terminal: the run drains, the last line shows how to resume, and resuming gives the same report."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from pathlib import Path
 import pytest
 
 from fairtrial import open_store
+from fairtrial.cli.rerun import resume_command
+from fairtrial.cli.running import RunOptions
+from fairtrial.store.notes import write_notes
+from fairtrial.store.protocol import RunRecord
+from fairtrial.store.redact import current
 from tests.cli.conftest import Cli
 from tests.cli.test_screens import environment
 
@@ -69,6 +74,7 @@ class Terminal:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.long
 def test_a_run_goes_on_where_it_was_interrupted(cli: Cli, place: Path, number: signal.Signals) -> None:
     (place / "slow.py").write_text(SLOW)
     terminal = Terminal("run", "slow.py", "--fresh")
@@ -76,7 +82,7 @@ def test_a_run_goes_on_where_it_was_interrupted(cli: Cli, place: Path, number: s
     terminal.process.send_signal(number)
     assert terminal.end() == 130
     lines = terminal.text.rstrip().splitlines()
-    assert lines[-1].endswith("go on with: fairtrial run slow.py")
+    assert lines[-1].endswith("resume it with: fairtrial run slow.py")
     store = open_store()
     stored = sum(byte.bit_count() for byte in store.done(store.runs()[0].run_id))
     assert 0 < stored < 60
@@ -89,6 +95,7 @@ def test_a_run_goes_on_where_it_was_interrupted(cli: Cli, place: Path, number: s
     cli("run", "slow.py", "--quiet")
     whole = cli("show", "slow", "--json").json
     for report in (resumed, whole):
+        report["experiments"][0].pop("per_trial")
         report["experiments"][0].pop("latency_ms")
     assert resumed["experiments"] == whole["experiments"]
 
@@ -104,12 +111,15 @@ def test_an_interrupted_command_ends_with_the_one_that_goes_on(cli: Cli, place: 
     *_, announced, interrupted, again = done.err.splitlines()
     assert announced == "interrupted: finishing the trials in flight (once more to cancel them)"
     assert interrupted.startswith("interrupted: slow@1 has ")
-    assert again == "go on with: fairtrial run slow.py --json"
+    assert again == "resume it with: fairtrial run slow.py --json"
 
 
+@pytest.mark.long
 def test_a_run_whose_process_was_killed_is_interrupted_and_says_how_to_go_on(cli: Cli) -> None:
     Path("evals.py").write_text(SLOW.replace("range(60)", "range(400)").replace("max_concurrent=2", "max_concurrent=4"))
-    process = subprocess.Popen([sys.executable, "-m", "fairtrial.cli", "run", "evals.py", "-q"], env=environment())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fairtrial.cli", "run", "evals.py", "-q", "--repeats", "2"], env=environment()
+    )
     store = open_store(None)
     deadline = time.monotonic() + 60
     while not (runs := store.runs()) or not any(store.done(runs[0].run_id)):
@@ -121,10 +131,25 @@ def test_a_run_whose_process_was_killed_is_interrupted_and_says_how_to_go_on(cli
     assert store.runs()[0].status == "running"  # What the killed process left.
     listed = cli("runs")
     assert "interrupted" in listed.out
-    assert "resume it with: fairtrial run evals.py" in " ".join(listed.err.split())
+    assert "resume it with: fairtrial run evals.py -q --repeats 2" in " ".join(listed.err.split())
+    assert "fairtrial run evals.py -q --repeats 2   resume the run" in cli("show", "slow").out
     assert cli("runs", "--status", "running", "--json").json["runs"] == []
     assert cli("runs", "--status", "interrupted", "--json").json["runs"][0]["status"] == "interrupted"
     assert "interrupted" in cli("show", "slow").out
-    assert cli("run", "evals.py", "-q").code == 0
+    assert cli("run", "evals.py", "-q", "--repeats", "2").code == 0
     assert "finished" in cli("runs").out
+    assert len(store.runs()) == 1
     store.close()
+
+
+def test_the_resume_command_has_the_options_of_the_run_but_no_password_and_one_limit() -> None:
+    words = ["run", "evals.py", "--mailbox", "redis://user:s3cret@host", "--max-cost", "5", "--repeats", "2"]
+    options = RunOptions(open_store("memory:"), words)
+    shown = [current().text(word) for word in options.resume_words]
+    run = RunRecord("r", "s", "d", "1", "f", 1, ("a",), 1, notes=write_notes(resume_words=shown))
+    assert resume_command(run, max_cost=10) == (
+        "fairtrial run evals.py --mailbox 'redis://user:[redacted]@host' --repeats 2 --max-cost 10"
+        " (with the password in place of [redacted])"
+    )
+    earlier = RunRecord("r", "s", "d", "1", "f", 1, ("a",), 1, notes=write_notes(command_line=["evals.py"]))
+    assert resume_command(earlier) == "fairtrial run evals.py"

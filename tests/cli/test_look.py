@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,8 +46,8 @@ class TestRuns:
         assert cli("runs", "doubles", "--status", "finished").out.count("doubles@1") == 1
         done = cli("runs", "others")
         assert (done.code, done.out) == (0, "")
-        assert done.err == "no runs of others here; make one with: fairtrial run SUITE\n"
-        assert cli("runs", "--status", "finishd").err == "error: no run is ever 'finishd'\n  did you mean finished?\n"
+        assert done.err == "no runs of others here; start one with: fairtrial run SUITE\n"
+        assert cli("runs", "--status", "finishd").err == "error: unknown status 'finishd'\n  did you mean finished?\n"
 
     def test_facts_for_programs(self, cli: Cli, evals: Path) -> None:
         cli("run", "evals.py", "--quiet")
@@ -61,7 +62,7 @@ class TestRuns:
         assert set(part) == {
             *("experiment", "params", "trials", "scored", "passed", "errors", "pass_rate", "pass_rate_all"),
             *("mean_score", "mean_reward", "mean_latency_ms", "tokens"),
-            *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls"),
+            *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls", "cut_off_calls"),
         }
         assert (run["name"], part["pass_rate"], part["cost_usd"]) == ("doubles@1", 0.75, None)
 
@@ -80,15 +81,19 @@ class TestShow:
     def test_slices(self, cli: Cli, two: Path) -> None:
         cli("run", "evals.py", "--quiet")
         lines = cli("show", "doubles:plain", "--by", "level").out.splitlines()
-        assert [line.split() for line in lines[1:]] == [
-            ["easy", "plain", "2", "100.0%", "34.2%", "to", "100.0%", "0", "1.000"],
-            ["hard", "plain", "2", "50.0%", "9.5%", "to", "90.5%", "0", "0.500"],
+        assert [line.split() for line in lines[:4]] == [
+            ["errors"],
+            ["level", "experiment", "samples", "pass", "rate", "95%", "interval", "(trials)", "mean", "score"],
+            ["easy", "plain", "2", "100.0%", "15.8%", "to", "100.0%", "0", "1.000"],
+            ["hard", "plain", "2", "50.0%", "1.3%", "to", "98.7%", "0", "0.500"],
         ]
-        assert len(cli("show", "doubles", "--by", "rank").out.splitlines()) == 9
+        assert lines[4:] == ["", "plain: pass rates by level do not differ detectably (p = 1.00)."]
+        assert len(cli("show", "doubles", "--by", "rank").out.splitlines()) == 10
         facts = cli("show", "doubles", "--by", "level", "--json").json
         assert (facts["format"], facts["by"], len(facts["slices"])) == ("fairtrial.slices/1", "level", 4)
+        assert facts["differences"]["plain"] == {"p": 1.0, "adjusted_p": 1.0}
         first = facts["slices"][0]
-        assert (first["n"], round(first["low"], 3), round(first["high"], 3)) == (2, 0.342, 1)
+        assert (first["n"], round(first["low"], 3), round(first["high"], 3)) == (2, 0.158, 1)
         done = cli("show", "doubles", "--by", "levl")
         assert done.err == "error: no sample of run doubles@1 has metadata 'levl'\n  it has level, rank\n"
 
@@ -127,7 +132,7 @@ class TestShow:
             *("run_id", "experiment", "sample_id", "repeat", "outcome", "passed", "value", "reason", "metrics"),
             *("reward", "criteria"),
             *("error", "stage", "output", "attempt", "started_at", "latency_ms", "tokens", "metadata"),
-            *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls"),
+            *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls", "cut_off_calls"),
             *("sample", "events", "redacted"),
         }
         assert trial["sample"]["expected"] == {"because": [1, 2, 3]}
@@ -150,12 +155,12 @@ class TestFailures:
         lines = cli("failures", "doubles").out.splitlines()
         assert [line.split(None, 1) for line in lines[:3]] == [
             ["sample", "what        why"],
-            ["three", "task error  ValueError: that is too hard"],
+            ["three", "task error  evals.py:15: ValueError: that is too hard"],
             ["four", "failed      expected 9, got 8"],
         ]
-        assert lines[-1] == "  fairtrial show doubles@1:broken --sample three   one trial, whole"
+        assert lines[-1] == "  fairtrial show doubles@1:broken --sample three   one trial in full"
         assert "four" not in cli("failures", "doubles", "--kind", "task-error").out
-        assert "more than 1" in cli("failures", "doubles", "--limit", "1").out
+        assert "only the first 1" in cli("failures", "doubles", "--limit", "1").out
         facts = cli("failures", "doubles", "--json").json
         assert (facts["format"], facts["truncated"]) == ("fairtrial.failures/1", False)
         assert [trial["outcome"] for trial in facts["trials"]] == ["task_error", "scored"]
@@ -163,7 +168,7 @@ class TestFailures:
     def test_nothing_failed(self, cli: Cli, evals: Path) -> None:
         cli("run", "evals.py", "--filter", "level=easy", "--quiet")
         assert cli("failures", "doubles+part").err == "every trial of doubles+part@1 passed\n"
-        assert cli("failures", "doubles+part", "--kind", "timeout").err == "nothing of that kind in doubles+part@1\n"
+        assert cli("failures", "doubles+part", "--kind", "timeout").err == "no trial of that kind in doubles+part@1\n"
         assert "did you mean timeout?" in cli("failures", "doubles+part", "--kind", "time-out").err
 
 
@@ -197,9 +202,9 @@ class TestNames:
             ("doubles@7", "error: suite 'doubles' has no run 7\n  there is doubles@1; see: fairtrial runs\n"),
             ("doubles:tripl", "error: run doubles@1 has no experiment 'tripl'\n  did you mean doubles@1:triple?\n"),
             ("doubles:x", "error: run doubles@1 has no experiment 'x'\n  it has plain, triple\n"),
-            ("doubles@last", "error: after '@' comes the number of a run or 'latest', not 'last'\n"),
-            ("doubles@1@2", "error: 'doubles@1@2' is not the name of a run\n"),
-            (":x", "error: ':x' is not the name of a run\n"),
+            ("doubles@last", "error: '@' must be followed by a run number or 'latest' (got 'last')\n"),
+            ("doubles@1@2", "error: invalid run name 'doubles@1@2'\n"),
+            (":x", "error: invalid run name ':x'\n"),
         ],
     )
     def test_unknown_names_get_near_ones(self, cli: Cli, two: Path, name: str, said: str) -> None:
@@ -207,3 +212,49 @@ class TestNames:
         done = cli("show", name)
         assert done.code == 2
         assert done.err.startswith(said)
+
+
+def test_failures_of_samples_without_ids_show_the_start_of_their_inputs(cli: Cli, place: Path) -> None:
+    (place / "table.csv").write_text("input,expected\nWhat is the capital of France?,Paris\nAnd of Peru?,Lima\n")
+    (place / "evals.py").write_text(
+        "from fairtrial import Dataset, EvalSuite, exact_match\n"
+        'suite = EvalSuite("table", Dataset.load("table.csv", str, str), lambda text: "Rome", exact_match)\n'
+    )
+    cli("run", "evals.py", "--quiet")
+    lines = cli("failures", "table").out.splitlines()
+    assert lines[0].split() == ["sample", "input", "what", "why"]
+    assert any("What is the capital" in line for line in lines)
+    assert any("And of Peru?" in line for line in lines)
+    assert cli("export", "table", "--output", "page.md").code == 0
+    page = (place / "page.md").read_text(encoding="utf-8")
+    assert re.search(r"[0-9a-f]{16} +And of Peru\?", page)
+
+
+class TestSamplesWithoutIds:
+    @pytest.fixture
+    def hashed(self, cli: Cli, place: Path) -> list[str]:
+        """The ids of three samples of a stored run, which are hashes."""
+        (place / "data.csv").write_text("question,answer\na,x\nb,x\nc,x\n")
+        (place / "evals.py").write_text(
+            "from fairtrial import Dataset, EvalSuite, exact_match\n"
+            'data = Dataset.load("data.csv", columns={"input": "question", "expected": "answer"})\n'
+            'suite = EvalSuite("letters", data, lambda letter: letter, exact_match)\n'
+        )
+        cli("run", "evals.py", "--quiet")
+        return [trial["sample_id"] for trial in cli("trials", "letters", "--json").json["trials"]]
+
+    def test_the_start_of_an_id_names_a_sample_if_it_is_unique(self, cli: Cli, hashed: list[str]) -> None:
+        whole = cli("show", "letters", "--sample", hashed[1]).out
+        for text in (hashed[1][:6], f"{hashed[1][:7]}…", f"{hashed[1][:4]}…{hashed[1][-4:]}"):
+            done = cli("show", "letters", "--sample", text)
+            assert (done.code, done.out) == (0, whole)
+        done = cli("run", "evals.py", "--quiet", "--sample", hashed[1][:6])
+        assert "letters+part@1" in done.out
+        assert "of 1 scored" in done.out
+
+    def test_a_start_of_several_ids_is_refused_with_the_ids(self, cli: Cli, evals: Path) -> None:
+        cli("run", "evals.py", "--quiet")
+        done = cli("show", "doubles", "--sample", "t…")
+        assert (done.code, done.out) == (2, "")
+        assert "'t…' matches 2 sample ids\n  give more characters: two, three" in done.err
+        assert cli("show", "doubles", "--sample", "thr").code == 2

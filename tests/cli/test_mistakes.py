@@ -1,4 +1,4 @@
-"""Mistakes people make, and exactly what they are told: the place and the remedy, and no traceback."""
+"""Mistakes of users and the exact error messages: the place and the remedy, without a traceback."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import fairtrial
-from fairtrial.cli import faults
-from fairtrial.cli.app import app
+from fairtrial.cli import user_errors
 from fairtrial.testing.model_server import FaultRule, ModelServer, NotAuthorised
 from tests.cli.conftest import EVALS, Cli
 
@@ -38,8 +37,8 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
     "no suite named": (
         {},
         ["run"],
-        "error: no suite was named, and no pyproject.toml here or above names any\n"
-        '  name one, as in: fairtrial run evals.py; or set suites = ["evals.py"] under [tool.fairtrial]\n',
+        "error: no suite is given, and no pyproject.toml here or in a parent folder lists any\n"
+        '  give one, as in: fairtrial run evals.py; or set suites = ["evals.py"] under [tool.fairtrial]\n',
     ),
     "a file that is not there": (
         {},
@@ -91,13 +90,14 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
     "a setting of the wrong type": (
         {"pyproject.toml": '[tool.fairtrial]\nconcurrency = "many"\n'},
         ["run"],
-        "error: pyproject.toml [tool.fairtrial] concurrency is a whole number, not 'many'\n"
+        "error: pyproject.toml [tool.fairtrial] concurrency must be a whole number (got 'many')\n"
         "  `fairtrial config` lists every setting\n",
     ),
     "a file that is no store": (
         {"evals.py": EVALS, "notes.db": "these are my notes, and nothing that a database would write\n" * 9},
         ["run", "evals.py", "--store", "notes.db"],
-        "error: notes.db is a file, but no store\n  move it away, or name another with --store or FAIRTRIAL_STORE\n",
+        "error: notes.db exists but is not a Fairtrial database\n"
+        "  move it, or choose another with --store or FAIRTRIAL_STORE\n",
     ),
     "a module that is not there": (
         {},
@@ -109,31 +109,30 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
         {"evals.py": HEAD + "\nimport no_such_package\n"},
         ["run", "evals.py"],
         "error: evals.py:3: ModuleNotFoundError: No module named 'no_such_package'\n"
-        "  install the package that brings no_such_package, or correct the name; files beside the suite and in this "
+        "  install the package that provides no_such_package, or correct the name; files beside the suite and in this "
         "folder can be imported\n",
     ),
     "a name that does not exist": (
         {"evals.py": "from fairtrial import exact_mach\n"},
         ["run", "evals.py"],
         "error: evals.py:1: ImportError: cannot import name 'exact_mach' from 'fairtrial' (INIT)\n"
-        "  correct the name that is imported; --debug shows the whole traceback\n",
+        "  correct the name that is imported; --debug shows the full traceback\n",
     ),
     "a line that is no Python": (
         {"evals.py": HEAD + "suite = EvalSuite(\n"},
         ["run", "evals.py"],
-        "error: evals.py:2: SyntaxError: '(' was never closed\n  correct the line; nothing was run\n",
+        "error: evals.py:2: SyntaxError: '(' was never closed\n  correct this line; nothing was run\n",
     ),
     "a file that fails": (
         {"evals.py": "def work():\n    return 1 / 0\n\n\nwork()\n"},
         ["run", "evals.py"],
         "error: evals.py:2: ZeroDivisionError: division by zero\n"
-        "  the suite's file itself fails; --debug shows the whole traceback\n",
+        "  the suite's file itself fails; --debug shows the full traceback\n",
     ),
     "no suite in the file": (
         {"evals.py": "x = 1\n"},
         ["run", "evals.py"],
-        "error: there is no EvalSuite in evals.py: assign one to a name at the top level, as in "
-        "`suite = EvalSuite(...)`\n",
+        "error: evals.py must define an EvalSuite at the top level, as in `suite = EvalSuite(...)` (it has none)\n",
     ),
     "a misspelt suite": (
         {"evals.py": EVALS},
@@ -143,22 +142,22 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
     "two suites in the file": (
         {"evals.py": EVALS + 'other = EvalSuite("others", Dataset(samples), double, exact_match)\n'},
         ["run", "evals.py"],
-        "error: there are 2 suites in evals.py; say which one: evals.py:suite, evals.py:other\n",
+        "error: evals.py has 2 suites; name one of them: evals.py:suite, evals.py:other\n",
     ),
     "a suite without an evaluator": (
         {"evals.py": HEAD + '\nsuite = EvalSuite("s", Dataset([]), print)\n'},
         ["run", "evals.py"],
-        "error: evals.py:3: suite 's' has no evaluator: give it one, such as exact_match\n",
+        "error: evals.py:3: suite 's' must have an evaluator, such as evaluator=exact_match\n",
     ),
     "a task that cannot be called": (
         {"evals.py": HEAD + '\n\nsuite = EvalSuite("s", Dataset([]), "task", exact_match)\n'},
         ["run", "evals.py"],
-        "error: evals.py:4: a task must be callable, and 'task' is not: pass the function itself\n",
+        "error: evals.py:4: a task must be callable (got 'task'): pass the function itself\n",
     ),
     "a setting out of range": (
         {"evals.py": HEAD + "\nconfig = EvalConfig(repeats=0)\n"},
         ["run", "evals.py"],
-        "error: evals.py:3: EvalConfig.repeats is a whole number of at least 1, not 0\n",
+        "error: evals.py:3: EvalConfig.repeats must be a whole number of at least 1 (got 0)\n",
     ),
     "two samples of one id": (
         {"evals.py": LOADS, "q.jsonl": rows((734, {"id": "s7"}))},
@@ -203,53 +202,54 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
     "a parameter without a value": (
         {"evals.py": EVALS},
         ["run", "evals.py", "--set", "style"],
-        "error: --set takes KEY=VALUE, not 'style'\n  as in: --set style=terse\n",
+        "error: --set must be KEY=VALUE (got 'style')\n  as in: --set style=terse\n",
     ),
     "no store": (
         {},
         ["show", "support"],
-        "error: there is no store at .fairtrial/runs.db\n  make one with: fairtrial run SUITE (`fairtrial config` says "
-        "where this place comes from; --store names another)\n",
+        "error: there is no store at .fairtrial/runs.db\n  create one with: fairtrial run SUITE, or "
+        "choose another with --store; `fairtrial config` shows where this path comes from\n",
     ),
     "an address that is no store": (
         {"evals.py": EVALS},
         ["run", "evals.py", "--store", "mysql://db/evals"],
-        "error: not the address of a store: use sqlite:///path, a path that ends in .db or .sqlite, "
+        "error: invalid store URL: use sqlite:///path, a path that ends in .db or .sqlite, "
         "postgresql://host/database, or memory:\n",
     ),
     "a cache policy that does not exist": (
         {"evals.py": EVALS},
         ["run", "evals.py", "--cache", "always"],
-        "error: a cache policy is one of off, read, read-write, refresh, not 'always'\n",
+        "error: a cache policy must be one of off, read, read-write, refresh (got 'always')\n",
     ),
     "a part of a suite for a fleet": (
         {"evals.py": EVALS},
         ["run", "evals.py", "--mailbox", "redis://127.0.0.1:1", "--sample", "one", "--set", "a=1"],
-        "error: --sample and --set cannot go to a fleet: its workers run the suite as its file has it\n"
-        "  leave --mailbox out to run this here\n",
+        "error: --sample and --set cannot be used with a fleet: workers run the suite as its file defines it\n"
+        "  omit --mailbox to run locally\n",
     ),
     "no queue": (
         {},
         ["fleet", "support"],
-        "error: no queue is named\n  name one: --mailbox redis://host:6379, FAIRTRIAL_MAILBOX, or "
+        "error: no queue is configured\n  set --mailbox redis://host:6379, FAIRTRIAL_MAILBOX, or "
         'mailbox = "..." under [tool.fairtrial]\n',
     ),
     "half of an ad-hoc run": (
         {},
         ["run", "--prompt", "ask.md", "--model", "openai:gpt-5"],
-        "error: a prompt is run with --prompt, --dataset, --model and --evaluator together; --dataset and --evaluator "
-        "are missing\n  as in: fairtrial run --prompt ask.md --dataset q.jsonl --model openai:gpt-5 --evaluator "
+        "error: --prompt, --dataset, --model and --evaluator must be given together (missing: --dataset, "
+        "--evaluator)\n  as in: fairtrial run --prompt ask.md --dataset q.jsonl --model openai:gpt-6.1-sol --evaluator "
         "exact_match\n",
     ),
     "a suite and a prompt": (
         {"evals.py": EVALS},
         ["run", "evals.py", "--prompt", "ask.md"],
-        "error: --prompt, --dataset, --model and --evaluator make a suite of their own\n  leave SUITE out\n",
+        "error: --prompt, --dataset, --model and --evaluator cannot be combined with SUITE\n  omit SUITE\n",
     ),
     "an option that does not exist": (
         {},
         ["run", "--concurency", "3"],
-        "error: no such option: --concurency (Possible options: --concurrency)\n  see: fairtrial run --help\n",
+        "error: no such option: --concurency (Possible options: --column, --concurrency)\n"
+        "  see: fairtrial run --help\n",
     ),
     "a command that does not exist": (
         {},
@@ -305,12 +305,12 @@ AFTER_A_RUN: dict[str, tuple[list[str], str]] = {
     ),
     "a comparison of one": (
         ["compare", "doubles:plain"],
-        "error: doubles:plain is one experiment, and a comparison needs two\n"
-        "  as in: fairtrial compare doubles:plain doubles:triple\n",
+        "error: a comparison needs two experiments (got doubles:plain)\n"
+        "  as in: fairtrial compare doubles@1:plain doubles@1:triple\n",
     ),
     "a gate for two experiments": (
         ["gate", "doubles", "--min-pass-rate", "0.5"],
-        "error: doubles has 2 experiments\n  say which is meant: doubles@1:plain or doubles@1:triple\n",
+        "error: doubles has 2 experiments\n  choose one: doubles@1:plain or doubles@1:triple\n",
     ),
     "a gate without rules": (
         ["gate", "doubles:plain"],
@@ -319,16 +319,16 @@ AFTER_A_RUN: dict[str, tuple[list[str], str]] = {
     ),
     "percent where a share is meant": (
         ["gate", "doubles:plain", "--min-pass-rate", "80"],
-        "error: the gate rules: min_pass_rate is a share from 0 to 1, such as 0.8, not 80.0\n",
+        "error: the gate rules: min_pass_rate must be between 0 and 1, such as 0.8 (got 80.0)\n",
     ),
     "a floor without a number": (
         ["gate", "doubles:plain", "--floor", "value"],
-        "error: --floor takes KEY=VALUE, not 'value'\n  as in: --floor value=0.7\n",
+        "error: --floor must be KEY=VALUE (got 'value')\n  as in: --floor value=0.7\n",
     ),
     "a judge that nobody labelled": (
         ["calibrate", "doubles:plain"],
         "error: no trial of doubles@1:plain has a label\n"
-        "  let people judge a random sample of its trials, and name the file: --labels labels.csv, with the columns id "
+        "  label a random sample of its trials and pass the file: --labels labels.csv, with the columns id "
         "and label (pass or fail)\n",
     ),
     "labels of something else": (
@@ -337,7 +337,7 @@ AFTER_A_RUN: dict[str, tuple[list[str], str]] = {
     ),
     "a format that does not exist": (
         ["export", "doubles", "--format", "cvs"],
-        "error: a run is not exported as 'cvs'\n  did you mean csv?\n",
+        "error: unknown export format 'cvs'\n  did you mean csv?\n",
     ),
     "an export into a folder that is not there": (
         ["export", "doubles", "-o", "out/doubles.csv"],
@@ -394,9 +394,13 @@ class TestModels:
             (["--model", "opnai:gpt"], "error: there is no provider 'opnai'\n  did you mean --model openai:gpt?\n"),
             (
                 ["--model", "mine"],
-                "error: there is no provider 'mine'\n  use openai:NAME, anthropic:NAME or file.py:adapter\n",
+                "error: there is no provider 'mine'\n  use PROVIDER:NAME (openai, anthropic, azure, google, "
+                "bedrock, mistral, openrouter, ollama, vllm) or file.py:adapter\n",
             ),
-            (["--model", "openai"], "error: --model openai does not say which\n  as in: --model openai:NAME\n"),
+            (
+                ["--model", "openai"],
+                "error: --model must be PROVIDER:NAME (got 'openai')\n  as in: --model openai:NAME\n",
+            ),
             (
                 ["--model", "a.py:m", "--evaluator", "exact"],
                 "error: there is no evaluator 'exact' that works without parameters\n  did you mean exact_match?\n",
@@ -407,9 +411,9 @@ class TestModels:
             ),
             (
                 ["--model", "a.py:m", "--prompt", "a.py"],
-                "error: a prompt is FILE:NAME, and 'a.py' has no name\n  as in: a.py:prompt\n",
+                "error: a prompt must be FILE:NAME (got 'a.py')\n  as in: a.py:prompt\n",
             ),
-            (["--model", "a.py:m", "--prompt", "a.py:m"], "error: a.py:m is not a PromptTemplate but int\n"),
+            (["--model", "a.py:m", "--prompt", "a.py:m"], "error: a.py:m must be a PromptTemplate (got int)\n"),
             (["--model", "a.py:n"], "error: there is no 'n' in a.py\n"),
             (
                 ["--model", "a.py:m", "--dataset", "no.jsonl"],
@@ -417,11 +421,11 @@ class TestModels:
             ),
             (
                 ["--model", "openai:a", "--model", "openai:a"],
-                "error: the same --model was given twice\n  to try samples several times, use --repeats\n",
+                "error: the same --model was given twice\n  to run samples several times, use --repeats\n",
             ),
         ],
     )
-    def test_what_is_wrong_with_it(
+    def test_an_invalid_ad_hoc_run_is_refused_with_the_remedy(
         self, cli: Cli, place: Path, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key")
@@ -431,8 +435,8 @@ class TestModels:
 
 
 NO_KEY = (
-    "error: OpenAIAdapter has no key: set OPENAI_API_KEY or pass api_key=... (a server that wants none takes any, such "
-    'as api_key="none")\n'
+    "error: OpenAIAdapter has no key: set OPENAI_API_KEY or pass api_key=... (for a server without keys, pass any "
+    'text, such as api_key="none")\n'
 )
 TOO_MANY = "exit 4: 1 of 1 trial ended in an error, more than the allowed 10% (--max-error-share)\n"
 AGAIN = "  once that is fixed, retry them with --retry-errors\n"
@@ -465,8 +469,8 @@ def test_a_queue_that_is_down(cli: Cli, evals: Path) -> None:
     done = cli("fleet", "support", "--mailbox", f"redis://127.0.0.1:{port}")
     assert (done.code, done.err) == (
         2,
-        f"error: counting support.requests: cannot connect to 127.0.0.1:{port}: Connection refused\n"
-        "  see that the server runs and that --mailbox (or FAIRTRIAL_MAILBOX) names it, then run the same again\n",
+        f"error: reading support.requests: cannot connect to 127.0.0.1:{port}: Connection refused\n"
+        "  check that the server is running and that --mailbox (or FAIRTRIAL_MAILBOX) is correct, then retry\n",
     )
 
 
@@ -481,7 +485,7 @@ def test_a_lifespan_that_fails_is_the_users_own_and_is_named(cli: Cli, place: Pa
     assert (done.code, done.err) == (
         2,
         f"error: evals.py:{line}: RuntimeError: no database\n"
-        "  that is your own code; --debug shows the whole traceback\n",
+        "  the error is in your code; --debug shows the full traceback\n",
     )
 
 
@@ -491,13 +495,12 @@ class TestOurOwnFaults:
         monkeypatch.setattr("fairtrial.cli.settings.KNOWN", None)
 
     @pytest.mark.usefixtures("broken")
-    def test_they_exit_70_and_say_how_to_report_them(self, cli: Cli) -> None:
+    def test_internal_errors_exit_70_with_how_to_report_them(self, cli: Cli) -> None:
         done = cli("config")
         assert done.code == 70
         assert done.err == (
             "error: AttributeError: 'NoneType' object has no attribute 'items'\n"
-            "  this is a fault of Fairtrial's, not of yours: please report it, with what the same command and --debug "
-            "print\n"
+            "  this is a bug in Fairtrial: please report it with the output of the same command with --debug\n"
         )
 
     @pytest.mark.usefixtures("broken")
@@ -508,12 +511,12 @@ class TestOurOwnFaults:
         assert "Traceback" in cli("config").err
 
     def test_a_file_that_cannot_be_opened_is_named(self) -> None:
-        told = faults.explain(PermissionError(13, "Permission denied", "out.csv"))
+        told = user_errors.explain(PermissionError(13, "Permission denied", "out.csv"))
         assert (told.what, told.code) == ("out.csv: Permission denied", 2)
 
 
 @pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt, 130), (BrokenPipeError, 0)])
-def test_what_ends_a_command_from_outside(
+def test_a_command_that_is_interrupted_or_whose_pipe_closes_has_its_exit_code(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException], code: int
 ) -> None:
     def ends(*args: object, **options: object) -> None:
@@ -523,4 +526,3 @@ def test_what_ends_a_command_from_outside(
     monkeypatch.setattr("fairtrial.cli.settings.load_settings", done)
     monkeypatch.setattr("os.dup2", lambda *numbers: 1)
     assert cli("config").code == code
-    assert app is not None

@@ -1,4 +1,4 @@
-"""What messages tell people to type exists: every command and every option."""
+"""Every command and option that a message recommends exists."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 import fairtrial
-from fairtrial.cli.app import app
+from fairtrial.cli.app import command_tree
 
 SOURCE = Path(fairtrial.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
@@ -37,7 +36,7 @@ def commands(group: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
             yield from commands(command, (*above, name))
 
 
-ROOT: Any = typer.main.get_command(app)
+ROOT: Any = command_tree()
 KNOWN = dict(commands(ROOT))
 
 

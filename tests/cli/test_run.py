@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fairtrial import open_store
+from fairtrial import Dataset, open_store
 from fairtrial.testing.model_server import ModelServer
 from tests.cli.conftest import BROKEN, EVALS, TWO, Cli
 
@@ -20,8 +21,8 @@ def test_a_suite_runs_and_ends_in_its_report_and_the_next_commands(cli: Cli, eva
     assert "doubles  run " in done.out
     assert "75.0%" in done.out
     assert done.out.splitlines()[-2:] == [
-        "  fairtrial failures doubles             what failed, and why",
-        "  fairtrial show doubles --sample four   one trial, whole",
+        "  fairtrial failures doubles             failed trials, and why",
+        "  fairtrial show doubles --sample four   one trial in full",
     ]
     assert open_store().runs(suite="doubles")[0].status == "finished"
 
@@ -121,7 +122,7 @@ class TestResuming:
         store.update_run(run.run_id, status="interrupted")
         return run
 
-    def test_an_unfinished_run_goes_on_and_says_so(self, cli: Cli, evals: Path) -> None:
+    def test_an_unfinished_run_is_resumed_with_a_note(self, cli: Cli, evals: Path) -> None:
         run = self._interrupted(cli)
         done = cli("run", "evals.py")
         assert done.code == 0
@@ -129,7 +130,7 @@ class TestResuming:
         assert [run.number for run in open_store().runs()] == [1]
         assert cli("run", "evals.py", "--json").json["runs"][0]["resumed"] is False
 
-    def test_fresh_starts_anew(self, cli: Cli, evals: Path) -> None:
+    def test_fresh_starts_a_new_run(self, cli: Cli, evals: Path) -> None:
         self._interrupted(cli)
         assert cli("run", "evals.py", "--fresh").err == ""
         assert [run.status for run in open_store().runs()] == ["finished", "interrupted"]
@@ -141,7 +142,7 @@ class TestResuming:
         assert (done.code, done.out) == (2, "")
         assert " ".join(done.err.split()) == (
             f"error: run {old.run_id} of suite 'doubles' cannot be resumed: its code has changed "
-            f"resume it all the same with --resume {old.run_id} --force: its results are then of two code versions"
+            f"resume it anyway with --resume {old.run_id} --force: its results then come from two code versions"
         )
         done = cli("run", "evals.py", "--quiet")
         assert done.code == 0
@@ -175,7 +176,7 @@ class TestResuming:
 
     def test_resume_needs_one_suite_and_an_old_run(self, cli: Cli, evals: Path) -> None:
         self._interrupted(cli)
-        assert "names one run of one suite" in cli("run", "evals.py", "--resume", "doubles", "--fresh").err
+        assert "needs exactly one suite" in cli("run", "evals.py", "--resume", "doubles", "--fresh").err
         assert "there is no run 'nothing'" in cli("run", "evals.py", "--resume", "nothing").err
 
     def test_errors_are_tried_again_when_asked_and_code_may_change_for_it(self, cli: Cli, place: Path) -> None:
@@ -183,8 +184,14 @@ class TestResuming:
         file.write_text(BROKEN)
         assert cli("run", "evals.py", "--quiet").code == 4
         file.write_text(BROKEN.replace('raise ValueError("that is too hard")', "pass"))
+        store = open_store()
+        run = store.runs()[0]
+        store.update_run(run.run_id, finished_at=run.created_at + 9_000, notes={"executed_seconds": 7_200.0})
         done = cli("run", "evals.py", "--retry-errors")
         assert done.code == 0
+        assert f"\nretrying 1 trial of doubles@1 ({run.run_id}): the others are stored\n" in done.err
+        assert re.search(r"\nretried 1 trial in [\d.]+ m?s\n", done.err)
+        assert done.out.startswith(f"doubles  run {run.run_id}, finished in 120.0 min\n")
         assert [run.number for run in open_store().runs()] == [1]
         assert cli("failures", "doubles", "--kind", "task_error").out == ""
 
@@ -213,13 +220,25 @@ class TestVerdicts:
             assert "dataset 'numbers' of suite 'doubles' has no samples, so nothing was run" in done.err + done.out
         assert cli("runs", "--json").json["runs"] == []
 
+    def test_every_experiment_with_too_many_errors_is_named(self, cli: Cli, place: Path) -> None:
+        params = 'Experiment("{}", params={{"breaks_at": {}}})'
+        several = ", ".join([params.format("a", 3), params.format("b", 2), 'Experiment("c")'])
+        (place / "evals.py").write_text(
+            EVALS.replace("double, exact_match)", f"double, exact_match, experiments=[{several}])")
+        )
+        done = cli("run", "evals.py", "--quiet")
+        assert done.code == 4
+        assert done.err.startswith(
+            "exit 4: 1 of 4 trials in experiment a, 1 of 4 trials in experiment b ended in an error, more than the "
+        )
+
     def test_too_many_errors_exit_4_before_any_floor(self, cli: Cli, place: Path) -> None:
         (place / "evals.py").write_text(BROKEN)
         done = cli("run", "evals.py", "--fail-under", "0.9", "--quiet")
         assert done.code == 4
         assert done.err == (
             "exit 4: 1 of 4 trials ended in an error, more than the allowed 10% (--max-error-share)\n"
-            "  1 x ValueError: that is too hard\n"
+            "  1 x ValueError: that is too hard (evals.py:15 in double)\n"
             "  once that is fixed, retry them with --retry-errors\n"
         )
         assert cli("run", "evals.py", "--max-error-share", "0.25", "--quiet").code == 0
@@ -288,7 +307,7 @@ class TestAdHoc:
             facts = cli(*self.WORDS, "--model", "openai:plain", "--model", "openai:wise", "--json").json
         assert done.code == 0
         assert "openai-wise against openai-plain" in done.out
-        assert "no detectable difference" in done.out
+        assert "too few samples to tell" in " ".join(done.out.split())
         assert facts["runs"][0]["comparison"]["format"] == "fairtrial.comparison/1"
         run = open_store().runs()[0]
         assert (run.suite, run.experiments) == ("ask", ("openai-plain", "openai-wise"))
@@ -304,6 +323,23 @@ class TestAdHoc:
             cli(*words)
             assert server.stats().requests == 4
         assert Path(".fairtrial/responses.db").exists()
+
+    def test_columns_of_a_table_are_mapped(self, cli: Cli, prompts: Path) -> None:
+        Path("ask.md").write_text("What is the capital of $country in $year?")
+        Path("q.csv").write_text("country,capital,year\nFrance,Paris,1\nJapan,Tokyo,2\n")
+        words = ("run", "--prompt", "ask.md", "--dataset", "q.csv", "--evaluator", "exact_match")
+        model = ("--model", "prompts.py:parrot", "--quiet")
+        mapped = ("--column", "input=country,year", "--column", "expected=capital")
+        forgotten = cli(*words, *model).err
+        assert "(found country, capital, year)" in forgotten
+        assert "as in --column input=question --column expected=answer, or rename it" in forgotten
+        assert "columns=" not in forgotten
+        assert cli(*words, *model, "--column", "country").err.startswith("error: --column must be FIELD=COLUMN")
+        done = cli(*words, *model, *mapped)
+        assert (done.code, done.out) == (0, "ask@1:prompts.py-parrot  50.0% of 2 scored passed, 0 errors\n")
+        sample = Dataset.load("q.csv", columns={"input": ["country", "year"], "expected": "capital"})[0]
+        again = cli("show", "ask", "--sample", sample.id).out
+        assert "--column input=country,year --column expected=capital" in again
 
     def test_a_prompt_may_be_a_text_file_and_a_model_an_object(self, cli: Cli, prompts: Path) -> None:
         Path("ask.md").write_text("What is the capital of $country?")

@@ -1,4 +1,4 @@
-"""What all screens share: no wrapped rows, no control codes in a pipe, help with examples."""
+"""Properties of all screens: no wrapped rows, no control codes in a pipe, help with examples."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from fairtrial.cli.app import GROUPS, app
-from fairtrial.cli.faults import ExitCode
+from fairtrial.cli.app import GROUPS, command_tree
 from fairtrial.cli.settings import KNOWN
+from fairtrial.cli.user_errors import ExitCode
 from tests.cli.conftest import EVALS, Cli
 
 LONG = EVALS.replace('"doubles"', '"a-suite-with-a-name-that-is-far-too-long-for-any-table-of-ours"').replace(
@@ -30,6 +29,7 @@ SCREENS = [
     ["show", SUITE, "--by", "level"],
     ["failures", SUITE],
     ["compare", SUITE],
+    ["plan", SUITE],
     ["store", "stats"],
     ["config"],
 ]
@@ -96,6 +96,7 @@ def test_rows_are_single_lines(cli: Cli, place: Path) -> None:
     assert len(cli("failures", SUITE).out.splitlines()) == 1 + 3 + 3
 
 
+@pytest.mark.long
 def test_a_pipe_gets_no_control_codes_and_a_terminal_gets_colours(place: Path) -> None:
     (place / "evals.py").write_text(EVALS)
     done = subprocess.run(
@@ -127,9 +128,9 @@ def test_a_reader_who_has_seen_enough_is_no_error(place: Path) -> None:
 
 def everything() -> list[list[str]]:
     """Every command there is."""
-    command = typer.main.get_command(app)
+    command = command_tree()
     found = []
-    for name, one in command.commands.items():  # type: ignore[attr-defined]  # it is a group
+    for name, one in command.commands.items():
         found.append([name])
         found.extend([name, below] for below in getattr(one, "commands", {}))
     return found
@@ -193,7 +194,7 @@ def test_the_documentation_names_every_command_setting_exit_code_and_format() ->
 
 @pytest.mark.parametrize("words", everything(), ids=" ".join)
 def test_every_example_in_the_help_is_a_command_with_options_that_exist(words: list[str]) -> None:
-    root: Any = typer.main.get_command(app)
+    root: Any = command_tree()
     command = root
     for word in words:
         command = command.commands[word]

@@ -1,4 +1,4 @@
-"""A run in a real terminal: interrupted by Ctrl-C, gone on with, and the same report in the end."""
+"""A run in a real terminal that is interrupted by Ctrl-C and resumed, with the same report in the end."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def done_of(lines: list[str]) -> int:
 
 
 @pytest.mark.proves("R91")
+@pytest.mark.long
 def test_ctrl_c_in_tmux_then_the_offered_command_goes_on_and_the_report_is_the_same(cli: Cli, place: Path) -> None:
     (place / "slow.py").write_text(SUITE)
     with terminal(place) as pane:
@@ -31,7 +32,7 @@ def test_ctrl_c_in_tmux_then_the_offered_command_goes_on_and_the_report_is_the_s
         pane.press("C-c")
         lines = pane.wait_for_prompt()
         offered = lines[-2]
-        assert offered == "go on with: fairtrial run slow.py"
+        assert offered == "resume it with: fairtrial run slow.py"
         interrupted = re.fullmatch(rf"interrupted: slow@1 has (\d+) of {TRIALS} trials stored", lines[-3])
         assert interrupted is not None
         stored = int(interrupted[1])
@@ -40,7 +41,7 @@ def test_ctrl_c_in_tmux_then_the_offered_command_goes_on_and_the_report_is_the_s
         assert pane.tmux("display-message", "-p", "#{cursor_flag}").strip() == "1"
 
         before = len(pane.drawn())
-        pane.type(offered.removeprefix("go on with: "))
+        pane.type(offered.removeprefix("resume it with: "))
         lines = pane.wait("the report", lambda seen: seen[-1] == PROMPT and any("next" in line for line in seen))
         bars = [int(number) for number in re.findall(rf"(\d+)/{TRIALS}\b", pane.drawn()[before:])]
         assert bars, "no bar was drawn"
@@ -53,5 +54,6 @@ def test_ctrl_c_in_tmux_then_the_offered_command_goes_on_and_the_report_is_the_s
     whole = cli("show", "slow", "--json").json
     assert resumed["run"]["run_id"] != whole["run"]["run_id"]
     for report in (resumed, whole):
+        report["experiments"][0].pop("per_trial")
         report["experiments"][0].pop("latency_ms")  # The one thing that a clock says.
     assert resumed["experiments"] == whole["experiments"]

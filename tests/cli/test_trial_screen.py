@@ -1,4 +1,4 @@
-"""One trial on the screen, in a terminal and beyond the usual."""
+"""The screen of one trial, in a terminal and in unusual cases."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 from rich.console import Console
 
 from fairtrial import ChatMessage, Metric, Sample, Score, Session, TrialKey, open_store
+from fairtrial.analysis.error_groups import error_text
 from fairtrial.cli.screen import ago
 from fairtrial.cli.trial import print_trial
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult
+from fairtrial.types import JSON
 
 RUN = RunRecord("r1", "support", "data", "1", "f", 1, ("baseline",), 2, number=1)
 
@@ -51,14 +53,44 @@ def test_an_error_says_its_stage_and_a_second_attempt_is_marked() -> None:
     assert any(line.startswith("timing    <1 ms, attempt 2") for line in lines)
 
 
-def test_what_was_redacted_is_named() -> None:
+TRACEBACK = """  File "/usr/lib/python3.12/site-packages/fairtrial/trials/run_trial.py", line 305, in _invoke
+    return await task.fn(*args)
+  File "/home/me/fairtrial/app/evals.py", line 18, in answer
+    find(question)
+  File "/usr/lib/python3.12/json/decoder.py", line 355, in raw_decode
+    raise JSONDecodeError("Expecting value", s, err.value) from None
+"""
+
+
+def test_an_error_shows_its_file_line_and_traceback_without_our_own_calls() -> None:
+    failed: dict[str, Any] = {"outcome": "task_error", "error": "ValueError: no"}
+    lines = screen(120, Sample("a", "in"), metadata={"traceback": TRACEBACK}, **failed)
+    assert "error     ValueError: no (evals.py:18 in answer)" in lines
+    at = next(place for place, line in enumerate(lines) if line.startswith("traceback"))
+    assert lines[at : at + 2] == [
+        'traceback File "/home/me/fairtrial/app/evals.py", line 18, in answer',
+        "            find(question)",
+    ]
+    assert "run_trial.py" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    "stored", [None, 3, "no calls at all", '  File "/x/site-packages/lib.py", line 1, in f\n', 'File "' * 2_000]
+)
+def test_an_error_without_calls_in_own_files_is_shown_without_a_place(stored: JSON) -> None:
+    key = TrialKey("r1", "baseline", "a", 0)
+    failed = EvalResult(key, 0, outcome="task_error", error="ValueError: no", metadata={"traceback": stored})
+    assert error_text(failed) == "ValueError: no"
+
+
+def test_a_trial_with_redacted_secrets_names_the_redacted_fields() -> None:
     output = "the key is ghp_abcdefghijklmnop1234"
     lines = screen(80, Sample("a", "in"), outcome="scored", score=Score(1.0, reason=output), output=output)
     assert "output    the key is [redacted]" in lines
-    assert "redacted  secrets were replaced in: output, reason" in lines
+    assert "redacted  secrets were redacted in: output, reason" in lines
 
 
-def test_what_is_very_long_is_cut() -> None:
+def test_a_long_input_is_cut_with_the_number_of_omitted_lines() -> None:
     lines = screen(80, Sample("a", "\n".join("x" * 500)), outcome="scored", score=Score(0.0), output=None)
     assert "          ... 100 more lines; all of it with --json" in lines
 

@@ -1,4 +1,4 @@
-"""A terminal that people use: tmux, on a socket of its own."""
+"""A real terminal for tests: tmux with a separate socket."""
 
 from __future__ import annotations
 

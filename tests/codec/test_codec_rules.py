@@ -1,4 +1,4 @@
-"""What the codec refuses, how it says so, and how it decides where types leave room."""
+"""Values that the codec refuses, its error messages, and how it resolves ambiguous types."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class TestWhatIsAskedFor:
         assert len(problem(int, "x" * 5_000)) < 80
         assert problem(str, 10**50).endswith("...)")
 
-    def test_what_a_records_own_check_says_is_passed_on(self) -> None:
+    def test_the_error_of_a_records_own_check_is_reported(self) -> None:
         assert "not a Positive: must be above 0" in problem(Positive, {"n": -1})
 
 
@@ -374,11 +374,11 @@ class TestKindsOfTypes:
     def test_classes_inside_classes_are_found(self) -> None:
         assert read(Outside, {"inside": {"a": 1}}) == Outside(Outside.Inside(1))
 
-    def test_models_with_addresses_and_links_travel_and_secrets_do_not(self) -> None:
+    def test_models_with_addresses_and_links_are_encoded_and_secrets_are_refused(self) -> None:
         link = Linked(url=HttpUrl("https://example.org/a"), host=ipaddress.IPv4Address("127.0.0.1"))
         assert decode(Linked, dumps(link)) == link
         assert read(ipaddress.IPv4Address, "127.0.0.1") == link.host
-        with pytest.raises(CodecError, match="SecretStr cannot travel"):
+        with pytest.raises(CodecError, match="SecretStr cannot be encoded"):
             dumps(Secret(key=SecretStr("x")))
 
     def test_a_models_complaint_becomes_ours(self) -> None:
@@ -411,8 +411,8 @@ class Loud(str):
 
 
 class TestWriting:
-    def test_what_cannot_travel_is_refused_with_the_way_to_it(self) -> None:
-        with pytest.raises(CodecError, match=r"at \$\.a\[1\]: a builtins.object cannot travel as JSON"):
+    def test_a_value_that_cannot_be_encoded_is_refused_with_its_path(self) -> None:
+        with pytest.raises(CodecError, match=r"at \$\.a\[1\]: a builtins.object cannot be encoded as JSON"):
             to_json({"a": [1, object()]})
         with pytest.raises(CodecError, match=r"at \$\.turns\[0\]: a builtins\.complex"):
             to_json(Talk([1j]))  # type: ignore[list-item]
@@ -424,7 +424,7 @@ class TestWriting:
                 to_json({key: 1})
             with pytest.raises(CodecError, match="cannot be a key in JSON"):
                 canonical({key: 1})
-        with pytest.raises(CodecError, match="two keys are both written '1'"):
+        with pytest.raises(CodecError, match=r"differ as JSON text \(got '1' twice\)"):
             to_json({1: "a", "1": "b"})
 
     def test_what_contains_itself_is_refused(self) -> None:
@@ -462,19 +462,19 @@ class TestWriting:
             "a/b",
         ]
 
-    def test_a_time_zone_travels_as_its_offset(self) -> None:
+    def test_a_time_zone_is_encoded_as_its_offset(self) -> None:
         assert decode(datetime, dumps(datetime(2024, 1, 2, tzinfo=UTC))) == datetime(2024, 1, 2, tzinfo=UTC)
 
 
 class TestParsing:
-    def test_what_is_not_json_says_where(self) -> None:
+    def test_invalid_json_is_refused_with_its_position(self) -> None:
         cases: list[tuple[str | bytes, str]] = [
             ("{", "not JSON: Expecting property name enclosed in double quotes at column 2"),
             ("[1,\n2", "not JSON: Expecting ',' delimiter at line 2 column 2"),
             (b"\xff", "not UTF-8: invalid start byte at byte 0"),
             ("[NaN]", "NaN is not JSON"),
             ("[-Infinity]", "-Infinity is not JSON"),
-            ("1" * 5_000, "not JSON we can hold"),
+            ("1" * 5_000, "not supported as JSON"),
             ("[" * 200_000, "nested too deeply"),
         ]
         for text, words in cases:

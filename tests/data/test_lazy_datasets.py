@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
+import platformdirs
 import pytest
+from platformdirs.macos import MacOS
 from pydantic import BaseModel
 
 from fairtrial import Dataset, DatasetError, Sample
@@ -110,6 +112,13 @@ def test_the_cache_is_in_the_users_cache_folder_unless_told(monkeypatch: pytest.
     assert indexing.cache_folder() == Path.home() / ".cache" / "fairtrial"
 
 
+def test_the_cache_folder_on_macos_is_the_one_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FAIRTRIAL_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(platformdirs, "PlatformDirs", MacOS)
+    assert indexing.cache_folder() == Path.home() / "Library" / "Caches" / "fairtrial"
+
+
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
     path = made(tmp_path / "a.jsonl", 5)
 
@@ -131,9 +140,9 @@ def test_a_bad_row_met_by_random_access_is_named_by_its_line(tmp_path: Path) -> 
 
     lazy = Dataset.load(path, row=row, lazy=True)
     broken.add("s5")
-    with pytest.raises(DatasetError, match=r"a\.jsonl:8: a sample's id must be text"):
+    with pytest.raises(DatasetError, match=r"a\.jsonl:8: the id of a sample must be text"):
         lazy[5]
-    with pytest.raises(DatasetError, match=r"a\.jsonl:8: a sample's id must be text"):
+    with pytest.raises(DatasetError, match=r"a\.jsonl:8: the id of a sample must be text"):
         list(lazy)
 
 

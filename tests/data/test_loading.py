@@ -1,4 +1,4 @@
-"""R5 and R6: datasets in files, and what is said about bad ones."""
+"""R5 and R6: datasets in files, and the error messages about invalid ones."""
 
 from __future__ import annotations
 
@@ -146,18 +146,18 @@ class TestJsonl:
             ('{"id": "a", "inputs": 1}', "2: unknown field 'inputs'; did you mean 'input'?"),
             (
                 '{"id": "a", "input": 1, "zzz": 2}',
-                "2: unknown field 'zzz'; put facts about a sample under 'metadata', or map foreign rows with row=...",
+                "2: unknown field 'zzz'; put facts about a sample under 'metadata', "
+                "or map foreign fields with columns=...",
             ),
-            ('{"input": 1}', "2: a row needs 'id' (found input)"),
             ('{"id": "a"}', "2: a row needs 'input' (found id)"),
-            ('{"id": true, "input": 1}', "2: a sample's id must be text that is not empty, not True"),
-            ('{"id": "", "input": 1}', "2: a sample's id must be text that is not empty, not ''"),
+            ('{"id": true, "input": 1}', "2: the id of a sample must be text that is not empty (got True)"),
+            ('{"id": "", "input": 1}', "2: the id of a sample must be text that is not empty (got '')"),
             ('{"id": "a", "input": NaN}', "2: NaN is not JSON; write null, or leave the field out"),
             ('{"id": "a", "input": true}', "2: at $.input: expected int, got bool (true)"),
-            ('{"id": "a", "input": 1, "metadata": 3}', "2: sample 'a': metadata must be a mapping, not int"),
+            ('{"id": "a", "input": 1, "metadata": 3}', "2: sample 'a': metadata must be a mapping (got int)"),
             (
                 '{"id": "a", "input": 1, "expected": 1, "ground_truth": 2}',
-                "2: a row has either 'expected' or 'ground_truth', and this one has two references",
+                "2: a row must have either 'expected' or 'ground_truth' (got both)",
             ),
             ('{"id": "ok", "input": 2}', "2: duplicate id 'ok'; it was used before on line 1"),
         ],
@@ -172,7 +172,7 @@ class TestJsonl:
         [
             (
                 "question,answer",
-                "rename the fields in the file, or map rows in Python: Dataset.load(path, row=",
+                'say which column it is, as in columns={"input": "question", "expected": "answer"}, or rename it',
             ),
             (
                 "id;input",
@@ -180,10 +180,10 @@ class TestJsonl:
             ),
         ],
     )
-    def test_columns_without_an_id_or_an_input_come_with_a_remedy(
-        self, tmp_path: Path, header: str, remedy: str
-    ) -> None:
-        assert remedy in complaint(write(tmp_path / "a.csv", f"{header}\n{header}\n"))
+    def test_columns_without_an_input_are_listed_with_a_remedy(self, tmp_path: Path, header: str, remedy: str) -> None:
+        said = complaint(write(tmp_path / "a.csv", f"{header}\n{header}\n"))
+        assert remedy in said
+        assert header.replace(",", ", ") in said
 
     @pytest.mark.proves("R6")
     def test_bytes_that_are_no_utf8_are_named(self, tmp_path: Path) -> None:
@@ -201,6 +201,88 @@ class TestJsonl:
         assert Dataset.load(path)[0].expected == 2
 
 
+class TestColumns:
+    @pytest.mark.proves("R5")
+    @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
+    def test_columns_are_mapped_in_every_format(self, tmp_path: Path, name: str) -> None:
+        rows = [
+            {"question": "2+2?", "answer": "4", "kind": "sum"},
+            {"question": "3*3?", "answer": "9", "kind": "product"},
+        ]
+        path = tmp_path / name
+        match path.suffix:
+            case ".jsonl":
+                jsonl(path, *rows)
+            case ".json":
+                write(path, json.dumps(rows))
+            case ".csv":
+                write(path, "question,answer,kind\n2+2?,4,sum\n3*3?,9,product\n")
+            case _:
+                pq.write_table(pa.Table.from_pylist(rows), path)
+        dataset = Dataset.load(path, str, str, columns={"input": "question", "expected": "answer"})
+        assert [(sample.input, sample.expected) for sample in dataset] == [("2+2?", "4"), ("3*3?", "9")]
+        assert [sample.metadata for sample in dataset] == [{"kind": "sum"}, {"kind": "product"}]
+        assert [sample.id for sample in dataset] == [sample.id for sample in Dataset.of([("2+2?", "4"), ("3*3?", "9")])]
+
+    def test_several_columns_make_one_input_and_named_columns_are_all_the_metadata(
+        self, tmp_path: Path, lazy: bool
+    ) -> None:
+        row = {"number": 7, "question": "who?", "context": "a play", "input": "old", "level": "hard", "note": "-"}
+        path = jsonl(tmp_path / "a.jsonl", row)
+        columns = {"id": "number", "input": ["question", "context"]}
+        sample = Dataset.load(path, columns=columns, lazy=lazy)[0]
+        assert (sample.id, sample.input) == ("7", {"question": "who?", "context": "a play"})
+        assert sample.metadata == {"input": "old", "level": "hard", "note": "-"}
+        several = Dataset.load(path, columns={**columns, "metadata": ["level", "note"]}, lazy=lazy)[0]
+        assert several.metadata == {"level": "hard", "note": "-"}
+        assert Dataset.load(path, columns={**columns, "metadata": "level"}, lazy=lazy)[0].metadata == {"level": "hard"}
+
+    def test_another_mapping_of_the_same_file_is_another_index(self, tmp_path: Path) -> None:
+        path = jsonl(tmp_path / "a.jsonl", {"id": "x", "a": 1, "b": 2})
+        found = [Dataset.load(path, columns={"input": name}, lazy=True) for name in ("a", "b", "a")]
+        assert [dataset[0].input for dataset in found] == [1, 2, 1]
+        assert found[0].fingerprint == found[2].fingerprint != found[1].fingerprint
+
+    def test_fields_that_keep_their_names_need_no_mapping(self, tmp_path: Path) -> None:
+        path = jsonl(tmp_path / "a.jsonl", {"id": "x", "q": 1, "expected": 2, "metadata": {"k": 3}, "other": 4})
+        assert Dataset.load(path, columns={"input": "q"})[0] == Sample("x", 1, 2, {"k": 3, "other": 4})
+
+    def test_a_reference_that_is_not_mapped_is_metadata(self, tmp_path: Path) -> None:
+        path = jsonl(tmp_path / "a.jsonl", {"id": "x", "input": 1, "answer": 2, "ground_truth": 3, "expected": 4})
+        assert Dataset.load(path, columns={"expected": "answer"})[0] == Sample(
+            "x", 1, 2, {"ground_truth": 3, "expected": 4}
+        )
+
+    @pytest.mark.proves("R6")
+    def test_a_mapping_that_cannot_be_meant_is_refused(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a.csv", "question,answer\na,b\n")
+        assert complaint(path, columns={"input": "prompt"}) == (
+            "2: there is no column 'prompt' for 'input' (found question, answer)"
+        )
+        with pytest.raises(ConfigurationError, match=r"must map fields of a sample .* \(got 'question'\)"):
+            Dataset.load(path, columns={"question": "input"})
+        with pytest.raises(ConfigurationError, match="give one of them"):
+            Dataset.load(path, columns={"input": "question"}, row=lambda row: Sample("a", 1))  # type: ignore[call-overload]
+
+
+class TestAutomaticIds:
+    @pytest.mark.proves("R5")
+    def test_a_row_without_an_id_is_named_by_its_content(self, tmp_path: Path, lazy: bool) -> None:
+        first = Dataset.load(jsonl(tmp_path / "a.jsonl", {"input": "a", "expected": 1}, {"input": "b"}), lazy=lazy)
+        moved = Dataset.load(jsonl(tmp_path / "b.jsonl", {"input": "b"}, {"input": "a", "expected": 1}), lazy=lazy)
+        assert len({sample.id for sample in first}) == 2
+        assert [sample.id for sample in first] == [moved[1].id, moved[0].id]
+
+    @pytest.mark.proves("R6")
+    def test_a_row_that_repeats_another_is_refused_with_both_lines(self, tmp_path: Path, lazy: bool) -> None:
+        path = jsonl(tmp_path / "a.jsonl", {"input": "a"}, {"input": "b"}, {"input": "a"})
+        with pytest.raises(DatasetError) as caught:
+            Dataset.load(path, lazy=lazy)
+        assert str(caught.value).endswith(
+            "a.jsonl:3: the same input and reference as on line 1; remove it, or give each row an id"
+        )
+
+
 class TestForeignRows:
     @pytest.mark.proves("R5")
     def test_a_row_function_maps_foreign_rows(self, tmp_path: Path, lazy: bool) -> None:
@@ -215,8 +297,8 @@ class TestForeignRows:
     def test_what_goes_wrong_in_a_row_function_is_placed(self, tmp_path: Path) -> None:
         path = jsonl(tmp_path / "a.jsonl", {"q": 1}, {"x": 1})
         assert complaint(path, row=lambda row: Sample(str(row["q"]), 1)) == "2: the row function failed: KeyError: 'q'"
-        assert complaint(path, row=lambda row: row) == "1: the row function must return a Sample, not dict"
-        assert complaint(path, row=lambda row: Sample("", 1)).startswith("1: a sample's id must be text")
+        assert complaint(path, row=lambda row: row) == "1: the row function must return a Sample (got dict)"
+        assert complaint(path, row=lambda row: Sample("", 1)).startswith("1: the id of a sample must be text")
         assert complaint(path, row=lambda row: Sample("a", row)) == (
             "2: duplicate id 'a'; it was used before on line 1"
         )
@@ -347,10 +429,17 @@ class TestTables:
             ("id,input\na,1,2\n", "2: expected 2 cells, found 3"),
             (",id,input\n0,a,1\n", "1: column 1 has no name; name it or remove it"),
             ("id,input,id\na,1,b\n", "1: two columns are both named 'id'"),
-            ("input\n1\n", "2: a row needs 'id' (found input)"),
-            ("question,answer\n1,2\n", "2: a row needs 'id' and 'input' (found question, answer)"),
-            ("id;input\n1;2\n", "2: a row needs 'id' and 'input' (found one column, 'id;input')"),
-            ('id,input\na,"1\nb,2\n', "3: not CSV: unexpected end of data"),
+            ("question,answer\n1,2\n", "2: a row needs 'input' (found question, answer)"),
+            ("id;input\n1;2\n", "2: a row needs 'input' (found one column, 'id;input')"),
+            (
+                'id,input\na,"1\nb,2\n',
+                "2: not CSV: the row that begins on this line has a quote that is never closed",
+            ),
+            (
+                'id,input\na,"1\nb,"2"\n',
+                "2: not CSV: ',' expected after '\"' on line 3, in the row that begins on this line",
+            ),
+            ("id;input\na;1,5\n", "2: expected 1 cells, found 2"),
         ],
     )
     def test_bad_tables_are_named_by_line(self, tmp_path: Path, text: str, said: str) -> None:
@@ -359,7 +448,15 @@ class TestTables:
     @pytest.mark.proves("R6")
     def test_the_line_of_a_byte_that_is_no_utf8_is_found(self, tmp_path: Path) -> None:
         text = b"id,input\n" + b"".join(b"%d,x\n" % n for n in range(50)) + b"a,\xff\n"
-        assert complaint(write(tmp_path / "a.csv", text)) == "52: not UTF-8: invalid start byte"
+        said, _, remedy = complaint(write(tmp_path / "a.csv", text)).partition("\n")
+        assert said == "52: not UTF-8: invalid start byte"
+        assert "iconv -f WINDOWS-1252 -t UTF-8 a.csv > utf8-a.csv" in remedy
+
+    @pytest.mark.proves("R6")
+    def test_another_separator_is_suspected_wherever_it_shows(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a.csv", "question;answer\na;b\n")
+        assert "separated by ';'" in complaint(path, columns={"input": "question"})
+        assert "separated by ';'" in complaint(write(tmp_path / "b.csv", "id;input\na;1,5\n"))
 
     def test_a_cell_may_be_longer_than_the_csv_module_likes(self, tmp_path: Path) -> None:
         limit = csv.field_size_limit()

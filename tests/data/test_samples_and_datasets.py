@@ -74,8 +74,8 @@ def test_a_sample_without_a_reference_is_legal_and_ground_truth_reads_the_same_v
     [
         (lambda: Sample("", 1), "not empty"),
         (lambda: Sample(3, 1), "must be text"),  # type: ignore[arg-type]
-        (lambda: Sample("a", 1, metadata=[1]), "metadata must be a mapping, not list"),  # type: ignore[arg-type]
-        (lambda: Sample("a", 1, metadata={1: 2}), "metadata keys must be text, not 1"),  # type: ignore[dict-item]
+        (lambda: Sample("a", 1, metadata=[1]), r"metadata must be a mapping \(got list\)"),  # type: ignore[arg-type]
+        (lambda: Sample("a", 1, metadata={1: 2}), r"metadata keys must be text \(got 1\)"),  # type: ignore[dict-item]
     ],
 )
 def test_a_sample_that_cannot_be_stored_is_refused(make: Any, words: str) -> None:
@@ -146,14 +146,14 @@ def test_pairs_and_mappings_become_a_dataset_with_ids_from_their_content() -> No
     assert again.fingerprint == capitals.fingerprint
     with pytest.raises(DatasetError, match=r"pair 2 repeats pair 0 \('a', 1\)\nremove it, or make"):
         Dataset.of([("a", 1), ("b", 1), ("a", 1)])
-    with pytest.raises(DataError, match="cannot travel"):
+    with pytest.raises(DataError, match="cannot be encoded"):
         Dataset.of([(object(), 1)])
 
 
 def test_duplicate_ids_and_things_that_are_no_samples_are_refused() -> None:
     with pytest.raises(DatasetError, match="duplicate id 'a' at positions 0 and 2"):
         Dataset([Sample("a", 1), Sample("b", 2), Sample("a", 3)])
-    with pytest.raises(DatasetError, match="holds Sample objects, not int"):
+    with pytest.raises(DatasetError, match="must be Sample objects"):
         Dataset([1])  # type: ignore[arg-type]
 
 
@@ -240,3 +240,9 @@ def test_what_a_dataset_says_about_itself_is_read_only() -> None:
     assert isinstance(Sample("a", 1).metadata, Mapping)
     assert Dataset([]).input_type is object
     assert Dataset([]).expected_type is object
+
+
+@pytest.mark.parametrize("wrong", ["ab", b"ab", "question", 3, ("a", "b", "c")])
+def test_pairs_that_are_none_are_refused_with_their_position(wrong: Any) -> None:
+    with pytest.raises(DatasetError, match=r"pairs must be \(input, expected\) \(got .* as pair 1\)"):
+        Dataset.of([("a", "b"), wrong])

@@ -1,4 +1,4 @@
-"""What the tests of loops are made of."""
+"""Helpers for tests of loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet in which everything is killed: used by the test of it and by the soak in benchmarks/."""
+"""A fleet whose processes and servers are killed, for a test and for the soak in benchmarks/."""
 
 from __future__ import annotations
 

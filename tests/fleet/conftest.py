@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from fairtrial.fleet.client import dispatch
+from fairtrial.fleet.client.dispatch import DispatchConfig
 from tests.redis_server import RedisServer
 
 
@@ -24,3 +27,14 @@ def redis_url(redis_server: RedisServer) -> Iterator[str]:
     yield redis_server.url
     with redis_server.client() as client:
         client.flushall()
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small batches and short waits, so that much happens in little time."""
+
+    def made(**changes: Any) -> DispatchConfig:
+        base = {"batch": 16, "floor": 20, "poll_seconds": 0.01, "recovery_seconds": 0.1, "hint_seconds": 0.1}
+        return DispatchConfig(**{**base, **changes})
+
+    monkeypatch.setattr(dispatch, "DispatchConfig", made)

@@ -1,4 +1,4 @@
-"""A worker of a few lines, for tests of the client's side."""
+"""A minimal worker for tests of the client."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from fairtrial import EvalResult, Score
 from fairtrial.errors import MailboxError
-from fairtrial.fleet.post import PostOffice
-from fairtrial.fleet.wire import EvalReply, EvalRequest
+from fairtrial.fleet.messages import EvalReply, EvalRequest
+from fairtrial.fleet.queues import Broker
 from fairtrial.mailbox.protocol import Message
 from fairtrial.trials.result import NO_USAGE
 
@@ -38,7 +38,7 @@ def answer(request: EvalRequest, **changes: Any) -> EvalReply:
 class FakeWorker:
     """Executes nothing, counts everything."""
 
-    office: PostOffice
+    broker: Broker
     suite: str
     treat: Callable[[EvalRequest], EvalReply | None] = answer
     concurrency: int = 100
@@ -48,7 +48,7 @@ class FakeWorker:
     refuses: str = ""  # A run whose requests it hands back.
 
     async def run(self) -> None:
-        requests = await self.office.requests(self.suite)
+        requests = await self.broker.requests(self.suite)
         while True:
             try:
                 messages = await requests.receive(self.concurrency, 30, 1)

@@ -19,7 +19,6 @@ from typing import Any, overload
 import anyio
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, TrialContext, exact_match
-from fairtrial.fleet import fields, wire
 
 SAMPLES = int(os.environ.get("FLEET_SAMPLES", "100"))
 LOG = os.environ.get("FLEET_LOG", "")
@@ -35,7 +34,9 @@ CLOCK_FILE = os.environ.get("FLEET_CLOCK_FILE", "")
 GATE = os.environ.get("FLEET_GATE", "")  # A file with the first number that has to wait.
 
 if FORMAT:  # What a process of another version reads and writes.
-    for module in (fields, wire):
+    from fairtrial.fleet import message_fields, messages
+
+    for module in (message_fields, messages):
         setattr(module, "VERSION", int(FORMAT))  # noqa: B010 - a constant, for the types
 if CLOCK or CLOCK_FILE:  # This process's clock is wrong by so many seconds, or by those in a file.
     _time = time.time

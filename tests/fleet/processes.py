@@ -64,7 +64,7 @@ class Processes:
 
     def worker(self, *options: str, **settings: object) -> subprocess.Popen[str]:
         """Start a worker."""
-        command = ("-m", "fairtrial.suites.worker", str(SUITE), "--mailbox", self.mailbox, *options)
+        command = ("-m", "fairtrial.cli", "worker", str(SUITE), "--mailbox", self.mailbox, *options)
         return self._start("worker", *command, **settings)
 
     def client(self, store: str, **settings: object) -> subprocess.Popen[str]:

@@ -26,9 +26,9 @@ import psycopg
 
 from fairtrial import Sample, TrialKey, open_store
 from fairtrial.errors import StoreError
-from fairtrial.fleet.fields import VERSION
-from fairtrial.fleet.post import open_post_office
-from fairtrial.fleet.wire import EvalRequest
+from fairtrial.fleet.message_fields import VERSION
+from fairtrial.fleet.messages import EvalRequest
+from fairtrial.fleet.queues import connect_broker
 from tests.fleet.processes import SUITE, Processes
 from tests.proxy import Proxy
 from tests.redis_server import RedisServer
@@ -335,12 +335,12 @@ class _Newer:
 
 
 async def _send_newer(url: str) -> None:
-    office = open_post_office(url)
+    broker = connect_broker(url)
     try:
-        requests: Any = await office.requests("fleet-test")
+        requests: Any = await broker.requests("fleet-test")
         await requests.send(_Newer())
     finally:
-        await office.close()
+        await broker.close()
 
 
 FAULTS: dict[str, tuple[tuple[str, ...], Callable[[_Scene], None]]] = {

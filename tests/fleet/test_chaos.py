@@ -1,4 +1,4 @@
-"""Everything is killed, nothing is lost. About two minutes; `scripts/check --all` runs it."""
+"""All processes and servers of a fleet are killed; no trial is lost. Two minutes; `scripts/check --all` runs it."""
 
 from __future__ import annotations
 

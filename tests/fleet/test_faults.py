@@ -18,7 +18,7 @@ import pytest
 from fairtrial import Dataset, EvalConfig, EvalSuite, exact_match, open_store
 from fairtrial.errors import MailboxError
 from fairtrial.fleet import EvalLoop, EvalLoopConfig
-from fairtrial.fleet.post import RedisPostOffice
+from fairtrial.fleet.queues import RedisBroker
 from fairtrial.suites.worker import run_worker
 from tests.fleet.build import until
 from tests.proxy import Proxy
@@ -58,14 +58,14 @@ class Fleet:
         config = EvalConfig(max_concurrent=CONCURRENCY, timeout_seconds=30)
         return EvalSuite("faults", data, double, exact_match, config=config, version="1")
 
-    def office(self) -> RedisPostOffice:
-        return RedisPostOffice(f"redis://127.0.0.1:{self.redis_proxy.port}/0", timeout_seconds=2.0)
+    def broker(self) -> RedisBroker:
+        return RedisBroker(f"redis://127.0.0.1:{self.redis_proxy.port}/0", timeout_seconds=2.0)
 
     async def run(self, fault: Callable[[Fleet], Awaitable[None]]) -> Any:
         """Run the suite, bring the fault about after a quarter of it, and return the report."""
         loops: list[EvalLoop] = []
         config = EvalLoopConfig(concurrency=CONCURRENCY, lease_seconds=3.0, wait_seconds=0.5)
-        here, there = self.office(), self.office()
+        here, there = self.broker(), self.broker()
         worker = asyncio.create_task(run_worker(self.suite(), there, config=config, started=loops.append))
         client = asyncio.create_task(self.suite().run(store=self.store, mailbox=here))
         try:

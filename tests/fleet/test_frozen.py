@@ -1,4 +1,4 @@
-"""Whole fleets of processes that are frozen, cut off or wrong about the time. Run by scripts/attacks --soak."""
+"""Fleets whose processes are frozen, disconnected or have wrong clocks. Run by scripts/attacks --soak."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fairtrial.errors import BudgetExceededError, ConfigurationError, MailboxAccessError, MailboxError
-from fairtrial.fleet import limits as limits_module
-from fairtrial.fleet.limits import FleetLimiter
-from fairtrial.fleet.spending import FleetSpending
+from fairtrial.fleet.limits import quota as limits_module
+from fairtrial.fleet.limits.quota import FleetLimiter
+from fairtrial.fleet.limits.spending import FleetSpending
 from fairtrial.mailbox import RedisConnection
 from fairtrial.models.budget import Budget, Spending
 from fairtrial.models.limiter import Limiter, Permit, TokenLimiter
@@ -99,22 +99,22 @@ class TestRequests:
             assert waiting[4].result()[0] < 2
             assert limiter.counters["limiter_admitted"] == 3
 
-    async def test_appointments_that_were_missed_are_not_made_up_for(self, redis_url: str) -> None:
+    async def test_missed_start_times_are_not_caught_up(self, redis_url: str) -> None:
         async with FleetLimiter(redis_url, "hoard", requests_per_second=200, fill=1) as limiter:
-            lane = limiter._lane()
-            lane._slots.extend([time.monotonic() - 0.2] * 50)
-            lane._heard_at = time.monotonic()
+            inner = limiter._for_this_loop()
+            inner._slots.extend([time.monotonic() - 0.2] * 50)
+            inner._heard_at = time.monotonic()
             times = await begun(limiter, 31)
             assert times[-1] >= 0.08  # 20 beyond the burst, at 200/s.
 
-    async def test_appointments_far_ahead_are_asked_for_later(self, redis_url: str) -> None:
+    async def test_start_times_far_ahead_are_reserved_later(self, redis_url: str) -> None:
         async with FleetLimiter(redis_url, "slow", requests_per_minute=2, fill=1) as limiter:
             await begun(limiter, 2)
             waiting = asyncio.create_task(begun(limiter, 1))
             await until(lambda: limiter.counters["limiter_blocks"] >= 2)
             found = await state(limiter)
             await asyncio.sleep(0.05)
-            assert await state(limiter) == found  # It made no appointment, and keeps nobody from one.
+            assert await state(limiter) == found  # It reserved nothing, and blocks no other process.
             waiting.cancel()
             await asyncio.wait([waiting])
 
@@ -157,7 +157,7 @@ class TestRequests:
     async def test_names_and_addresses_that_cannot_be_are_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="name"):
             FleetLimiter("redis://localhost", "a}b", requests_per_second=1)
-        with pytest.raises(ConfigurationError, match="Redis address"):
+        with pytest.raises(ConfigurationError, match="invalid Redis URL"):
             FleetLimiter("http://localhost", "x", requests_per_second=1)
 
     def test_without_asyncio_it_says_what_is_wrong(self) -> None:
@@ -211,7 +211,7 @@ class TestRefusals:
                 limiter.report(Permit(0), "rate_limited", retry_after=0.01)
             await until(lambda: limiter.episodes == 1)
             limiter.report(Permit(1), "rate_limited")
-            await until(lambda: not limiter._lane()._chores)
+            await until(lambda: not limiter._for_this_loop()._chores)
             found = await state(limiter)
             assert (found["epoch"], found["rate"], found["ceiling"]) == (1, 50, 100)
             assert limiter.counters["limiter_refused"] == 11
@@ -222,7 +222,7 @@ class TestRefusals:
                 limiter.report(permit, "rate_limited")
             assert (await begun(limiter, 1))[0] >= 0.4
 
-    async def test_answers_and_failures_tell_nobody_anything(self, redis_url: str) -> None:
+    async def test_answers_and_failures_do_not_change_the_shared_state(self, redis_url: str) -> None:
         async with FleetLimiter(redis_url, "quiet", requests_per_second=20) as limiter:
             async with limiter.slot() as permit:
                 limiter.report(permit, "answered")
@@ -231,7 +231,7 @@ class TestRefusals:
 
 
 class TestLearning:
-    async def test_a_rate_nobody_knows_is_found_together(self, redis_url: str) -> None:
+    async def test_an_unknown_rate_limit_is_found_by_all_processes_together(self, redis_url: str) -> None:
         limiters = [FleetLimiter(redis_url, "learn", adaptive=True, initial=50) for _ in range(3)]
         refused_above = 120.0
         end = time.monotonic() + 60.0
@@ -291,7 +291,7 @@ class TestTokens:
         ):
             async with first.slot() as permit:
                 first.used(permit, 20_000)  # Two seconds' worth, where a hundredth was expected.
-            await until(lambda: first._lane()._settling is None)
+            await until(lambda: first._for_this_loop()._settling is None)
             assert (await begun(second, 1))[0] >= 0.3
 
     async def test_what_calls_did_not_take_is_given_back(self, redis_url: str) -> None:
@@ -302,21 +302,21 @@ class TestTokens:
             async with limiter.slot() as permit:
                 limiter.report(permit, "rate_limited", retry_after=0.001)
             before = await state(limiter)
-            await until(lambda: limiter._lane()._settling is None)
+            await until(lambda: limiter._for_this_loop()._settling is None)
             assert (await state(limiter))["tokens"] < before["tokens"]
-            assert limiter._lane()._expected < 9_000
+            assert limiter._for_this_loop()._expected < 9_000
 
     async def test_an_adapter_tells_the_limiter_what_its_calls_took(self, redis_url: str) -> None:
         async with FleetLimiter(redis_url, "adapter", tokens_per_minute=6e6, tokens_per_call=1000) as limiter:
             adapter = ScriptedAdapter({"hello": "world"}, limiter=limiter)
             await adapter.complete([ChatMessage("user", "hello")])
-            assert limiter._lane()._expected < 1000
+            assert limiter._for_this_loop()._expected < 1000
 
     async def test_without_a_limit_of_tokens_nothing_is_counted(self, redis_url: str) -> None:
         async with FleetLimiter(redis_url, "none", requests_per_second=100) as limiter:
             async with limiter.slot() as permit:
                 limiter.used(permit, 5000)
-            assert limiter._lane()._settling is None
+            assert limiter._for_this_loop()._settling is None
 
 
 class TestAway:
@@ -349,13 +349,13 @@ class TestAway:
             times = await begun(limiter, 20)
             assert times[-1] >= 19 / 1000 / 0.05 * 0.9
 
-    async def test_appointments_that_were_made_are_kept(self, own_server: RedisServer) -> None:
+    async def test_reserved_start_times_stay_valid(self, own_server: RedisServer) -> None:
         async with FleetLimiter(own_server.url, "kept", requests_per_second=100, timeout_seconds=2) as limiter:
             await begun(limiter, 1)
-            lane = limiter._lane()
+            inner = limiter._for_this_loop()
             await asyncio.to_thread(own_server.stop)
-            lane._slots.append(time.monotonic() + 0.05)
-            lane._heard_at = 0.0
+            inner._slots.append(time.monotonic() + 0.05)
+            inner._heard_at = 0.0
             assert (await begun(limiter, 1))[0] < 5
 
     async def test_a_redis_that_refuses_us_is_an_error_and_not_a_wait(self, tmp_path: Path) -> None:
@@ -367,19 +367,19 @@ class TestAway:
                 assert "wrong-password" not in str(caught.value)
                 limiter.report(Permit(0), "rate_limited")
                 limiter.used(limits_module.FleetPermit(0, 1.0), 5)
-                await until(lambda: limiter._lane()._settling is None and not limiter._lane()._chores)
+                await until(lambda: limiter._for_this_loop()._settling is None and not limiter._for_this_loop()._chores)
             async with FleetSpending(url) as spending:
                 with pytest.raises(MailboxAccessError):
                     await spending.refresh("r")
 
-    async def test_a_failure_nobody_foresaw_reaches_everyone_who_waits(
+    async def test_an_unexpected_failure_reaches_all_waiting_callers(
         self, redis_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def broken(*args: Any) -> Any:
             raise LookupError("a bug")
 
         async with FleetLimiter(redis_url, "bug", requests_per_second=100) as limiter:
-            monkeypatch.setattr(limiter._lane(), "_script", broken)
+            monkeypatch.setattr(limiter._for_this_loop(), "_script", broken)
             outcomes = await asyncio.gather(*(begun(limiter, 1) for _ in range(3)), return_exceptions=True)
             assert [type(outcome) for outcome in outcomes] == [MailboxError] * 3
 
@@ -405,7 +405,7 @@ class TestSpending:
             assert second.of("run") == (TokenUsage(101, 22, 5, 0.25), 3)
             assert second.of("another run/}") == (TokenUsage(), 0)
 
-    async def test_what_is_spent_last_is_told_too(self, redis_url: str) -> None:
+    async def test_the_last_usage_is_published_too(self, redis_url: str) -> None:
         async with FleetSpending(redis_url, refresh_seconds=0.02) as first, FleetSpending(redis_url) as second:
             first.add("last", TokenUsage(1, 1))
             await until(lambda: first._run("last").known_requests == 1)
@@ -445,7 +445,7 @@ class TestSpending:
             spending.add("r", TokenUsage(5, 5))
             await spending.refresh("r")
             assert spending.of("r") == (TokenUsage(5, 5), 1)
-            assert "counts on" in caplog.text
+            assert "continues with the last known total" in caplog.text
 
     async def test_only_the_latest_runs_are_kept_in_mind(self, redis_url: str) -> None:
         async with FleetSpending(redis_url) as spending:
@@ -458,7 +458,7 @@ class TestSpending:
             FleetSpending("redis://localhost", refresh_seconds=0)
         assert repr(FleetSpending("redis://localhost")) == "FleetSpending(RedisConnection(redis://localhost:6379))"
 
-    async def test_a_process_alone_has_nobody_to_ask(self) -> None:
+    async def test_spending_of_a_single_process_needs_no_refresh(self) -> None:
         spending = Spending()
         await spending.refresh("r")
         assert spending.of("r") == (TokenUsage(), 0)

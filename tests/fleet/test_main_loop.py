@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from fairtrial import (
@@ -28,10 +27,11 @@ from fairtrial import (
     all_of,
     evaluator,
     exact_match,
+    open_store,
     token_usage_under,
     tool_called,
 )
-from fairtrial.errors import ConfigurationError, MailboxConnectionError, SessionError
+from fairtrial.errors import ConfigurationError, MailboxConnectionError
 from fairtrial.fleet import (
     EvalLoop,
     EvalLoopConfig,
@@ -44,26 +44,16 @@ from fairtrial.fleet import (
     MainLoopResult,
     RedisSessionStore,
     SessionStore,
+    StoreSessionStore,
 )
-from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
+from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
 from fairtrial.session.events import SpanClosed
 from fairtrial.trials.result import EvalResult
-from tests.fleet.build import QUICK, boxes, request, take, until
+from tests.fleet.build import QUICK, boxes, request, take
+from tests.fleet.main_loops import serving
 
 pytestmark = pytest.mark.anyio
-
-
-@asynccontextmanager
-async def serving(*loops: MainLoop[Any, Any] | EvalLoop) -> AsyncIterator[None]:
-    running = [asyncio.create_task(loop.run()) for loop in loops]
-    try:
-        await until(lambda: all(loop.ready for loop in loops))
-        yield
-    finally:
-        for loop in loops:
-            loop.stop()
-        await asyncio.gather(*running)
 
 
 async def asked(loop_input: Any, fn: Any, **settings: Any) -> MainLoopResult:
@@ -108,7 +98,7 @@ class TestMainLoop:
         await loop.run(until_empty=True)
         answers = {m.body.request_id: m.body for m in await replies.receive(9, wait_time_seconds=0)}
         assert answers["good"].output == "because"
-        assert "not what this MainLoop takes" in str(answers["bad"].error)
+        assert "does not match the input type of this MainLoop" in str(answers["bad"].error)
         assert loop.counters.outcomes == {"scored": 1, "task_error": 1}
 
     async def test_the_trials_context_is_there(self) -> None:
@@ -154,14 +144,14 @@ class TestMainLoop:
 
         assert "the task's own" in str((await asked("x", own)).error)
 
-    async def test_an_output_that_cannot_travel_is_an_error(self) -> None:
+    async def test_an_output_that_cannot_be_sent_is_an_error(self) -> None:
         async def odd(input: Any) -> Any:
             return object()
 
-        assert "cannot travel" in str((await asked("x", odd)).error)
+        assert "cannot be sent" in str((await asked("x", odd)).error)
 
     @pytest.mark.proves("R80")
-    async def test_an_answer_nobody_can_receive_is_logged_and_the_worker_goes_on(
+    async def test_an_answer_that_cannot_be_delivered_is_logged_and_the_worker_continues(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         requests = InMemoryMailbox("main", MainLoopRequest)
@@ -175,7 +165,7 @@ class TestMainLoop:
         (message,) = await replies.receive(9, wait_time_seconds=0)
         assert message.body.output == 3
         assert await requests.approximate_count() == 0
-        assert sum("of no use" in record.message for record in caplog.records) == 2
+        assert sum("could not be delivered" in record.message for record in caplog.records) == 2
 
     async def test_without_a_mailbox_it_does_not_run(self) -> None:
         loop = MainLoop(str.upper)
@@ -288,7 +278,7 @@ class TestTwoHops:
         assert result.passed
         assert loop.counters.retried == 7
 
-    async def test_answers_that_come_too_late_or_twice_trouble_nobody(self) -> None:
+    async def test_late_and_duplicate_answers_are_ignored(self) -> None:
         requests, results, main = self.mailboxes()
         replies = InMemoryMailbox("replies", MainLoopResult)
         await replies.send(MainLoopResult("nobody asked", "x"))
@@ -325,7 +315,7 @@ class TestTwoHops:
             await loop.run(until_empty=True)
         assert (await take(results))[0].passed
 
-    async def test_an_input_that_cannot_travel_is_the_trials_error(self) -> None:
+    async def test_an_input_that_cannot_be_sent_is_an_error_of_its_trial(self) -> None:
         requests, results, _ = self.mailboxes()
         main = InMemoryMailbox("main", MainLoopRequest, max_body_bytes=100)
         await requests.send(request(0, "q" * 1000))
@@ -366,9 +356,6 @@ class TestTwoHops:
         assert loop.counters.lease_losses == served.counters.lease_losses == 0
 
 
-# Must-show 8: the same scores, whichever way the session came.
-
-
 @evaluator
 def spoke_first(output: str, expected: str, session: SessionView) -> float:
     tools = [event.name for event in session[ToolInvoked].all()]
@@ -393,6 +380,8 @@ async def agent(input: str, ctx: TrialContext) -> str:
 SAMPLES: list[Sample[str, Any]] = [
     Sample(f"s{n}", text) for n, text in enumerate(["hard", "easy", "hard and very long" * 4, "broken"])
 ]
+
+
 TERSE = Experiment("terse", {"style": "short"})
 
 
@@ -418,7 +407,7 @@ def _said(error: str | None) -> str | None:
 
 
 @pytest.mark.proves("R13", "R73", "R74", "R111")
-@pytest.mark.parametrize("way", ["one hop", "snapshot", "memory store", "folder store", "redis store"])
+@pytest.mark.parametrize("way", ["one hop", "snapshot", "memory store", "folder store", "redis store", "database"])
 async def test_session_aware_evaluators_give_the_same_scores_whichever_way_the_session_came(
     redis_url: str, way: str, tmp_path: Path
 ) -> None:
@@ -444,86 +433,9 @@ async def test_session_aware_evaluators_give_the_same_scores_whichever_way_the_s
             "memory store": InMemorySessionStore(),
             "folder store": FolderSessionStore(tmp_path / "sessions"),
             "redis store": RedisSessionStore(connection),
+            "database": StoreSessionStore(open_store(tmp_path / "runs.db")),
         }
         sessions = stores[way]
         loop = EvalLoop(requests=requests, evaluator=SCORER, mainloop_requests=main, results=results, sessions=sessions)
         served = MainLoop(agent, requests=main, sessions=sessions)
         assert await over_the_fleet(requests, results, loop, served) == here
-
-
-class TestSessionStores:
-    @pytest.mark.proves("R74")
-    async def test_every_store_keeps_what_it_is_given_by_id(self, redis_url: str, tmp_path: Path) -> None:
-        async with RedisConnection(redis_url) as connection:
-            stores: list[SessionStore] = [
-                InMemorySessionStore(),
-                FolderSessionStore(tmp_path / "deep" / "sessions"),
-                RedisSessionStore(connection, ttl_seconds=5),
-            ]
-            for store in stores:
-                await store.save("abc", b"one")
-                await store.save("abc", b"two\0\xff")
-                assert await store.load("abc") == b"two\0\xff"
-                await store.delete("abc")
-                await store.delete("abc")
-                with pytest.raises(SessionError, match="no session abc"):
-                    await store.load("abc")
-                for wrong in ("../../etc/passwd", "", "a" * 200, "a/b", ".hidden", "a\0"):
-                    with pytest.raises(SessionError, match="not the id"):
-                        await store.load(wrong)
-            assert int(await connection.command("DBSIZE")) == 0
-        assert (tmp_path / "deep" / "sessions").stat().st_mode & 0o777 == 0o700
-
-    async def test_a_redis_that_is_away_is_a_mailbox_error_that_heals(self) -> None:
-        async with RedisConnection("redis://127.0.0.1:1") as connection:
-            with pytest.raises(MailboxConnectionError):
-                await RedisSessionStore(connection).load("abc")
-            with pytest.raises(ConfigurationError):
-                RedisSessionStore(connection, ttl_seconds=0)
-
-    async def test_a_session_in_a_store_the_worker_does_not_have_is_the_trials_error(self) -> None:
-        requests, results = boxes()
-        main = InMemoryMailbox("main", MainLoopRequest)
-        await requests.send(request())
-        loop = EvalLoop(requests=requests, evaluator=exact_match, mainloop_requests=main, results=results)
-
-        async def work(input: str, ctx: TrialContext) -> str:
-            ctx.session.record(ToolInvoked("x"))
-            return input
-
-        async with serving(MainLoop(work, requests=main, sessions=InMemorySessionStore())):
-            await loop.run(until_empty=True)
-        assert "sessions=" in str((await take(results))[0].error)
-
-    async def test_a_session_store_that_is_away_for_a_moment_costs_no_trial(self) -> None:
-        requests, results = boxes()
-        main = InMemoryMailbox("main", MainLoopRequest)
-        await requests.send(request())
-
-        class Away(InMemorySessionStore):
-            failures = 2
-
-            async def load(self, session_id: str) -> bytes:
-                if self.failures:
-                    self.failures -= 1
-                    raise MailboxConnectionError("away")
-                return await super().load(session_id)
-
-        async def work(input: str, ctx: TrialContext) -> str:
-            ctx.session.record(ToolInvoked("x"))
-            return input
-
-        store = Away()
-        config = EvalLoopConfig(dlq=DLQPolicy(base_seconds=0.01, max_seconds=0.01))
-        loop = EvalLoop(
-            requests=requests,
-            evaluator=exact_match,
-            mainloop_requests=main,
-            results=results,
-            sessions=store,
-            config=config,
-        )
-        with anyio.fail_after(20):
-            async with serving(MainLoop(work, requests=main, sessions=store)):
-                await loop.run(until_empty=True)
-        assert (await take(results))[0].passed

@@ -1,4 +1,4 @@
-"""Trials that kill their workers, and their innocent neighbours. Engine trap 7."""
+"""Trials that kill their workers, and other trials on the same workers. Engine trap 7."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from fairtrial import Experiment, ToolInvoked, TrialContext, evaluator, exact_match
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoop, MainLoopConfig, MainLoopRequest
-from fairtrial.fleet.isolated import SuspectPool, emit_answers
+from fairtrial.fleet.worker.isolated import SuspectPool, emit_answers
 from fairtrial.isolation import IsolatedRunner
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
 from fairtrial.scoring.evaluator import resolve
@@ -62,7 +62,9 @@ def keep_running(url: str, way: str, concurrency: int, seconds: float) -> Counte
 
 @pytest.mark.proves("R59", "R82")
 @pytest.mark.parametrize(("way", "concurrency"), [("sent", 50), ("loaded", 8)])
-async def test_only_the_guilty_are_dead_lettered(redis_url: str, way: str, concurrency: int) -> None:
+async def test_only_trials_that_crash_their_process_are_dead_lettered(
+    redis_url: str, way: str, concurrency: int
+) -> None:
     async with (
         RedisConnection(redis_url) as connection,
         RedisMailbox("poison.requests", EvalRequest, connection, sweep_seconds=None) as requests,
@@ -109,7 +111,7 @@ async def alone(fn: Any, *numbers: int, scorer: Any = exact_match, **settings: A
 
 
 class TestAlone:
-    async def test_an_innocent_suspect_is_scored_like_anyone_else(self) -> None:
+    async def test_a_suspected_trial_that_does_not_crash_is_scored(self) -> None:
         here = os.getpid()
 
         def work(input: str, ctx: TrialContext) -> str:  # In a thread, which the child must have of its own.
@@ -122,9 +124,7 @@ class TestAlone:
         assert (loop.counters.suspects, loop.counters.crashes) == (6, 0)
         assert await requests.dead_letters.count() == 0
 
-    async def test_suspected_innocents_are_executed_at_least_half_as_many_at_once_as_others(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_suspected_trials_are_executed_with_at_least_half_the_concurrency(self, tmp_path: Path) -> None:
         concurrency, log = 8, tmp_path / "started"
 
         async def work(input: str) -> str:  # Ends only if enough others are executed at the same time.
@@ -156,7 +156,7 @@ class TestAlone:
     async def test_a_child_whose_interpreter_stalls_is_killed_and_its_group_is_not(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fairtrial.fleet.isolated._LEAST_SILENCE", 2.0)
+        monkeypatch.setattr("fairtrial.fleet.worker.isolated._LEAST_SILENCE", 2.0)
 
         def execute(requests: Sequence[bytes]) -> None:
             async def one(request: bytes) -> bytes:
@@ -193,7 +193,10 @@ class TestAlone:
         await loop.run(until_empty=True)
         (result,) = await take(results)
         assert result.outcome == "scored"
-        assert "is executed in this process: RuntimeError: no room for a process" in caplog.text
+        assert (
+            "executing suspected trial run/baseline/s0#0 in this process: RuntimeError: no room for a process"
+            in caplog.text
+        )
 
     async def test_an_error_of_the_task_is_data_and_no_crash(self) -> None:
         async def fail(input: str) -> str:
@@ -213,6 +216,25 @@ class TestAlone:
         (letter,) = await requests.dead_letters.page()
         assert letter.error == "ChildDiedError"
         assert (loop.counters.crashes, loop.counters.dead_lettered) == (1, 1)
+
+    async def test_a_retried_dead_letter_that_killed_its_process_is_executed_in_a_child_process_again(self) -> None:
+        here = os.getpid()
+
+        async def die(input: str) -> str:
+            if os.getpid() == here:
+                return input  # Outside of a child process it would have ended its worker.
+            os._exit(3)
+
+        requests, results = boxes()
+        await requests.send(request())
+        await requests.receive(visibility_timeout=0.01)  # By a worker that dies of it.
+        loop = EvalLoop(requests=requests, evaluator=exact_match, loop=die, results=results)
+        await asyncio.sleep(0.02)
+        await loop.run(until_empty=True)
+        (letter,) = await requests.dead_letters.page()
+        await requests.dead_letters.retry(letter.id)
+        await EvalLoop(requests=requests, evaluator=exact_match, loop=die, results=results).run(until_empty=True)
+        assert [result.outcome for result in await take(results)] == ["dead_letter", "dead_letter"]
 
     async def test_a_suspect_that_never_ends_is_killed_and_timed_out(self) -> None:
         async def stuck(input: str) -> str:
@@ -295,7 +317,7 @@ class TestTwoHops:
         await main.run(until_empty=True)
         answers = {m.body.request_id: m.body for m in await replies.receive(5, wait_time_seconds=0)}
         assert answers["one"].output == "alone"
-        assert "ends its process" in answers["two"].error
+        assert "crashes its process" in answers["two"].error
         (letter,) = await requests.dead_letters.page()
         assert letter.error == "ChildDiedError"
 

@@ -1,4 +1,4 @@
-"""What the client of a run answers to probes and to Prometheus, and what workers measure; over real servers."""
+"""Health checks and metrics of the client of a run, and metrics of workers, with real servers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from urllib.request import urlopen
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match, metrics, task
-from fairtrial.fleet.metrics import exposition, process_families
-from fairtrial.fleet.probe import ClientProbe
+from fairtrial.fleet.ops.metrics import exposition, process_families
+from fairtrial.fleet.ops.probe import ClientProbe
 from fairtrial.mailbox import RedisConnection, RedisMailbox
 from fairtrial.models import ScriptedAdapter
 from fairtrial.store import open_store

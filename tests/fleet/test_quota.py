@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.fleet_quota import run
+from benchmarks.fleet_quota import Outcome, run
+
+
+def measure(redis_url: str) -> Outcome:
+    found = run(redis_url, workers=10, quota=200, seconds=10, burst=20, light=True)
+    print(found)
+    return found
 
 
 @pytest.mark.measured
 @pytest.mark.proves("R106")
 def test_ten_workers_use_one_quota_to_the_full_and_share_it(redis_url: str) -> None:
-    found = run(redis_url, workers=10, quota=200, seconds=10, burst=20, light=True)
-    assert found.used >= 0.90
+    found = measure(redis_url)
+    for _ in range(3):
+        if found.reference >= 0.95:
+            break
+        found = measure(redis_url)  # Even constant rates without a limiter were not reached: the machine was busy.
+    assert found.used_of_possible >= 0.90
     assert found.refused < 0.02
     assert found.smallest_share >= 0.5
     assert found.blocks_per_call < 0.5

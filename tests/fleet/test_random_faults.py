@@ -1,4 +1,4 @@
-"""Whatever happens to a run: results are right, exit codes say what is stored, and the same command goes on."""
+"""Runs under random faults: results are right, exit codes are true, and the same command resumes the run."""
 
 from __future__ import annotations
 

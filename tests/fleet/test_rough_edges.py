@@ -1,4 +1,4 @@
-"""Loops among things that break: stores, reply mailboxes, child processes, and people at a keyboard."""
+"""Loops with failing stores, reply mailboxes and child processes, and with interrupts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fairtrial.fleet import (
     MainLoopRequest,
     MainLoopResult,
 )
-from fairtrial.fleet.isolated import SuspectPool
+from fairtrial.fleet.worker.isolated import SuspectPool
 from fairtrial.isolation import IsolatedRunner, NotSendableError
 from fairtrial.isolation.child import emit
 from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, Message
@@ -67,7 +67,7 @@ class TestStores:
         assert len(list(store.results("run"))) == 3
         assert loop.counters.delivery_retries >= 3
 
-    async def test_a_run_nobody_created_makes_dead_letters(self) -> None:
+    async def test_requests_of_an_unknown_run_are_dead_lettered(self) -> None:
         requests, _ = boxes()
         await requests.send(request())
         config = EvalLoopConfig(delivery_seconds=0)
@@ -104,7 +104,7 @@ class TestSettling:
         assert (loop.counters.received, loop.counters.finished) == (1, 1)
         assert repr(loop) == "<EvalLoop me on q>"
 
-    async def test_a_result_whose_very_error_cannot_travel_is_set_aside(self) -> None:
+    async def test_a_result_whose_error_cannot_be_sent_is_dead_lettered(self) -> None:
         requests, results = InMemoryMailbox("q", EvalRequest), InMemoryMailbox("r", EvalReply, max_body_bytes=10)
         await requests.send(request())
         loop = EvalLoop(requests=requests, evaluator=exact_match, loop=echo, results=results)
@@ -244,8 +244,8 @@ class TestSuspects:
 
         requests, results = boxes()
         loop = EvalLoop(requests=requests, evaluator=exact_match, loop=connected, results=results)
-        with pytest.raises(NotSendableError, match="what a suspected trial is called with must be something"):
-            await loop._suspects.run(await loop._for_child(request()))
+        with pytest.raises(NotSendableError, match="the arguments of a suspected trial must be something"):
+            await loop._suspects.pool.run(await loop._suspects.prepare(request()))
 
 
 INTERRUPTED = """

@@ -1,4 +1,4 @@
-"""What a fleet asks of its Redis, and what someone who can write into it can do: fill the dead letters."""
+"""The permissions that a fleet needs on Redis, and the harm that someone with write access can do."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fairtrial.errors import (
     MailboxConnectionError,
     ReplyNotAvailableError,
 )
-from fairtrial.fleet.limits import FleetLimiter
-from fairtrial.fleet.spending import FleetSpending
+from fairtrial.fleet.limits.quota import FleetLimiter
+from fairtrial.fleet.limits.spending import FleetSpending
 from fairtrial.mailbox import ClaimCheck, RedisConnection, RedisMailbox
 from fairtrial.session.events import TokenUsage
 from tests.redis_server import RedisServer
@@ -91,6 +91,9 @@ class TestRights:
             while len(again) < 4:
                 again += await jobs.receive(4, 60, 5)
             assert (await jobs.depth()).in_flight == 4
+            await jobs.announce("id w1", "", 15)
+            assert await jobs.announced() == [""]
+            assert [(worker.name, worker.in_flight) for worker in await jobs.workers()] == [("w1", 4)]
             waiting = asyncio.create_task(jobs.receive(1, 60, 20))
             await asyncio.sleep(0.05)
             waiting.cancel()  # Ends its read by CLIENT UNBLOCK.
@@ -361,7 +364,7 @@ class TestMalice:
         assert "\n" not in str(caught.value)
         await message.acknowledge()
 
-    async def test_a_reply_sent_into_a_mailbox_of_work_dies_there(
+    async def test_a_reply_sent_to_a_mailbox_of_requests_is_dead_lettered(
         self, mailbox: RedisMailbox[Sample[str, str]], admin: redis.Redis
     ) -> None:
         admin.xadd(mailbox.keys.stream, {"b": GOOD, "r": mailbox.name})

@@ -1,4 +1,4 @@
-"""What one worker process can hold, and how soon it answers."""
+"""The capacity and latency of one worker process."""
 
 from __future__ import annotations
 

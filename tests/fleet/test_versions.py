@@ -9,8 +9,8 @@ import pytest
 
 from fairtrial import Sample, TrialKey
 from fairtrial.errors import NewerFormatError
-from fairtrial.fleet.fields import VERSION
-from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
+from fairtrial.fleet.message_fields import VERSION
+from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
 from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisMailbox
 from fairtrial.testing import FakeClock
 from tests.fleet.test_wire import MAIN_REQUEST, MAIN_RESULT, REPLY, REQUEST
@@ -28,7 +28,7 @@ def test_fields_of_a_newer_version_are_ignored(body: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [EvalRequest, EvalReply, MainLoopRequest, MainLoopResult])
-def test_a_newer_format_is_told_from_damage(kind: Any) -> None:
+def test_a_newer_format_is_distinguished_from_damage(kind: Any) -> None:
     with pytest.raises(NewerFormatError, match=f"has format {VERSION + 1}, this version reads up to {VERSION}"):
         kind.from_wire(json.dumps({"v": VERSION + 1}).encode())
 

@@ -1,4 +1,4 @@
-"""What travels, and what does not get through."""
+"""The encoding of messages, and the messages that are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fairtrial import EvalResult, Experiment, Metric, Sample, Score, Session, TokenUsage, TrialKey
 from fairtrial.errors import BodyError, CodecError, ConfigurationError
-from fairtrial.fleet.wire import (
+from fairtrial.fleet.messages import (
     EvalReply,
     EvalRequest,
     MainLoopRequest,
@@ -24,7 +24,7 @@ from fairtrial.fleet.wire import (
 from fairtrial.mailbox import InMemoryMailbox
 
 KEY = TrialKey("run", "terse", "s1", 2)
-REQUEST = EvalRequest(
+REQUEST: EvalRequest = EvalRequest(
     KEY,
     Sample("s1", {"question": "why"}, "because", {"level": 3}),
     ordinal=7,
@@ -60,6 +60,7 @@ def a_result(**changes: Any) -> EvalResult:
             cache_hits=2,
             unpriced_calls=1,
             unpriced_judge_calls=3,
+            cut_off_calls=2,
             attempt=2,
             execution=99,
             started_at=1_700_000_000.5,
@@ -87,7 +88,7 @@ json_values = st.recursive(
 class TestRoundTrips:
     @pytest.mark.proves("R48", "R65")
     @pytest.mark.parametrize("body", [REQUEST, REPLY, MAIN_REQUEST, MAIN_RESULT], ids=lambda body: type(body).__name__)
-    def test_what_is_written_is_what_is_read(self, body: Any) -> None:
+    def test_messages_are_equal_after_a_round_trip(self, body: Any) -> None:
         read = type(body).from_wire(body.to_wire())
         assert read == body
         if isinstance(body, EvalReply):
@@ -120,13 +121,13 @@ class TestRoundTrips:
         answer = MainLoopResult(text, value)
         assert MainLoopResult.from_wire(answer.to_wire()) == answer
 
-    def test_values_json_lacks_travel_as_the_codec_writes_them(self) -> None:
+    def test_values_that_json_lacks_are_encoded_by_the_codec(self) -> None:
         request = replace(REQUEST, sample=Sample("s1", {"data": b"\0\xff", "limit": math.inf}))
         assert EvalRequest.from_wire(request.to_wire()).sample.input == {"data": b"\0\xff", "limit": math.inf}
         reply = replace(REPLY, result=a_result(output=b"\xff", output_json=None))
         assert EvalReply.from_wire(reply.to_wire()).result.output == b"\xff"
 
-    def test_what_cannot_travel_is_refused_when_it_is_written(self) -> None:
+    def test_a_message_that_cannot_be_encoded_is_refused(self) -> None:
         with pytest.raises(CodecError, match="object"):
             replace(REQUEST, sample=Sample("s1", object())).to_wire()
         with pytest.raises(CodecError, match="UTF-8"):
@@ -137,7 +138,7 @@ class TestRoundTrips:
             MainLoopResult("id", knot).to_wire()
 
     def test_a_request_must_be_about_its_own_sample(self) -> None:
-        with pytest.raises(ConfigurationError, match="not one of sample"):
+        with pytest.raises(ConfigurationError, match="the key must name sample"):
             EvalRequest(KEY, Sample("other", 1))
 
 

@@ -290,7 +290,7 @@ def test_an_import_does_not_hide_an_unfinished_run_of_the_suite(store: RunStore,
 def test_imported_runs_can_be_compared(store: RunStore, tmp_path: Path) -> None:
     first, second = (EvalReport(store, run) for run in imported(small_project(), store, tmp_path / "saved"))
     comparison = compare(first, second)
-    assert "gpt-4.1 against gpt-4.1-mini" in str(comparison)
+    assert "capitals-short-answers@2:gpt-4.1 against capitals-short-answers@1:gpt-4.1-mini" in str(comparison)
     assert "10 samples on both sides" in str(comparison)
 
 
@@ -371,9 +371,12 @@ def test_judges_take_over_prompt_labels_and_threshold(tmp_path: Path, monkeypatc
     [
         ({"type": "python", "source": "def grade(sample, item): return 1"}, "write it as a function"),
         ({"type": "multi", "calculate_output": "a + b", "graders": {}}, "combine its graders"),
-        ({"type": "text_similarity", "evaluation_metric": "bleu", "input": "a", "reference": "b"}, "we have no bleu"),
-        ({"type": "telepathy"}, "graders of type 'telepathy' are not known"),
-        ({**CRITERIA[0], "operation": "near"}, "operation 'near' is not known"),
+        (
+            {"type": "text_similarity", "evaluation_metric": "bleu", "input": "a", "reference": "b"},
+            "the metric bleu is not supported",
+        ),
+        ({"type": "telepathy"}, "graders of type 'telepathy' are not supported"),
+        ({**CRITERIA[0], "operation": "near"}, "operation 'near' is not supported"),
         ({**CRITERIA[0], "input": "{{sample.output_json.city}}"}, "it reads {{sample.output_json.city}}"),
         ({"type": "label_model", "input": message("?"), "labels": ["a"], "passing_labels": []}, "it has no labels"),
         ({"type": "score_model", "input": [{"role": "user", "content": {"type": "input_image"}}]}, "images or audio"),
@@ -406,7 +409,7 @@ def test_graders_whose_names_clash_stay_apart(tmp_path: Path) -> None:
     [
         (lambda d: (d / "runs.jsonl").unlink(), "must be a folder saved from OpenAI Evals (it has no runs", "script"),
         (lambda d: cut(d / "items" / "evalrun_a.jsonl"), "evalrun_a.jsonl:10: ", "save script again"),
-        (lambda d: (d / "runs.jsonl").write_text('{"id": "r"}\n'), "runs.jsonl:1: 'eval_id' must be a text", ""),
+        (lambda d: (d / "runs.jsonl").write_text('{"id": "r"}\n'), "runs.jsonl:1: 'eval_id' must be a non-empty", ""),
         (lambda d: (d / "evals.jsonl").write_text("[1]\n"), "evals.jsonl:1: a row must be a JSON object", ""),
         (lambda d: (d / "items" / "evalrun_a.jsonl").write_text('{"id": "x"}\n'), "'datasource_item' of x must be", ""),
     ],
@@ -446,7 +449,7 @@ def test_a_part_of_a_run_is_imported_as_stopped(store: RunStore, tmp_path: Path)
     (suite,) = OpenAIEvals().read(folder).suites
     stored = [store_run(store, suite, run, "openai-evals").run for run in suite.runs]
     assert [(run.status, run.notes["stopped"]) for run in stored] == [
-        ("stopped", "only a part of its output items was saved"), ("stopped", "canceled at the source")
+        ("stopped", "only some of its output items were saved"), ("stopped", "canceled at the source")
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The script of the page saves everything, whatever the server and whoever kills it do in the middle."""
+"""The save script of the documentation saves everything, even if the server fails or the script is killed."""
 
 from __future__ import annotations
 

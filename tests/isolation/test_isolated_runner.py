@@ -1,4 +1,4 @@
-"""Functions in child processes: what travels, what comes back, and what is left behind."""
+"""Functions in child processes: what is sent and returned, and what remains after a call."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def is_gone(pid: int, seconds: float = 10.0) -> bool:
 
 @pytest.mark.anyio
 class TestCalls:
-    async def test_functions_of_every_kind_travel_and_results_come_back_typed(self, runner: IsolatedRunner) -> None:
+    async def test_functions_of_every_kind_are_sent_and_results_are_typed(self, runner: IsolatedRunner) -> None:
         offset = 10
 
         def closure(point: Point) -> Point:
@@ -87,7 +87,9 @@ class TestCalls:
         with functions.LOCK:
             assert await runner.run(functions.under_the_lock, kind=bool)
 
-    async def test_errors_and_deaths_are_told_apart_and_the_next_call_works(self, runner: IsolatedRunner) -> None:
+    async def test_errors_and_deaths_of_children_are_distinguished_and_the_next_call_works(
+        self, runner: IsolatedRunner
+    ) -> None:
         def fail() -> None:
             error = ConnectionError("busy")
             error.retry_after = 3  # type: ignore[attr-defined]
@@ -100,7 +102,7 @@ class TestCalls:
             await runner.run(os._exit, 7, kind=int)
         with pytest.raises(ChildDiedError, match="killed by signal 9"):
             await runner.run(functions.kill_itself, kind=int)
-        with pytest.raises(IsolatedError, match="cannot leave its process"):
+        with pytest.raises(IsolatedError, match="cannot be sent as JSON"):
             await runner.run(object, kind=object)
         assert await runner.run(functions.add, 1, kind=int) == 2
 
@@ -135,10 +137,10 @@ class TestCalls:
 
             with pytest.raises(NotSendableError, match=r"the function must be something that can be sent .*socket"):
                 await runner.run(connected, kind=bool)
-            with pytest.raises(NotSendableError, match="what the function is called with must be"):
+            with pytest.raises(NotSendableError, match="the arguments of the function must be"):
                 await runner.run(functions.process, connection, kind=int)
 
-    async def test_a_lock_that_travels_is_a_free_one_in_the_child(self, runner: IsolatedRunner) -> None:
+    async def test_a_lock_is_replaced_by_a_free_one_in_the_child(self, runner: IsolatedRunner) -> None:
         locks = (threading.Lock(), threading.RLock())
 
         def locked() -> bool:

@@ -1,4 +1,4 @@
-"""Judges: what they are asked, what they answer, and what a hostile output can do about it."""
+"""Judges: their prompts, their answers, and hostile outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from fairtrial.judging import (
     panel,
 )
 from fairtrial.judging.fence import fence, read_fences, token_for
-from fairtrial.judging.judge import JudgeOutput, NumericOutput, family, is_empty
+from fairtrial.judging.judge import JudgeOutput, NumericOutput, is_empty
+from fairtrial.models.families import family
 from fairtrial.models.schema import output_schema
 from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.scoring.evaluator import Case
@@ -306,7 +307,7 @@ async def test_a_checklist_reports_every_question() -> None:
         ("1: Is it right?", True, "it does"),
         ("2: Is it short?", False, "no"),
     ]
-    with pytest.raises(OutputParseError, match="not 1 to 2"):
+    with pytest.raises(OutputParseError, match="must answer questions 1 to 2"):
         await checklist(ScriptedAdapter([{"answers": answers["answers"][:1]}]), ["a?", "b?"]).score(Case(SAMPLE, "4"))
 
 

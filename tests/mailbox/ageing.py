@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from fairtrial.mailbox import RedisMailbox
-from fairtrial.mailbox.redis.scripts import Script
+from fairtrial.mailbox.redis.scripts import LuaScript
 
-AGE = Script("""
+AGE = LuaScript("""
 local count = redis.pcall('XPENDING', KEYS[1], 'fairtrial')
 if not count.err and count[1] > 0 then
   for _, found in ipairs(redis.call('XPENDING', KEYS[1], 'fairtrial', '-', '+', count[1])) do

@@ -7,6 +7,12 @@ import pytest
 from tests.redis_server import RedisServer
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """Mailboxes need asyncio."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:

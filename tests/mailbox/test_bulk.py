@@ -1,4 +1,4 @@
-"""Many at once means the same as one by one."""
+"""Operations on many messages have the same effect as on one at a time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_what_is_sent_together_arrives_and_is_acknowledged_together(
     assert all(message.settled for message in messages)
 
 
-async def test_nothing_is_no_trouble(pair: tuple[Mailbox[Any], Mailbox[Any]]) -> None:
+async def test_empty_batches_are_accepted(pair: tuple[Mailbox[Any], Mailbox[Any]]) -> None:
     here, _ = pair
     await send_all(here, [])
     await reply_all(here, [])
@@ -85,7 +85,7 @@ async def test_bodies_are_checked_before_anything_leaves(pair: tuple[Mailbox[Any
         assert await here.approximate_count() == 60
 
 
-async def test_what_is_gone_is_not_made_anew_and_acknowledges_nothing(redis_url: str) -> None:
+async def test_a_missing_mailbox_is_not_created_by_a_send_and_nothing_is_acknowledged(redis_url: str) -> None:
     async with RedisConnection(redis_url) as connection, RedisMailbox("a", dict, connection) as here:
         sender: RedisMailbox[Any] = RedisMailbox("nowhere", dict, connection, create=False)
         with pytest.raises(ReplyNotAvailableError):
@@ -134,5 +134,5 @@ async def test_a_mailbox_tells_whether_anything_in_it_asks_for_replies_somewhere
     assert await asked_from(here, there.name) is False
 
 
-async def test_a_mailbox_that_cannot_tell_says_so() -> None:
+async def test_asked_from_is_none_for_a_mailbox_that_cannot_search() -> None:
     assert await asked_from(object(), "anywhere") is None  # type: ignore[arg-type]  # of no use, and that is the point

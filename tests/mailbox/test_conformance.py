@@ -1,4 +1,4 @@
-"""The public suite, run on every mailbox we have."""
+"""The public conformance tests, run on all mailboxes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ from tests.mailbox.ageing import age
 
 @pytest.mark.proves("R67", "R68", "R72", "R81", "R82")
 class TestInMemoryMailbox(MailboxConformance):
-    @pytest.fixture(params=["asyncio", "trio"])
-    def anyio_backend(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
-
     @pytest.fixture(autouse=True)
     def world(self) -> None:
         self.clock = FakeClock()

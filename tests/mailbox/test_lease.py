@@ -1,8 +1,9 @@
-"""Leases that are kept while there is somebody to work for, and no longer."""
+"""Leases are renewed while a job runs, and not afterwards."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import uuid
@@ -165,7 +166,7 @@ class TestWhenItIsLost:
         assert leases[0].lost
         assert extender.held == 0
 
-    async def test_the_neighbours_go_on(self, extender: LeaseExtender, renewals: Renewals) -> None:
+    async def test_other_jobs_continue(self, extender: LeaseExtender, renewals: Renewals) -> None:
         stolen = Renewals()
         stolen.answer = lambda: False
         ended: list[str] = []
@@ -193,6 +194,43 @@ class TestWhenItIsLost:
             await message.acknowledge()
             await anyio.sleep(0.2)
             assert not lease.lost
+
+    async def test_a_loss_that_is_reported_after_the_job_ended_cancels_nothing(
+        self, extender: LeaseExtender, message: Message[int]
+    ) -> None:
+        with extender.hold(message, deadline=soon()) as lease:
+            pass
+        lease._cancel()  # As the thread that renews has it called on the event loop, a moment too late.
+        await asyncio.sleep(0)
+
+    async def test_a_job_that_is_cancelled_as_well_stays_cancelled(
+        self, extender: LeaseExtender, message: Message[int]
+    ) -> None:
+        leases: list[Lease] = []
+
+        async def job() -> None:
+            with extender.hold(message, deadline=soon()) as lease:
+                leases.append(lease)
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(job())
+        await asyncio.sleep(0)
+        leases[0]._cancel()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert extender.held == 0
+
+    async def test_a_job_that_catches_its_cancellation_leaves_none_behind(
+        self, extender: LeaseExtender, message: Message[int]
+    ) -> None:
+        with extender.hold(message, deadline=soon()) as lease:
+            lease._cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
 
     async def test_an_error_of_the_job_passes_through(self, extender: LeaseExtender, message: Message[int]) -> None:
         with pytest.raises(ZeroDivisionError), extender.hold(message, deadline=soon()):

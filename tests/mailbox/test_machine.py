@@ -1,4 +1,4 @@
-"""Random histories against a plain model: 500 in memory, 200 on Redis, FAIRTRIAL_SCHEDULES of each when it is set."""
+"""Random operations compared with a model: 500 in memory, 200 on Redis, or FAIRTRIAL_SCHEDULES of each."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ def schedules(count: int) -> settings:
 
 
 @pytest.mark.proves("R61", "R67", "R68")
+@pytest.mark.long
 def test_500_random_schedules_in_memory_agree_with_the_model(runner: asyncio.Runner) -> None:
     machine = mailbox_machine(lambda: InMemoryWorld(runner))
     run_state_machine_as_test(machine, settings=schedules(SCHEDULES))

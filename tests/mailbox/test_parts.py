@@ -163,7 +163,7 @@ class Big:
 @pytest.mark.anyio
 @on_asyncio
 class TestClaimCheck:
-    async def test_large_bodies_travel_beside_redis_and_small_ones_through_it(
+    async def test_large_bodies_are_stored_outside_redis_and_small_ones_in_it(
         self, redis_url: str, tmp_path: Path
     ) -> None:
         async with RedisMailbox("big", Big, redis_url, claim_check=ClaimCheck(tmp_path)) as mailbox:
@@ -269,6 +269,11 @@ class TestInMemoryOnly:
         await mailbox.receive(1, 0.05, 1)
         (again,) = await mailbox.receive(1, 60, 10)
         assert again.delivery_count == 2
+
+    @pytest.mark.parametrize("anyio_backend", ["trio"])
+    async def test_a_mailbox_is_refused_on_trio_with_the_reason(self) -> None:
+        with pytest.raises(ConfigurationError, match="a mailbox needs asyncio"):
+            await InMemoryMailbox[int]().receive()
 
     async def test_a_clock_that_stands_still_does_not_make_receive_wait_for_ever(self) -> None:
         mailbox = InMemoryMailbox[int](clock=FakeClock())

@@ -1,4 +1,4 @@
-"""Servers and workers that die, restart, forget and refuse."""
+"""Servers and workers that crash, restart, lose data or refuse commands."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from fairtrial.errors import (
     MailboxAccessError,
     MailboxConnectionError,
     MailboxError,
+    MailboxNotDurableError,
 )
 from fairtrial.mailbox import RedisConnection, RedisMailbox
 from fairtrial.mailbox.redis.coalesce import Coalescer
 from fairtrial.mailbox.redis.scripts import SEND
 from tests.mailbox.ageing import age
+from tests.mailbox.kill_under_load import busy_disk, kill_under_load
 from tests.redis_server import RedisServer, free_port
 
 pytestmark = pytest.mark.anyio
@@ -76,39 +78,69 @@ async def test_a_worker_killed_with_its_messages_loses_none_of_them(redis_url: s
 
 
 @pytest.mark.proves("R61", "R79")
-async def test_a_server_killed_under_load_loses_no_acknowledged_send_and_the_mailbox_recovers(
-    own_server: RedisServer,
-) -> None:
-    async with RedisMailbox("load", int, own_server.url, sweep_seconds=0.05) as mailbox:
-        confirmed: set[int] = set()
-        refused = 0
-        under_load = asyncio.Event()
+async def test_a_server_killed_under_load_loses_no_acknowledged_send_and_the_mailbox_recovers(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis", "--appendfsync", "always") as server:
+        outcome = await kill_under_load(server, f"{server.url}?durable=yes")
+    assert outcome.refused > 0
+    assert len(outcome.confirmed) > 4000
+    assert outcome.lost == 0
 
-        async def send(start: int) -> None:
-            nonlocal refused
-            for number in range(start, start + 2000):
-                try:
-                    await mailbox.send(number)
-                    confirmed.add(number)
-                    if len(confirmed) == 3000:
-                        under_load.set()
-                except MailboxConnectionError:
-                    refused += 1
-                    await asyncio.sleep(0.01)
 
-        async with asyncio.TaskGroup() as group:
-            for sender in range(8):
-                group.create_task(send(sender * 2000))
-            await under_load.wait()
-            await anyio.to_thread.run_sync(own_server.kill)
-            await anyio.to_thread.run_sync(own_server.start)
-        assert refused > 0
-        assert len(confirmed) > 4000
-        seen: set[int] = set()
-        while messages := await mailbox.receive(200, 60, 0):
-            seen.update(message.body for message in messages)
-            await asyncio.gather(*(message.acknowledge() for message in messages))
-        assert confirmed <= seen
+@pytest.mark.long
+def test_a_durable_server_killed_while_the_disk_is_busy_loses_no_acknowledged_send(tmp_path: Path) -> None:
+    with busy_disk(tmp_path):
+        for number in range(3):
+            with RedisServer(tmp_path / f"redis{number}", "--appendfsync", "always") as server:
+                assert asyncio.run(kill_under_load(server, f"{server.url}?durable=yes", sends=800)).lost == 0
+
+
+class TestDurable:
+    """A sender that asks for durability is never confirmed by a server that does not give it."""
+
+    async def test_a_server_that_flushes_every_second_is_refused(self, own_server: RedisServer) -> None:
+        mailbox = RedisMailbox("m", int, RedisConnection(own_server.url, durable=True))
+        for use in (mailbox.open, lambda: mailbox.send(1), lambda: mailbox.send_all([1])):
+            with pytest.raises(
+                ConfigurationError, match=r"appendfsync always \(got appendonly yes, appendfsync everysec"
+            ):
+                await use()
+        with own_server.client() as client:
+            assert not client.exists(mailbox.keys.stream)
+        await mailbox.connection.close()
+
+    async def test_a_server_that_changed_its_settings_is_refused_after_a_reconnection(
+        self, own_server: RedisServer
+    ) -> None:
+        with own_server.client() as client:
+            client.config_set("appendfsync", "always")
+        async with RedisMailbox("m", int, f"{own_server.url}?durable=yes") as mailbox:
+            await mailbox.send(1)
+            await anyio.to_thread.run_sync(own_server.restart)
+            with pytest.raises(MailboxNotDurableError, match="appendfsync everysec"):
+                await mailbox.send(2)
+            with own_server.client() as client:
+                assert client.xlen(mailbox.keys.stream) == 1
+
+    async def test_a_user_who_may_not_read_the_settings_is_told_what_to_grant(self, own_server: RedisServer) -> None:
+        with own_server.client() as client:
+            client.acl_setuser("guest", enabled=True, passwords=["+word"], keys=["*"], categories=["+@all"])
+            client.execute_command("ACL", "SETUSER", "guest", "-config|get")
+        url = own_server.url.replace("//", "//guest:word@")
+        async with RedisConnection(url, durable=True) as connection:
+            with pytest.raises(ConfigurationError, match=r"grant \+config\|get"):
+                await RedisMailbox("m", int, connection).send(1)
+
+    async def test_other_words_than_yes_and_no_are_refused_and_other_options_are_kept(
+        self, own_server: RedisServer
+    ) -> None:
+        with pytest.raises(ConfigurationError, match="durable in a Redis URL must be yes or no"):
+            RedisConnection(f"{own_server.url}?durable=1")
+        connection = RedisConnection(f"{own_server.url}?durable=no&client_name=me")
+        assert not connection.durable
+        try:
+            assert await connection.command("CLIENT GETNAME") == "me"
+        finally:
+            await connection.close()
 
 
 @pytest.mark.proves("R79")
@@ -147,7 +179,7 @@ async def test_closing_while_the_server_is_away_works(own_server: RedisServer) -
         await mailbox.send(2)
 
 
-async def test_nobody_there_is_a_connection_error() -> None:
+async def test_an_unreachable_server_is_a_connection_error() -> None:
     async with RedisConnection(f"redis://127.0.0.1:{free_port()}", timeout_seconds=1) as connection:
         mailbox = RedisMailbox("nobody", int, connection)
         with pytest.raises(MailboxConnectionError):
@@ -263,9 +295,9 @@ class TestAccess:
                 (message,) = await mailbox.receive(1, 60, 1)
                 assert list(message.receipt.renewer.renew([message.receipt], 60)) == [True]
                 await message.acknowledge()
-            async with RedisConnection(url, timeout_seconds=5) as stranger:
+            async with RedisConnection(url, timeout_seconds=5) as untyped:
                 with pytest.raises(MailboxConnectionError):
-                    await RedisMailbox("tls", int, stranger).send(1)
+                    await RedisMailbox("tls", int, untyped).send(1)
 
 
 class TestConnections:
@@ -278,7 +310,7 @@ class TestConnections:
             async with RedisMailbox("a", int, connection) as again:
                 assert await again.approximate_count() == 1
 
-    def test_another_event_loop_is_refused_in_words(self, redis_url: str) -> None:
+    def test_use_in_another_event_loop_is_refused_with_a_message(self, redis_url: str) -> None:
         connection = RedisConnection(redis_url)
         mailbox = RedisMailbox("loops", int, connection)
 
@@ -334,7 +366,7 @@ class TestCoalescing:
             await asyncio.gather(*(message.acknowledge() for message in messages))
             assert await self.calls(mailbox) - before == 5
 
-    async def test_large_bodies_do_not_all_travel_in_one_call(self, redis_url: str) -> None:
+    async def test_large_bodies_are_sent_in_several_calls(self, redis_url: str) -> None:
         async with RedisMailbox("large", str, redis_url, sweep_seconds=None) as mailbox:
             await asyncio.gather(*(mailbox.send("x" * 500_000) for _ in range(30)))
             assert await mailbox.approximate_count() == 30
@@ -363,8 +395,8 @@ class TestCoalescing:
 class TestSweeper:
     async def test_one_of_many_sweeps_and_another_takes_over_when_it_leaves(self, redis_url: str) -> None:
         async with (
-            RedisMailbox("office", int, redis_url, sweep_seconds=None) as first,
-            RedisMailbox("office", int, redis_url, sweep_seconds=None) as second,
+            RedisMailbox("sweeper-lock", int, redis_url, sweep_seconds=None) as first,
+            RedisMailbox("sweeper-lock", int, redis_url, sweep_seconds=None) as second,
         ):
             assert await first.sweep() == 0
             assert await second.sweep() is None
@@ -372,10 +404,10 @@ class TestSweeper:
             await first.close()
             assert await second.sweep() == 0
 
-    async def test_the_office_of_a_dead_sweeper_expires_on_the_servers_clock(self, redis_url: str) -> None:
+    async def test_the_lock_of_a_dead_sweeper_expires_on_the_servers_clock(self, redis_url: str) -> None:
         async with (
-            RedisMailbox("office", int, redis_url, sweep_seconds=None) as dead,
-            RedisMailbox("office", int, redis_url, sweep_seconds=0.05) as alive,
+            RedisMailbox("sweeper-lock", int, redis_url, sweep_seconds=None) as dead,
+            RedisMailbox("sweeper-lock", int, redis_url, sweep_seconds=0.05) as alive,
         ):
             await alive.send(1)
             await dead.sweep()

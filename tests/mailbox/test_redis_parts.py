@@ -1,4 +1,4 @@
-"""The pieces a mailbox on Redis is made of, where a real server cannot be brought to do what they guard against."""
+"""Parts of the Redis mailbox, in states that a real server cannot be brought into."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairtrial.errors import (
 from fairtrial.mailbox import ClaimCheck, RedisConnection, RedisMailbox
 from fairtrial.mailbox.redis.coalesce import Call, Coalescer
 from fairtrial.mailbox.redis.errors import is_gone, translated
-from fairtrial.mailbox.redis.receipt import Consumers
+from fairtrial.mailbox.redis.queue import Consumers
 from fairtrial.mailbox.redis.scripts import ACK, SEND
 
 pytestmark = pytest.mark.anyio
@@ -56,14 +56,14 @@ class TestErrors:
     def test_every_error_of_theirs_is_one_of_ours(self, theirs_: Exception, ours: type[MailboxError]) -> None:
         assert type(translated(theirs_, "doing")) is ours
 
-    def test_what_is_gone_is_recognised(self) -> None:
+    def test_errors_of_a_missing_stream_are_recognised(self) -> None:
         for text in ("NOGROUP No such key 'x'", "UNBLOCKED the stream key no longer exists", "ERR no such key"):
             assert is_gone(theirs.ResponseError(text))
         assert not is_gone(theirs.ResponseError("WRONGTYPE"))
 
 
 class TestCoalescer:
-    async def test_a_failure_nobody_foresaw_reaches_everyone_who_waits(self) -> None:
+    async def test_an_unexpected_failure_reaches_all_waiting_callers(self) -> None:
         async def run(calls: Sequence[Call]) -> list[Any]:
             raise LookupError("a bug")
 
@@ -73,12 +73,12 @@ class TestCoalescer:
         assert {type(outcome) for outcome in outcomes} == {MailboxConnectionError}  # What is retried.
         assert "a bug" in str(outcomes[0])
 
-    async def test_operations_leave_while_an_earlier_departure_is_on_its_way(self) -> None:
-        departures: list[int] = []
+    async def test_operations_are_batched_while_an_earlier_pipeline_is_running(self) -> None:
+        sizes: list[int] = []
         gate = asyncio.Event()
 
         async def run(calls: Sequence[Call]) -> list[Any]:
-            departures.append(sum(len(call.futures) for call in calls))
+            sizes.append(sum(len(call.futures) for call in calls))
             await gate.wait()
             return [[b"1-0"] * len(call.futures) for call in calls]
 
@@ -88,7 +88,7 @@ class TestCoalescer:
         rest = [coalescer.submit(SEND, ("k",), (1,), ("b", b"x", "")) for _ in range(50)]
         gate.set()
         await asyncio.gather(first, *rest)
-        assert departures == [1, 50]
+        assert sizes == [1, 50]
         await coalescer.close()
         with pytest.raises(MailboxClosedError):
             coalescer.submit(ACK, ("k",), (), (1,))
@@ -167,9 +167,7 @@ class TestClosingAndCancelling:
             assert all(message.delivery_count == 1 for message in rest)
             assert sum(isinstance(outcome, MailboxClosedError) for outcome in outcomes) == 5 - len(got)
 
-    async def test_whoever_waits_hears_that_the_mailbox_is_closed_at_whatever_moment_it_is(
-        self, redis_url: str
-    ) -> None:
+    async def test_every_waiting_receive_ends_when_the_mailbox_is_closed_at_any_time(self, redis_url: str) -> None:
         for step in range(30):
             mailbox = RedisMailbox("moment", int, redis_url)
             waiting = [asyncio.create_task(mailbox.receive(1, 600, 20)) for _ in range(3)]
@@ -203,7 +201,7 @@ class TestClosingAndCancelling:
             assert {message.body for message in again} == {"small", "large" * 20}
             assert {message.delivery_count for message in again} == {1}
 
-    async def test_a_bad_body_that_cannot_be_set_aside_costs_nobody_else(
+    async def test_a_bad_body_that_cannot_be_dead_lettered_does_not_affect_others(
         self, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def fail(*args: Any) -> None:
@@ -215,7 +213,7 @@ class TestClosingAndCancelling:
             monkeypatch.setattr("fairtrial.mailbox.redis.receipt.RedisReceipt.dead_letter", fail)
             (message,) = await mailbox.receive(2, 60, 1)
             assert message.body == 1
-            assert "could not be set aside" in caplog.text
+            assert "could not be dead-lettered" in caplog.text
 
 
 class TestReaders:
@@ -234,7 +232,30 @@ class TestReaders:
         assert found.oldest_seconds is not None
         assert 0 <= found.oldest_seconds < 60
 
-    async def test_a_mailbox_nobody_made_has_no_readers(self, redis_url: str) -> None:
+    async def test_a_worker_is_lost_when_its_announcement_has_expired(self, redis_url: str) -> None:
+        async with RedisMailbox("work", int, redis_url) as one, RedisMailbox("work", int, redis_url) as two:
+            await one.announce("id-1 w1", "", 0.001)
+            await two.announce("id-2 w2", "", 15)
+            for number in range(3):
+                await one.send(number)
+            await one.receive(2, 40, 0)
+            await two.receive(1, 40, 0)
+            await asyncio.sleep(0.01)
+            alive, lost = await two.workers()
+            assert (alive.name, alive.alive, alive.in_flight) == ("w2", True, 1)
+            assert (lost.name, lost.alive, lost.in_flight) == ("w1", False, 2)
+            assert 0 < lost.leased_seconds <= 40
+            assert lost.silent_seconds < 15
+            assert await two.announced() == [""]
+
+    async def test_a_worker_that_withdrew_its_announcement_is_not_lost(self, redis_url: str) -> None:
+        async with RedisMailbox("work", int, redis_url) as one:
+            await one.announce("id-1 w1", "", 15)
+            assert [worker.name for worker in await one.workers()] == ["w1"]
+            await one.announce("id-1 w1", "", 0)
+            assert await one.workers() == []
+
+    async def test_a_mailbox_that_was_never_created_has_no_readers(self, redis_url: str) -> None:
         mailbox = RedisMailbox("nowhere", int, redis_url)
         assert (await mailbox.readers()).readers == ()
         await mailbox.close()

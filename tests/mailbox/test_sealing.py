@@ -1,4 +1,4 @@
-"""Bodies that are signed and compressed on their way."""
+"""Bodies that are signed and compressed for transport."""
 
 from __future__ import annotations
 

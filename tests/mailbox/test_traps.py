@@ -1,4 +1,4 @@
-"""One test, or a few, for each way queues on Redis Streams are known to go wrong."""
+"""Tests for each known failure mode of queues on Redis Streams."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ class TestTrap7WhatCannotBeReadIsSetAside:
                 await age(mailbox, 61)
                 assert await mailbox.sweep() == 2
 
-    async def test_a_message_that_keeps_losing_its_worker_can_be_told_apart(self, redis_url: str) -> None:
+    async def test_expired_leases_are_counted_apart_from_deliveries(self, redis_url: str) -> None:
         async with opened(redis_url, sweep_seconds=None) as mailbox:
             await fill(mailbox, 2)
             for _ in range(2):
@@ -281,7 +281,7 @@ class TestTrap9NoMessageIsEvicted:
         with RedisServer(tmp_path, *options) as server, pytest.raises(ConfigurationError, match="noeviction"):
             await RedisMailbox("evicted", int, server.url).__aenter__()
 
-    async def test_a_server_without_room_says_so_and_loses_nothing(self, tmp_path: Path) -> None:
+    async def test_a_full_server_reports_it_and_loses_nothing(self, tmp_path: Path) -> None:
         with RedisServer(tmp_path, "--maxmemory", "12mb", "--maxmemory-policy", "noeviction") as server:
             async with opened(server.url, body_type=str) as mailbox:
                 outcomes = await asyncio.gather(
@@ -348,7 +348,7 @@ class TestTrap10AReplyMailboxVanishesWithItsOwner:
             assert await requests.connection.command("EXISTS", replies.keys.stream) == 0
             await message.acknowledge()
 
-    async def test_an_owner_that_was_away_too_long_starts_anew(self, redis_url: str) -> None:
+    async def test_a_waiting_receive_recreates_its_expired_mailbox(self, redis_url: str) -> None:
         async with opened(redis_url, ttl_seconds=30) as replies, opened(redis_url) as sender:
             (waiting,) = [asyncio.create_task(replies.receive(1, 60, 10))]
             await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What things cost, against a bare equivalent in the same run, turn by turn: other work on the machine hits both."""
+"""Costs relative to a bare equivalent, measured alternately in the same run, so that other load affects both."""
 
 from __future__ import annotations
 

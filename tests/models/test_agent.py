@@ -16,7 +16,9 @@ from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.models.tools import UNPARSED, Tool, as_tools
 from fairtrial.scoring.behaviour import all_tools_succeeded
 from fairtrial.scoring.evaluator import resolve
+from fairtrial.scoring.score import Score
 from fairtrial.scoring.text import exact_match
+from fairtrial.scoring.tool_calls import tool_calls_match
 from fairtrial.session.events import PromptExecuted, TokenUsage, ToolInvoked
 from fairtrial.session.snapshot import restore_session
 from fairtrial.session.trajectory import ChatMessage, ToolCall
@@ -82,7 +84,7 @@ async def test_an_agent_calls_tools_until_it_answers_and_everything_is_recorded(
         ChatMessage("tool", '{"city":"Rome","sky":"blue"}', name="c2"),
         ChatMessage("assistant", "done"),
     )
-    invoked = session[ToolInvoked].all()
+    invoked = sorted(session[ToolInvoked].all(), key=lambda call: call.call_id)  # Recorded as they end.
     assert [(call.name, call.params, call.result, call.success, call.error) for call in invoked] == [
         ("add", {"a": 2}, 3, True, None),
         ("weather", {"place": {"city": "Rome"}}, {"city": "Rome", "sky": "blue"}, True, None),
@@ -127,7 +129,7 @@ async def test_a_tool_that_says_in_its_result_that_it_failed_is_a_failed_tool() 
         (ToolCall("add", {"a": 1, "c": 2}), "bad arguments: add has no parameter 'c'"),
         (ToolCall("ad", {"a": 1}), "there is no tool 'ad'; the tools are: add, divide"),
         (ToolCall("divide", {"a": 1, "b": 0}), "ZeroDivisionError"),
-        (ToolCall("add", {UNPARSED: '{"a'}), "the arguments are not a JSON object"),
+        (ToolCall("add", {UNPARSED: '{"a'}), "the arguments must be a JSON object"),
     ],
 )
 async def test_a_failed_call_is_told_to_the_model_and_recorded(call: ToolCall, problem: str) -> None:
@@ -151,7 +153,7 @@ async def test_a_result_that_cannot_be_shown_is_a_failure() -> None:
     assert "cannot be shown" in str(session[ToolInvoked].all()[0].error)
 
 
-async def test_calls_of_one_turn_run_side_by_side_and_are_recorded_in_order() -> None:
+async def test_calls_of_one_turn_run_side_by_side_and_are_recorded_when_they_end() -> None:
     both = anyio.Event()
     threads: list[str] = []
 
@@ -170,7 +172,15 @@ async def test_calls_of_one_turn_run_side_by_side_and_are_recorded_in_order() ->
 
     calls = [ToolCall("first"), ToolCall("second"), ToolCall("third")]
     _, session = await run(agent_task(ScriptedAdapter([calls, "done"]), tools=[first, second, third]))
-    assert [call.result for call in session[ToolInvoked].all()] == ["1", "2", "3"]
+    invoked = session[ToolInvoked].all()
+    assert {call.result for call in invoked} == {"1", "2", "3"}
+    assert [call.result for call in invoked if call.result != "3"] == ["2", "1"]
+    assert all(call.duration_ms is not None and call.duration_ms >= 0 for call in invoked)
+    # What the model is told, and what is compared with expectations, is in the order in which it asked.
+    assert [message.text for message in session.trajectory.messages if message.role == "tool"] == ["1", "2", "3"]
+    score = tool_calls_match(["first", "second", "third"], order="exact")(None, None, session.view())
+    assert isinstance(score, Score)
+    assert score.passed
     assert threads != [threading.main_thread().name]
 
 
@@ -234,7 +244,7 @@ async def test_an_answer_cut_short_is_truncated() -> None:
 
     result, session = await run(agent_task(Cut(["do"])))
     assert result.output == "do"
-    assert session[AgentEnded].all() == (AgentEnded("truncated", 1, "the answer was cut short"),)
+    assert session[AgentEnded].all() == (AgentEnded("truncated", 1, "the answer was truncated"),)
 
 
 async def test_a_model_that_fails_is_an_error_of_the_trial() -> None:
@@ -359,13 +369,13 @@ def test_schema_accuracy_is_the_share_of_valid_calls() -> None:
 
 
 def test_tools_with_one_name_or_none_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="two tools are called 'add'"):
+    with pytest.raises(ConfigurationError, match=r"names of tools must be unique \(got 'add' twice\)"):
         agent_task(ScriptedAdapter([]), tools=[add, Tool(divide, name="add")])
-    with pytest.raises(ConfigurationError, match="no name a model could call it by"):
+    with pytest.raises(ConfigurationError, match="a tool must have a name"):
         as_tools([lambda x: x])
-    with pytest.raises(ConfigurationError, match="by position only"):
+    with pytest.raises(ConfigurationError, match="as positional only"):
         as_tools([len])
-    with pytest.raises(ConfigurationError, match="at least one turn"):
+    with pytest.raises(ConfigurationError, match="max_turns must be at least 1"):
         agent_task(ScriptedAdapter([]), max_turns=0)
 
 

@@ -347,7 +347,7 @@ async def test_a_file_that_is_no_cache_or_a_newer_one_is_refused(tmp_path: Path)
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cache policy is one of off, read, read-write, refresh"):
+    with pytest.raises(ConfigurationError, match="cache policy must be one of off, read, read-write, refresh"):
         ResponseCache(tmp_path / "c.db", "sometimes")  # type: ignore[arg-type]  # what the test is about
     with pytest.raises(ConfigurationError, match="more than 0"):
         ResponseCache(tmp_path / "c.db", max_bytes=0)

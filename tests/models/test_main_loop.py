@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 import fairtrial.models
+from fairtrial import Dataset, EvalSuite
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, ModelUnavailableError
 from fairtrial.fleet import MainLoop
@@ -167,11 +168,11 @@ def test_execution_works_from_ordinary_code() -> None:
 
 
 def test_a_loop_needs_a_task_or_an_initialize_of_its_own() -> None:
-    with pytest.raises(ConfigurationError, match="exactly one of the two"):
+    with pytest.raises(ConfigurationError, match="either a task or an initialize"):
         MainLoop()
-    with pytest.raises(ConfigurationError, match="exactly one of the two"):
+    with pytest.raises(ConfigurationError, match="either a task or an initialize"):
         QALoop(str.upper, adapter=ScriptedAdapter([]))
-    with pytest.raises(ConfigurationError, match="needs adapter"):
+    with pytest.raises(ConfigurationError, match="must have adapter"):
         QALoop()
     with pytest.raises(NotImplementedError):
         MainLoop(str.upper).initialize("x")
@@ -210,11 +211,29 @@ async def test_an_input_that_is_not_the_parameters_needs_a_function() -> None:
     adapter = ScriptedAdapter(["ok"], repeat=True)
     refused = await run(prompt_task(STYLED, adapter), "why")
     assert refused.outcome == "task_error"
-    assert "needs $question, $style, and its input is one str; give prompt_task params=..." in str(refused.error)
+    assert "needs $question, $style (got an input of type str)" in str(refused.error)
+    assert 'columns={"input": ["question", "style"]}, or --column input=question,style)' in str(refused.error)
     split = prompt_task(
         STYLED, adapter, params=lambda text: dict(zip(("question", "style"), text.split(), strict=True))
     )
     assert (await run(split, "why plain", expected="ok")).passed
+
+
+def test_a_prompt_that_no_input_fills_is_refused_before_the_first_trial() -> None:
+    adapter = ScriptedAdapter(["ok"], repeat=True)
+
+    def suite(*inputs: object, **params: str) -> EvalSuite[Any, Any, Any]:
+        experiments = [Experiment("e", params=params, task=prompt_task(STYLED, adapter))]
+        return EvalSuite(
+            "styled", Dataset.of([(one, "ok") for one in inputs]), None, exact_match, experiments=experiments
+        )
+
+    with pytest.raises(ConfigurationError, match=r"sample '\w+': prompt .* needs \$question, \$style"):
+        suite("why", "how").run_sync(store="memory:")
+    assert adapter.call_count == 0
+    assert suite("why", "how", style="terse").run_sync(store="memory:").pass_rate == 1.0
+    mixed = suite("why", {"question": "why", "style": "terse"}).run_sync(store="memory:")
+    assert (mixed.pass_rate_all, dict(mixed.errors)) == (0.5, {"task_error": 1})
 
 
 def test_every_public_name_is_there_and_no_other() -> None:

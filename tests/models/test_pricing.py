@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from fairtrial.models.pricing import _cost, is_known, priced
+from fairtrial.errors import ConfigurationError
+from fairtrial.models.pricing import Prices, _cost, is_known, priced, read_prices
 from fairtrial.session.events import TokenUsage
 
 USED = TokenUsage(1000, 100, 500)
@@ -19,9 +20,22 @@ def test_a_known_model_has_its_price_by_provider_or_by_address() -> None:
 
 def test_writing_to_a_providers_cache_costs_extra() -> None:
     plain = priced(TokenUsage(1000, 0), "claude-sonnet-4-5", provider="anthropic").cost_usd
-    written = priced(TokenUsage(1000, 0), "claude-sonnet-4-5", provider="anthropic", cache_writes=1000).cost_usd
+    used = TokenUsage(1000, 0, cache_write_tokens=1000)
+    written = priced(used, "claude-sonnet-4-5", provider="anthropic").cost_usd
     assert plain is not None
     assert written == pytest.approx(plain * 1.25)
+
+
+def test_given_prices_tell_cache_writes_and_reasoning_apart() -> None:
+    used = TokenUsage(1_000_000, 1_000_000, 500_000, reasoning_tokens=600_000, cache_write_tokens=300_000)
+    assert Prices(input=2.0, output=10.0).cost(used) == pytest.approx(12.0)
+    assert Prices(2.0, 10.0, cached=0.2, cache_write=2.5, reasoning=5.0).cost(used) == pytest.approx(
+        0.2 * 2 + 0.5 * 0.2 + 0.3 * 2.5 + 0.4 * 10 + 0.6 * 5
+    )
+    table = read_prices({"m": {"input": 1, "output": 2, "cache_write": 3, "reasoning": 4}})
+    assert table == {"m": Prices(1, 2, cache_write=3, reasoning=4)}
+    with pytest.raises(ConfigurationError, match="cached, cache_write and reasoning"):
+        read_prices({"m": {"input": 1, "output": 2, "thinking": 3}})
 
 
 @pytest.mark.parametrize(

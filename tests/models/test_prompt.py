@@ -110,7 +110,7 @@ def test_missing_and_extra_parameters_are_named() -> None:
         QA.bind(querstion="x")
     with pytest.raises(ConfigurationError, match=r"needs \$question"):
         QA.bind()
-    with pytest.raises(ConfigurationError, match=r"given \$question twice"):
+    with pytest.raises(ConfigurationError, match=r"got \$question twice"):
         QA.bind(QAParams("a"), question="b")
 
 
@@ -120,14 +120,14 @@ def test_an_unbound_prompt_says_so() -> None:
 
 
 def test_parameters_must_have_names() -> None:
-    with pytest.raises(ConfigurationError, match="not int"):
+    with pytest.raises(ConfigurationError, match="got int"):
         QA.bind(5)
-    with pytest.raises(ConfigurationError, match="not type"):
+    with pytest.raises(ConfigurationError, match="got type"):
         QA.bind(QAParams)
 
 
 def test_placeholders_are_checked_against_the_sections_parameters_at_once() -> None:
-    with pytest.raises(ConfigurationError, match=r"section 'q' uses \$topic, and QAParams has question"):
+    with pytest.raises(ConfigurationError, match=r"section 'q' uses \$topic, but QAParams has question"):
         PromptTemplate[str]("a", "b", sections=[MarkdownSection[QAParams]("Q", "$question $topic", "q")])
 
 

@@ -39,8 +39,7 @@ from fairtrial.models.tools import UNPARSED, tool_message
 from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage, ToolCall
-from fairtrial.testing.model_server import ModelServer, Reply, Rule, Usage
-from fairtrial.testing.model_server import ToolCall as ServedCall
+from fairtrial.testing.model_server import ModelServer, Reply, Rule, ToolCallReply, Usage
 
 type MakeAdapter = Callable[..., SdkAdapter]
 
@@ -157,7 +156,7 @@ async def test_the_conversation_arrives_as_it_is(echo: ModelServer, adapter_for:
 
 
 async def test_tool_calls_come_back_parsed(adapter_for: MakeAdapter, stream: bool) -> None:
-    calls = (ServedCall("weather", {"city": "Rome"}, id="a"), ServedCall("weather", {}, id="b"))
+    calls = (ToolCallReply("weather", {"city": "Rome"}, id="a"), ToolCallReply("weather", {}, id="b"))
     with ModelServer(Reply("Let me see.", tool_calls=calls)) as server:
         completion = await adapter_for(server, stream=stream).complete(ask("x"), tools=[WEATHER], output_type=Verdict)
     assert completion.output is None
@@ -169,7 +168,7 @@ async def test_arguments_that_are_no_json_stay_as_they_came_and_can_be_sent_back
     adapter_for: MakeAdapter, provider: str, stream: bool
 ) -> None:
     rules = [
-        Rule("^x$", Reply(tool_calls=(ServedCall("weather", '{"city": ', id="a"),))),
+        Rule("^x$", Reply(tool_calls=(ToolCallReply("weather", '{"city": ', id="a"),))),
     ]
     with ModelServer(rules) as server:
         adapter = adapter_for(server, stream=stream)
@@ -227,7 +226,7 @@ async def test_any_type_the_codec_knows_can_be_asked_for(
 @pytest.mark.parametrize(
     ("kind", "said"), [(Tree, {"label": "a", "children": []}), (Person, {"name": "a", "boss": None}), (dict, {"a": 1})]
 )
-async def test_what_a_provider_has_no_schema_for_is_asked_for_in_words(
+async def test_types_without_a_native_schema_are_requested_with_an_instruction(
     adapter_for: MakeAdapter, provider: str, kind: Any, said: Any
 ) -> None:
     with ModelServer(Reply(output=said)) as server:
@@ -238,7 +237,7 @@ async def test_what_a_provider_has_no_schema_for_is_asked_for_in_words(
     assert (request.output_schema is None) == (provider == "anthropic")
 
 
-async def test_a_server_without_schemas_is_asked_in_words(adapter_for: MakeAdapter) -> None:
+async def test_a_server_without_schemas_gets_an_instruction(adapter_for: MakeAdapter) -> None:
     with ModelServer(["```json\n5\n```", '{"value": 6}']) as server:
         adapter = adapter_for(server, structured_output="prompt")
         assert (await adapter.complete(ask("x"), output_type=int)).output == 5
@@ -299,9 +298,9 @@ async def test_sound_is_sent_to_openai_and_refused_for_anthropic(
         await adapter.complete(message)
         assert echo.requests()[0].body["messages"][0]["content"][0]["input_audio"] == {"data": "eA==", "format": "mp3"}
     else:
-        with pytest.raises(InvalidCallError, match="carries no audio/mpeg"):
+        with pytest.raises(InvalidCallError, match="not support attachments of type audio/mpeg"):
             await adapter.complete(message)
-    with pytest.raises(InvalidCallError, match="carries no video/mp4"):
+    with pytest.raises(InvalidCallError, match="not support attachments of type video/mp4"):
         await adapter.complete([ChatMessage("user", (blobs.put(b"x", media_type="video/mp4"),))])
 
 
@@ -318,7 +317,7 @@ async def test_an_attachment_needs_a_place_where_its_bytes_are(
 
 async def test_images_that_come_back_are_kept(tmp_path: Path) -> None:
     blobs = BlobFolder(tmp_path)
-    adapter = OpenAIAdapter("m", api_key="k", blobs=blobs)
+    adapter = OpenAIAdapter("m", api="chat", api_key="k", blobs=blobs)
     url = {"url": "data:image/png;base64,iVBORw0KGgo="}
     parts = [{"type": "text", "text": "see "}, {"type": "image_url", "image_url": url}, {"type": "thought"}]
     for said in ({"content": parts}, {"content": "see ", "images": [{"image_url": url}]}):
@@ -379,7 +378,7 @@ def test_the_key_and_the_address_may_come_from_the_environment(monkeypatch: pyte
 
 
 def test_bad_settings_are_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="name of a model"):
+    with pytest.raises(ConfigurationError, match="model of OpenAIAdapter must be a name"):
         OpenAIAdapter("", api_key="k")
     with pytest.raises(ConfigurationError, match="timeout_seconds"):
         OpenAIAdapter("m", api_key="k", timeout_seconds=0)
@@ -419,7 +418,7 @@ def test_importing_fairtrial_imports_no_sdk() -> None:
 
 def test_under_trio_it_says_that_it_needs_asyncio() -> None:
     async def call() -> None:
-        with pytest.raises(ConfigurationError, match="works under asyncio"):
+        with pytest.raises(ConfigurationError, match="needs asyncio"):
             await OpenAIAdapter("m", api_key="k").complete(ask("x"))
 
     anyio.run(call, backend="trio")

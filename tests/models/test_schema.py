@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from fairtrial.codec import from_json, to_json
 from fairtrial.errors import ConfigurationError
-from fairtrial.models.schema import json_schema, output_schema
+from fairtrial.models.schema import output_schema, schema_of
 
 
 class Rating(enum.Enum):
@@ -81,7 +81,7 @@ UserId = NewType("UserId", int)
 
 @pytest.mark.proves("R36")
 def test_properties_keep_the_order_of_the_fields() -> None:
-    schema = json_schema(Verdict)
+    schema = schema_of(Verdict)
     assert list(schema["properties"]) == ["reason", "rating", "notes", "weight"]
     assert schema["required"] == ["reason", "rating"]
     assert schema["additionalProperties"] is False
@@ -116,7 +116,7 @@ def test_an_unhashable_annotation_has_a_schema_too() -> None:
 
 
 def test_a_type_that_contains_itself_is_defined_once() -> None:
-    schema = json_schema(Tree)
+    schema = schema_of(Tree)
     assert schema["type"] == "object"
     assert schema["properties"]["children"]["items"] == {"$ref": "#/$defs/Tree"}
     assert schema["properties"]["children"]["description"] == "what hangs below"
@@ -124,13 +124,13 @@ def test_a_type_that_contains_itself_is_defined_once() -> None:
 
 
 def test_pydantic_models_are_closed_and_keep_their_constraints() -> None:
-    schema = json_schema(Box[Person], all_required=True)
+    schema = schema_of(Box[Person], all_required=True)
     person = schema["$defs"]["Person"]
     assert person["required"] == ["name", "age", "friends"]
     assert person["properties"]["name"] == {"type": "string", "minLength": 1}
     assert person["additionalProperties"] is False
     assert "default" not in person["properties"]["age"]
-    assert json_schema(Person)["$defs"]["Person"]["properties"]["age"]["default"] == 0
+    assert schema_of(Person)["$defs"]["Person"]["properties"]["age"]["default"] == 0
 
 
 def test_a_discriminated_union_is_any_of_its_members() -> None:
@@ -141,8 +141,8 @@ def test_a_discriminated_union_is_any_of_its_members() -> None:
 
 
 def test_descriptions_and_bounds_come_from_annotations() -> None:
-    assert json_schema(Annotated[int, "in metres"]) == {"type": "integer", "description": "in metres"}
-    assert json_schema(Annotated[int, Field(ge=1, description="d")]) == {
+    assert schema_of(Annotated[int, "in metres"]) == {"type": "integer", "description": "in metres"}
+    assert schema_of(Annotated[int, Field(ge=1, description="d")]) == {
         "type": "integer",
         "description": "d",
         "minimum": 1,
@@ -194,7 +194,7 @@ def test_descriptions_and_bounds_come_from_annotations() -> None:
     ],
 )
 def test_every_type_has_its_schema(kind: Any, expected: Any) -> None:
-    assert json_schema(kind) == expected
+    assert schema_of(kind) == expected
 
 
 @pytest.mark.parametrize("kind", [object, list[Any], tuple[int, int], set[int], dict[str, int]])
@@ -211,7 +211,7 @@ class Opaque:
 @pytest.mark.parametrize("kind", [Opaque, "text"])
 def test_a_type_the_codec_cannot_read_is_refused(kind: Any) -> None:
     with pytest.raises(ConfigurationError, match="no JSON Schema"):
-        json_schema(kind)
+        schema_of(kind)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Dangling:
 
 def test_annotations_that_cannot_be_resolved_are_reported() -> None:
     with pytest.raises(ConfigurationError, match="cannot be resolved"):
-        json_schema(Dangling)
+        schema_of(Dangling)
 
 
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
@@ -246,5 +246,5 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
 def test_what_the_codec_writes_satisfies_the_schema_and_is_read_back(data: st.DataObject, kind: Any) -> None:
     value = data.draw(VALUES[kind])
     tree = to_json(value)
-    jsonschema.validate(tree, json_schema(kind))
+    jsonschema.validate(tree, schema_of(kind))
     assert from_json(kind, tree) == value

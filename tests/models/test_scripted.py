@@ -6,6 +6,7 @@ from typing import assert_type
 
 import pytest
 
+from fairtrial import Dataset, EvalSuite, exact_match
 from fairtrial.errors import ConfigurationError, OutputParseError, RateLimitedError
 from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter, ToolSpec
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
@@ -36,7 +37,7 @@ def ask(text: str) -> list[ChatMessage]:
     return [ChatMessage("user", text)]
 
 
-async def test_a_list_is_said_in_order_and_then_it_is_over() -> None:
+async def test_a_list_of_replies_is_used_in_order_and_ends_with_an_error() -> None:
     adapter = ScriptedAdapter(["one", "two"])
     said = [(await adapter.complete(ask("?"))).output for _ in range(2)]
     assert said == ["one", "two"]
@@ -151,7 +152,7 @@ async def test_a_prompt_answered_with_tool_calls_has_no_output() -> None:
         await ScriptedAdapter([ToolCall("x")]).evaluate(VERDICT.bind(x=1))
 
 
-async def test_marks_of_our_own_wire_form_in_an_answer_are_only_text() -> None:
+async def test_codec_marks_in_an_answer_are_ordinary_text() -> None:
     adapter = ScriptedAdapter(['["\\ufdd0nan", "a\\u0000b"]', '"\\ufdd0nan"', '"\\ufdd0nan"'])
     assert (await adapter.complete(ask("?"), output_type=list[str])).output == ["\ufdd0nan", "a\0b"]
     with pytest.raises(OutputParseError):
@@ -167,10 +168,52 @@ async def test_the_calls_can_be_looked_at() -> None:
 
 
 def test_a_script_is_a_list_a_mapping_or_a_function() -> None:
-    with pytest.raises(ConfigurationError, match="a script is"):
+    with pytest.raises(ConfigurationError, match="replies of ScriptedAdapter must be"):
         ScriptedAdapter("text")
 
 
 def test_it_is_a_provider_adapter() -> None:
     adapter: ProviderAdapter = ScriptedAdapter([])
     assert (adapter.name, adapter.model) == ("scripted", "scripted")
+
+
+async def test_a_call_takes_a_text_or_mappings_in_place_of_messages() -> None:
+    adapter = ScriptedAdapter(["one", "two"])
+    assert (await adapter.complete("Say one.")).text == "one"
+    system = {"role": "system", "content": "Be brief."}
+    assert (await adapter.complete([system, ChatMessage("user", "Say two.")])).text == "two"
+    assert [call.messages for call in adapter.calls] == [
+        (ChatMessage("user", "Say one."),),
+        (ChatMessage("system", "Be brief."), ChatMessage("user", "Say two.")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        (ChatMessage("user", "Hi"), r"a text or a list of ChatMessages \(got ChatMessage\)"),
+        ({"role": "user", "content": "Hi"}, r"a text or a list of ChatMessages \(got dict\)"),
+        (None, r"a text or a list of ChatMessages \(got NoneType\)"),
+        (["Hi"], r"messages\[0\] must be a ChatMessage or a mapping \(got str\)"),
+        ([{"role": "user"}], r"messages\[0\] must have 'role', 'content' and at most 'name' \(got 'role'\)"),
+        ([{"role": "user", "content": "Hi", "tool_calls": []}], "'content', 'tool_calls'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\]: ChatMessage\.content must be text"),
+    ],
+)
+async def test_a_call_with_something_else_is_refused_with_an_example(messages: object, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem) as caught:
+        await ScriptedAdapter(["one"]).complete(messages)  # type: ignore[arg-type]  # what users pass
+    assert "ChatMessage(" in str(caught.value)
+
+
+def test_a_blocking_call_is_recorded_in_its_trial() -> None:
+    adapter = ScriptedAdapter(["four"], usage=TokenUsage(3, 1))
+
+    def answer(question: str) -> str:
+        completion = adapter.complete_sync(question)
+        assert_type(completion, Completion[str])
+        return completion.text
+
+    suite = EvalSuite("s", Dataset.of([("two and two", "four")]), answer, exact_match)
+    report = suite.run_sync(store="memory:")
+    assert (report.pass_rate, report.total_tokens) == (1.0, 4)

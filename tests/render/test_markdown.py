@@ -1,4 +1,4 @@
-"""Reports as Markdown: what was said is text, tables keep their shape, nobody is called and nothing is fetched."""
+"""Reports as Markdown: text of models is escaped, tables keep their shape, and nothing is fetched."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def spoken(text: str) -> str:
     return "".join(token.content for token in tokens(text) if token.type == "text")
 
 
-def test_what_models_say_is_text() -> None:
+def test_text_of_models_is_escaped() -> None:
     text = hostile_report().to_markdown()
     kinds = {token.type for token in tokens(text)}
     assert not kinds & {"link_open", "image", "html_inline", "fence", "code_block", "hr", "em_open", "s_open"}
@@ -95,8 +95,8 @@ def test_a_remark_that_begins_like_a_list_or_a_heading_is_neither(text: str) -> 
 @pytest.mark.proves("R44", "R46")
 def test_a_report_for_a_pull_request_has_intervals_n_and_errors() -> None:
     text = made_report(lambda place, *_: TASK_ERROR if place == 9 else FAIL if place < 3 else PASS).to_markdown()
-    assert "| pass rate | 66.7% | 35.4% to 87.9% | 9 |" in text
-    assert "| with errors as failures | 60.0% | 31.3% to 83.2% | 10 |" in text
+    assert "| pass rate | 66.7% | 29.9% to 92.5% | 9 |" in text
+    assert "| with errors as failures | 60.0% | 26.2% to 87.8% | 10 |" in text
     assert "| baseline | 10 | 9 | 1 | 0 | 0 | 0 |" in text
     assert "<details><summary>Errors: 1 trial</summary>" in text
     assert "- `sample-09` task error" in text
@@ -107,7 +107,7 @@ def test_a_comparison_and_a_gate_say_their_verdict_first() -> None:
         lambda place, name, _: PASS if name == "a" or place % 3 else FAIL, samples=60, experiments=("a", "b")
     )
     compared = compare(report["a"], report["b"]).to_markdown()
-    assert compared.splitlines()[0] == "### b against a"
+    assert compared.splitlines()[0] == "### support@\u200b1: b against a"
     assert "❌ **passed**: b is worse than a" in compared
     decided = gate(report["b"], {"margin": 0.02}, report["a"]).to_markdown()
     assert "❌ **fail**" in decided

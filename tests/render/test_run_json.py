@@ -1,4 +1,4 @@
-"""A run has two shapes in JSON, and they say the same."""
+"""The two JSON forms of a run contain the same data."""
 
 from __future__ import annotations
 

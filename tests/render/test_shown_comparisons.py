@@ -44,10 +44,10 @@ def test_several_candidates_stand_below_each_other_under_their_names() -> None:
     report = three()
     compared = compare(report["plain"], report["terse"], report["kind"], metrics=None)
     text = str(compared)
-    assert text.splitlines()[0] == "2 candidates against plain"
-    assert re.search(r"^terse\n  passed .*\n  value .*\n  cost .*\nkind\n  passed ", text, re.MULTILINE)
-    assert "terse: 60 samples on both sides; none is on one side only" in text
-    assert re.search(r"Adjusted p-values allow for \d tests made together\.", text)
+    assert text.splitlines()[0] == "support@1: 2 candidates against plain"
+    assert re.search(r"^terse\n  passed .*\n  cost .*\nkind\n  passed ", text, re.MULTILINE)
+    assert text.count("60 samples on both sides; none is on one side only") == 1
+    assert re.search(r"Adjusted p-values allow for \d tests made together\.", str(compared.in_detail()))
     page = read(compared.to_html()).text
     assert "Lost by terse: " in page
     assert "Wins and losses, passed: kind" in page
@@ -55,14 +55,50 @@ def test_several_candidates_stand_below_each_other_under_their_names() -> None:
     assert "task error: ValueError: no" in page
 
 
+def test_samples_of_a_metric_without_a_declared_direction_are_not_won_or_lost() -> None:
+    def trial(place: int, experiment: str, _: int) -> Made:
+        shift = 0 if experiment == "plain" else 1 if place % 3 else -1
+        return Made(1.0, metrics=(Metric("words", 50.0 + place + shift), Metric("marks", 1.0, higher_is_better=True)))
+
+    report = made_report(trial, samples=30, experiments=("plain", "terse"))
+    alone = compare(report["plain"], report["terse"], metrics=["words"])
+    assert re.search(r"\| metric .*\| higher \| lower \| tied \|", alone.to_markdown())
+    assert "Higher and lower, words" in read(alone.to_html()).text
+    mixed = compare(report["plain"], report["terse"], metrics=["words", "marks"]).to_markdown()
+    assert re.search(r"\| words .*\| 20 higher \| 10 lower \| 0 \|", mixed)
+    assert re.search(r"\| marks .*\| 0 \| 0 \| 30 \|", mixed)
+
+
+def test_the_title_of_a_comparison_of_two_runs_names_runs_and_experiments() -> None:
+    before = three()
+    after = three(run_id="run0000002", store=before.store)
+    assert str(compare(before["plain"], after["plain"])).splitlines()[0] == "support@2:plain against support@1:plain"
+    assert str(compare(before["plain"], after["terse"])).splitlines()[0] == "support@2:terse against support@1:plain"
+
+
+def test_five_candidates_of_which_nothing_can_be_told_take_half_a_screen_at_80_columns() -> None:
+    names = tuple(f"model-{number}" for number in range(6))
+    report = made_report(lambda place, name, _: Made(float(place % 2 == 0)), samples=40, experiments=names)
+    compared = compare(*(report[name] for name in names))
+    lines = str(compared).splitlines()
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 80
+    said = "passed: no detectable difference between model-0 and model-1, model-2, model-3, model-4, model-5."
+    assert said in flat(compared)
+    assert len(re.findall("passed: no detectable difference", str(compared.in_detail()))) == 5
+
+
 def test_every_difference_has_its_interval_counts_and_both_kinds_of_errors() -> None:
     report = three()
     compared = compare(report["plain"], report["terse"])
     text = str(compared)
     assert re.search(r"passed +90\.0% +65\.0% +-25\.0 +-\d+\.\d to -\d+\.\d ", text)
-    assert re.search(r"passed +60 +\d+ +\d+ +\d+ ", text)
-    assert re.search(r"terse +run0000001 +60 +60 +59 +1 +0", text)
-    assert "on the 59 pairs scored on both sides" in flat(compared)
+    assert "Trials" not in text
+    detailed = str(compared.in_detail())
+    assert re.search(r"passed +60 +0\.00\d ", detailed)
+    assert re.search(r"terse +run0000001 +60 +60 +59 +1 +0", detailed)
+    assert "on the 59 pairs scored on both sides" in flat(compared.in_detail())
+    assert len(text.splitlines()) < 0.6 * len(detailed.splitlines())
 
 
 def test_slices_are_in_the_table_and_in_the_plot_of_wins_and_losses() -> None:
@@ -91,9 +127,8 @@ def test_where_nothing_can_be_compared_every_figure_is_a_dash() -> None:
     other = made_report(lambda *_: PASS, samples=3, name="other-{}".format)
     compared = compare(report, other)
     text = str(compared)
-    assert re.search(r"passed +- +- +- +-$", text, re.MULTILINE)
-    assert re.search(r"passed +0 +0 +0 +0 +-", text)
-    assert "nothing can be said" in flat(compared)
+    assert re.search(r"passed +- +- +- +- +- +0 +0 +0$", text, re.MULTILINE)
+    assert "cannot be compared" in flat(compared)
     assert "no sample in common" in flat(compared)
     assert "<svg" in compared.to_html()
 
@@ -182,6 +217,10 @@ class TestWords:
     )  # fmt: skip
     def test_numbers(self, value: float | None, shown: str) -> None:
         assert formatting.number(value) == shown
+
+    def test_a_sentence_does_not_write_out_hundreds_of_digits(self) -> None:
+        assert formatting.mean_text(5.61e299, percent=False) == "5.61e+299"
+        assert formatting.mean_text(1e9 + 2, percent=False) == "1,000,000,002"
 
     @pytest.mark.parametrize(
         ("value", "percent", "shown"),

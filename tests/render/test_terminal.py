@@ -1,4 +1,4 @@
-"""Reports in a terminal: tables that never wrap, small bars, and no control codes of anyone else's."""
+"""Reports in a terminal: tables that never wrap, small bars, and no control codes from samples or models."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from rich.console import Console
 
 from fairtrial import EvalReport, Metric, TokenUsage, compare, gate
 from fairtrial.render import terminal
-from fairtrial.render.document import Bar, Case, Cases, Column, Document, Plot, Remarks, Section, Table
+from fairtrial.render.document import Bar, Cases, Column, Document, Plot, Remarks, Section, Table, TrialDetails
 from fairtrial.render.documents import document_of
+from tests.report.build import stored
 from tests.report.made import FAIL, PASS, TASK_ERROR, Made, hostile_report, made_report
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -90,23 +91,63 @@ def test_no_line_is_wider_than_the_terminal_and_no_row_wraps(width: int) -> None
 @pytest.mark.proves("R44")
 def test_both_rates_their_intervals_n_and_every_kind_of_error_are_always_there() -> None:
     text = str(one())
-    assert re.search(r"pass rate +66\.7% +35\.4% to 87\.9% +9 ", text)
-    assert re.search(r"errors as failures +60\.0% +31\.3% to 83\.2% +10 ", text)
+    assert re.search(r"pass rate +66\.7% +29\.9% to 92\.5% +9 ", text)
+    assert re.search(r"errors as failures +60\.0% +26\.2% to 87\.8% +10 ", text)
     assert re.search(r"baseline +10 +9 +1 +0 +0 +0", text)
     for word in ("planned", "scored", "task", "scorer", "timeouts", "not"):
         assert word in text
 
 
-def test_what_is_undefined_is_a_dash_and_a_sentence_says_why() -> None:
+def test_an_undefined_figure_is_a_dash_with_its_reason_below() -> None:
     text = str(made_report(lambda *_: TASK_ERROR, samples=3))
     assert re.search(r"pass rate +- +- +0", text)
-    assert re.search(r"errors as failures +0\.0% +0\.0% to 56\.1% +3", text)
-    assert "There are no samples." in text
+    assert re.search(r"errors as failures +0\.0% +0\.0% to 70\.8% +3", text)
+    assert "No trial was scored. (pass rate, mean score)" in text
+    assert "no samples" not in text
+    unscored = Made(None, "scorer_error", error="judge down")
+    report = made_report(lambda *_: unscored, samples=3, repeats=2)
+    assert "no samples" not in str(report)
+    assert "no samples" not in str(report.to_json())
+
+
+def test_errors_are_grouped_and_counted_in_every_format() -> None:
+    def outcome(place: int, experiment: str, repeat: int) -> Made:
+        if place < 30:
+            return Made(None, "task_error", error=f"KeyError: 'user {place}'")
+        return Made(None, "scorer_error" if place % 2 else "task_error", error=f"{'ABCDE'[place % 5]}Error: no")
+
+    report = made_report(outcome, samples=50, experiments=("a", "b"))
+    assert "There are no samples" not in str(report)
+    expected = [
+        "60 x KeyError: 'user 0' and similar",
+        "4 x AError: no",
+        "4 x BError: no",
+        "4 x CError: no",
+        "28 more errors, of 7 other kinds",
+    ]
+    lines = str(report).splitlines()
+    first = lines.index(expected[0])
+    assert lines[first : first + 5] == expected
+    assert "- 60 x KeyError: 'user 0' and similar" in report.to_markdown().replace("\\", "")
+    assert "60 x KeyError: &#x27;user 0&#x27; and similar" in report.to_html()
+    experiments: Any = report.to_json()["experiments"]
+    found = experiments[1]["errors"]
+    assert len(found) == 11
+    assert found[0] == {
+        "trials": 30, "outcome": "task_error", "error": "KeyError: 'user 0'", "location": "",
+        "sample_id": "sample-00", "varied": True,
+    }  # fmt: skip
+
+
+def test_more_errors_than_are_read_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairtrial.analysis.error_groups.READ_ERRORS", 3)
+    text = str(made_report(lambda *_: TASK_ERROR, samples=8))
+    assert "3 x ValueError: no\nOnly the first 3 of 8 errors were grouped.\n" in text
 
 
 def test_a_run_without_samples_or_with_one_still_reads() -> None:
     assert re.search(r"pass rate +- +- +0", str(made_report(lambda *_: PASS, samples=0)))
-    assert re.search(r"pass rate +100\.0% +20\.7% to 100\.0% +1", str(made_report(lambda *_: PASS, samples=1)))
+    assert re.search(r"pass rate +100\.0% +2\.5% to 100\.0% +1", str(made_report(lambda *_: PASS, samples=1)))
 
 
 def test_a_rate_that_is_not_quite_whole_is_not_rounded_to_it() -> None:
@@ -128,12 +169,36 @@ def test_a_metric_that_only_one_experiment_has_is_a_dash_in_the_other() -> None:
     assert re.search(r"brevity\n  a +0\.500 .*\n  b +- +- +0 +0$", str(report), re.MULTILINE)
 
 
-def test_what_a_reader_must_know_of_a_run_is_said() -> None:
+def test_caveats_of_a_run_are_shown() -> None:
     broken = Made(None, "scorer_error", error="judge down")
     report = made_report(lambda *_: broken, status="unscored", notes={"code_changed": True}, samples=2)
     text = " ".join(str(report).split())
-    assert "2 trials could not be scored; the same command again scores them without their task." in text
+    assert "2 trials could not be scored; run the same command again to score them without calling the task." in text
     assert "results of two code versions" in text
+
+
+def test_six_experiments_with_five_metrics_fit_on_two_screens() -> None:
+    metrics = ("accuracy", "brevity", "faithfulness", "fluency", "safety")
+
+    def trial(place: int, experiment: str, repeat: int) -> Made:
+        parts = tuple(
+            Metric(name, value := (place * 7 + at + len(experiment)) % 10 / 10, passed=value > 0.5)
+            for at, name in enumerate(metrics)
+        )
+        return Made(parts[0].value, passed=False, metrics=parts)
+
+    names = tuple(f"model-{number}" for number in range(6))
+    report = made_report(trial, samples=40, repeats=2, experiments=names)
+    lines = str(report).splitlines()
+    assert len(lines) <= 96  # Two screens of 50 lines, with the command and two prompts.
+    assert max(map(len, lines)) <= 80
+    for title in ("accuracy", "faithfulness"):
+        heading = next(at for at, line in enumerate(lines) if line.startswith(f"{title} "))
+        assert re.fullmatch(rf"{title} +pass rate +95% interval +mean +95% interval +samples +trials", lines[heading])
+        assert re.fullmatch(
+            r"model-0 +[\d.]+% +[\d.]+% to [\d.]+% +0\.\d+ +0\.\d+ to 0\.\d+ +40 +80", lines[heading + 1]
+        )
+    assert "pass@2  " in str(report)
 
 
 def test_an_experiment_alone_can_be_shown() -> None:
@@ -145,10 +210,31 @@ def test_an_experiment_alone_can_be_shown() -> None:
 
 
 def test_repeats_show_pass_at_k_and_where_the_variance_lies() -> None:
-    text = str(small())
+    text = " ".join(str(small()).split())
     assert "pass@2" in text
     assert "pass^2" in text
-    assert "of the variance of passing lies between samples" in text
+    assert "Repeats of one sample are not independent, so they do not count as more samples." in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([[1.0] * 3] * 8 + [[0.0] * 3] * 4, "Repeats agreed every time: 1 repeat is enough; more samples narrow the"),
+        (
+            [[1.0, 0.0, 1.0]] * 6 + [[1.0] * 3] * 6 + [[0.0] * 3] * 6,
+            "Repeats of a sample differ: more of them narrow the interval",
+        ),
+        ([[1.0, 0.0]] * 12, "Repeats differ as much as samples do: more of either narrow the interval."),
+        ([[1.0] * 9] * 30 + [[0.0] * 9] * 29 + [[1.0] * 8 + [0.0]], "More repeats would hardly narrow the interval;"),
+    ],
+)
+def test_repeats_come_with_an_order(rows: list[list[float]], sentence: str) -> None:
+    assert sentence in " ".join(str(stored(rows)).split())
+
+
+def test_few_clusters_say_that_they_are_taken_to_be_alike() -> None:
+    report = stored([0.0] + [1.0] * 39, metadata=[{"cluster": place // 5} for place in range(40)])
+    assert "8 clusters are too few to estimate how similar their samples are" in " ".join(str(report).split())
 
 
 def test_clusters_are_found_in_the_metadata_and_counted() -> None:
@@ -238,7 +324,7 @@ class TestBars:
     def test_a_difference_is_drawn_around_0(self) -> None:
         assert terminal.bar(Bar(-0.5, -0.25, -0.1, -1, 1, mark=0.0), 11).plain[5] == "│"
 
-    def test_what_lies_outside_the_scale_ends_at_its_end(self) -> None:
+    def test_intervals_outside_the_scale_are_cut_at_its_end(self) -> None:
         assert terminal.bar(Bar(-3, 0.5, 7), 5).plain == "├─●─┤"
 
 
@@ -259,19 +345,30 @@ class TestTables:
         lines = terminal.as_text(Document("t", (), (table,)), width=60).splitlines()
         assert {cell_len(line) for line in lines[2:]} == {60}
 
+    def test_long_names_with_a_common_prefix_are_cut_so_that_they_stay_different(self) -> None:
+        names = [f"support-agent-with-retrieval-over-the-handbook-and-temperature-0.{place}" for place in range(3)]
+        rows = tuple((name, "1", "2") for name in names)
+        sections = tuple(row for name in names for row in (Section(name), ("passed", "1", "2")))
+        for width in (40, 60):
+            for table in (Table("", self.COLUMNS, rows), Table("", self.COLUMNS, sections)):
+                lines = terminal.as_text(Document("t", (), (table,)), width=width).splitlines()
+                for place in range(3):
+                    assert [line.split()[0][-4:] for line in lines if line].count(f"-0.{place}") == 1
+                assert max(map(len, lines)) <= width
+
     def test_plots_and_empty_remarks_take_no_space(self) -> None:
         document = Document("t", (), (Plot("p", "<svg/>"), Remarks(())))
         assert terminal.as_text(document) == "t"
 
     def test_cases_are_one_line_each_and_the_rest_is_counted(self) -> None:
-        items = [Case(f"s{place}", "failed", "bad", (("output", "x" * 200),)) for place in range(30)]
+        items = [TrialDetails(f"s{place}", "failed", "bad", (("output", "x" * 200),)) for place in range(30)]
         lines = terminal.as_text(Document("t", (), (Cases("Failures", 30, 30, items),))).splitlines()
         assert len([line for line in lines if line.startswith("failed  s")]) == 10
         assert lines[-1] == "and 20 more"
         assert max(map(len, lines)) <= 80
 
 
-def test_figures_that_repeat_others_are_left_out_and_a_remark_says_so() -> None:
+def test_figures_that_repeat_others_are_replaced_by_a_remark() -> None:
     said = terminal.as_text(document_of(made_report(lambda place, *_: FAIL if place < 3 else PASS)._record(), 0))
     assert "mean score  " not in said
     assert "with errors as failures  " not in said
@@ -294,7 +391,22 @@ def test_where_nothing_was_scored_errors_as_failures_are_not_the_same() -> None:
     assert "With errors as failures, the figures are the same." not in said
 
 
-def test_what_an_encoding_lacks_is_replaced_by_question_marks_as_wide() -> None:
+def test_characters_missing_in_an_encoding_become_question_marks_of_the_same_width() -> None:
     assert terminal.writable("日本 é…", "ascii") == "???? ?~"
     assert terminal.writable("日本 é…", "cp1252") == "???? é…"
     assert terminal.writable("日本 é…", None) == "日本 é…"
+
+
+@pytest.mark.parametrize(
+    ("names", "cut"),
+    [
+        (["short", "a-long-name-of-a-system"], ["a-long-na…"]),
+        (["a-long-name-of-one", "b-long-name-of-two"], ["a-long-na…", "b-long-na…"]),
+        (["a-long-name-of-1", "a-long-name-of-2"], ["a-lo…-of-1", "a-lo…-of-2"]),
+        (["prefix-before-1-and-suffix", "prefix-before-2-and-suffix"], ["…1-and-su…", "…2-and-su…"]),
+        (["漢字漢字漢字漢字1", "漢字漢字漢字漢字2"], ["漢字…漢字1", "漢字…漢字2"]),
+    ],
+)
+def test_names_are_cut_at_the_end_unless_they_would_look_alike(names: list[str], cut: list[str]) -> None:
+    assert list(terminal.cut_names(names, 10).values()) == cut
+    assert all(cell_len(name) <= 10 for name in cut)

@@ -1,4 +1,4 @@
-"""Stored runs for tests of reports: what became of every trial, in a line."""
+"""Stored runs for tests of reports, described by the outcome of each trial."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def result(key: TrialKey, ordinal: int, trial: Trial) -> EvalResult:
         outcome: Outcome = trial  # type: ignore[assignment]  # the store refuses what is none
         return EvalResult(key, ordinal, outcome, error="it broke", stage="task", execution=ordinal + 1, latency_ms=50)
     score = trial if isinstance(trial, Score) else Score(float(trial))
-    return EvalResult(key, ordinal, "scored", score, "an answer", 10 + ordinal, execution=ordinal + 1)
+    return EvalResult(key, ordinal, "scored", score, "an answer", latency_ms=10 + ordinal, execution=ordinal + 1)
 
 
 def graded(value: float, **metrics: float) -> Score:

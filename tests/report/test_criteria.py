@@ -38,7 +38,7 @@ NAMES = ("n", "mean", "std", "min", "max", "mean_score", "pass_rate", "pass_rate
 def judged(polite: float, *, right: bool, turns: int = 3) -> Score:
     metrics = [
         Metric("polite", polite, passed=polite >= 0.75, reason="" if polite >= 0.75 else "curt"),
-        Metric("right", float(right), passed=right),
+        Metric("right", float(right), passed=right, higher_is_better=True),
         Metric("turns", turns),
     ]
     passed = right and polite >= 0.75
@@ -53,6 +53,7 @@ SCORES = [judged(1.0, right=True), judged(0.5, right=True), judged(0.75, right=F
 
 
 class TestCriteria:
+    @pytest.mark.proves("R126")
     def test_every_criterion_has_its_pass_rate_with_an_interval_and_tracked_metrics_have_none(self) -> None:
         report = stored([*SCORES, "timeout"])
         assert list(report.criteria) == ["polite", "right"]
@@ -95,6 +96,7 @@ class TestCriteria:
         whole = [Score(v, metrics=[Metric("polite", v, passed=v >= 0.5)]) for v in (0.5, 1.0, 0.25)]
         assert "| polite" not in stored(whole).to_markdown()
 
+    @pytest.mark.proves("R126")
     def test_the_json_of_a_report_has_the_pass_rate_of_each_criterion(self) -> None:
         (part,) = json.loads(json.dumps(stored([*SCORES]).to_json()))["experiments"]
         found = {estimate["name"]: estimate for estimate in part["estimates"]}
@@ -131,6 +133,7 @@ class TestCriteria:
 
 
 class TestRewards:
+    @pytest.mark.proves("R134")
     def test_rewards_have_a_row_where_they_differ_from_scores_and_none_elsewhere(self) -> None:
         rewards = [rewarded(0.0, -5.0), rewarded(0.0, -3.0), rewarded(0.0, 0.0), rewarded(1.0, 4.0)]
         report = stored(rewards)
@@ -143,6 +146,7 @@ class TestRewards:
         assert "mean_reward" not in {estimate.name for estimate in plain.estimates}
         assert plain.mean_reward == 0.75
 
+    @pytest.mark.proves("R134")
     def test_a_comparison_includes_rewards_if_one_side_has_rewards_of_its_own(self) -> None:
         report = stored({"a": [rewarded(0.5, 2.0)] * 8, "b": [0.5] * 8, "c": [0.25] * 8})
         found = compare(report["a"], report["b"])

@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Metric, Score, StopWhen, TrialContext
+from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Metric, Score, StopWhen, TokenUsage, TrialContext
 from fairtrial.render.json_record import as_text
-from fairtrial.stats import Interval, betabinom_sequence, mean_interval, mean_pass_at_k, wilson
+from fairtrial.stats import (
+    Interval,
+    betabinom_sequence,
+    mean_interval,
+    mean_pass_at_k,
+    quantile_interval,
+    rate_interval,
+    stopped_by_width,
+)
 from tests.report.made import FAIL, PASS, TASK_ERROR, Made, hostile_report, made_report
 
 
@@ -27,8 +35,8 @@ def ends(interval: object) -> tuple[float, float]:
 def test_both_pass_rates_have_their_interval() -> None:
     report = made_report(errors_too)
     assert report.pass_rate_interval == report["baseline"].pass_rate_interval
-    assert ends(report.pass_rate_interval) == pytest.approx(ends(wilson(6, 9)))
-    assert ends(report.pass_rate_all_interval) == pytest.approx(ends(wilson(6, 10)))
+    assert ends(report.pass_rate_interval) == pytest.approx(ends(rate_interval(6, 9)))
+    assert ends(report.pass_rate_all_interval) == pytest.approx(ends(rate_interval(6, 10)))
     assert report.mean_score_interval is not None
     assert report.mean_score_interval.contains(6 / 9)
     part = report["baseline"]
@@ -41,7 +49,7 @@ def test_both_pass_rates_have_their_interval() -> None:
 def test_where_nothing_was_scored_the_interval_is_none() -> None:
     report = made_report(lambda *_: TASK_ERROR)
     assert (report.pass_rate_interval, report.mean_score_interval) == (None, None)
-    assert ends(report.pass_rate_all_interval) == pytest.approx(ends(wilson(0, 10)))
+    assert ends(report.pass_rate_all_interval) == pytest.approx(ends(rate_interval(0, 10)))
 
 
 def test_several_experiments_have_no_common_interval() -> None:
@@ -100,8 +108,57 @@ def test_json_has_every_figure_and_null_where_there_is_none() -> None:
     assert sum(part["distribution"]["counts"]) == 18
     empty = json.loads(as_text(made_report(lambda *_: None)["baseline"].to_json()))["experiments"][0]
     assert (empty["estimates"][0]["value"], empty["estimates"][0]["low"]) == (None, None)
-    assert empty["estimates"][0]["note"] == "There are no samples."
+    assert empty["estimates"][0]["note"] == "No trial was scored."
     assert empty["latency_ms"] == {"mean": None, "max": None}
+
+
+@pytest.mark.proves("R44", "R46")
+def test_a_report_has_the_median_and_the_95th_percentile_of_what_a_trial_takes() -> None:
+    def trial(place: int, *_: Any) -> Made | None:
+        usage = TokenUsage(place, 0, 0, 0.001 * place)
+        metrics = (Metric("words", 10.0 * place), Metric("brevity", 0.5))
+        return Made(1.0, latency_ms=100 + place, usage=usage, metrics=metrics)
+
+    report = made_report(trial, samples=100)
+    (part,) = json.loads(as_text(report.to_json()))["experiments"]
+    found = {one["name"]: one for one in part["per_trial"]}
+    assert list(found) == [
+        "latency_ms", "median:latency_ms", "p95:latency_ms", "tokens", "median:tokens", "p95:tokens",
+        "cost_usd", "median:cost_usd", "p95:cost_usd", "median:words", "p95:words",
+    ]  # fmt: skip
+    assert set(found["p95:words"]) == set(part["estimates"][0])
+    expected = quantile_interval([100.0 + place for place in range(100)], 0.95)
+    p95 = found["p95:latency_ms"]
+    assert (p95["value"], p95["low"], p95["high"]) == (expected.value, expected.low, expected.high)
+    assert (p95["n"], p95["metric"], p95["method"], p95["note"]) == (100, "latency_ms", "order statistics", None)
+    assert found["latency_ms"]["value"] == pytest.approx(part["latency_ms"]["mean"])
+    assert found["latency_ms"]["low"] < 149.5 < found["latency_ms"]["high"]
+
+
+def test_an_end_that_the_values_cannot_bound_is_open_and_the_report_says_at_least() -> None:
+    report = made_report(lambda place, *_: Made(1.0, latency_ms=100 + place), samples=40)
+    p95 = next(one for one in report["baseline"].figures.per_trial if one.name == "p95:latency_ms")
+    assert (p95.value, p95.high) == (137.0, None)
+    assert p95.note == "40 values do not bound this quantile on both sides."
+    for text in (report.to_markdown(), str(report)):
+        assert f"at least {p95.low:g} ms" in text
+
+
+def test_quantiles_of_repeats_and_of_clusters_are_those_of_the_statistics() -> None:
+    def trial(place: int, experiment: str, repeat: int) -> Made:
+        return Made(1.0, latency_ms=100 + 7 * place % 90 + repeat)
+
+    rows = [[100.0 + 7 * place % 90 + repeat for repeat in range(3)] for place in range(90)]
+    for metadata, labels in (
+        (None, None),
+        (lambda place: {"cluster": place // 2}, [place // 2 for place in range(90)]),
+    ):
+        options: dict[str, Any] = {} if metadata is None else {"metadata": metadata}
+        report = made_report(trial, samples=90, repeats=3, **options)
+        found = next(one for one in report["baseline"].figures.per_trial if one.name == "p95:latency_ms")
+        expected = quantile_interval(rows, 0.95, clusters=labels)
+        assert (found.value, found.low, found.high) == (expected.value, expected.low, expected.high)
+        assert (found.n, found.trials, found.clusters) == (90, 270, None if labels is None else 45)
 
 
 def test_json_of_hostile_text_can_be_read_by_anyone() -> None:
@@ -116,7 +173,7 @@ def adaptive_report() -> Any:
     async def answer(given: int, ctx: TrialContext) -> int:
         return given if ctx.experiment.name == "good" or given % 3 == 0 else -1
 
-    config = EvalConfig(stop_when=StopWhen(decides=("bad", "good"), every=10), max_concurrent=1)
+    config = EvalConfig(stop_when=StopWhen(decides=("bad", "good"), every=10, shuffle=False), max_concurrent=1)
 
     def judge(output: int, expected: int) -> Score:
         return Score(float(output == expected), metrics=[Metric("brevity", 0.3 + 0.01 * (expected % 7))])
@@ -141,25 +198,39 @@ def test_a_run_that_stopped_by_itself_is_said_to_have_and_has_the_interval_that_
     found = {estimate.name: estimate for estimate in part.estimates}
     assert (found["pass_rate"].n, found["pass_rate"].value) == (looked, passed / looked)
     assert (found["brevity"].low, found["brevity"].n) == (None, looked)
+    quantile = next(one for one in part.figures.per_trial if one.name == "median:latency_ms")
+    assert (quantile.low, quantile.high, quantile.n) == (None, None, looked)
+    assert quantile.note is not None
+    assert quantile.note.startswith("The run used its own results")
     text = " ".join(str(report).split())
-    assert "stopping was adaptive" in text
+    assert "The run stopped by its own rule" in text
     assert re.search(r"good is better than bad: \+\d+\.\d points \([+-]\d+\.\d to \+\d+\.\d points\)", text)
     assert "have an interval that allows for it. (brevity)" in text
     for rendered in (report.to_markdown(), report.to_html()):
-        assert "stopping was adaptive" in rendered
+        assert "The run stopped by its own rule" in rendered
     record = report.to_json()["experiments"][0]
     assert record["adaptive"] is True
     assert record["estimates"][-1]["low"] is None
 
 
 def test_where_no_trial_of_such_a_run_was_scored_there_is_no_rate() -> None:
-    side = {"n": 10, "passed": 0, "errors": 10, "missing": 0, "estimate": 0.0, "low": 0.0, "high": 0.3, "method": "s"}
+    side = {
+        "n": 10,
+        "passed": 0,
+        "errors": 10,
+        "missing": 0,
+        "estimate": 0.0,
+        "low": 0.0,
+        "high": 0.3,
+        "level": 0.9,
+        "method": "s",
+    }
     note = {
-        "stopped": True, "reason": "enough", "rule": {"level": 0.9}, "samples": 10, "planned": 10, "beyond": 0,
-        "experiments": {"baseline": side}, "pair": None,
+        "stopped": True, "reason": "enough", "rule": {"narrower_than": 0.5, "level": 0.9}, "samples": 10, "planned": 10,
+        "beyond": 0, "experiments": {"baseline": side}, "pair": None,
     }  # fmt: skip
     report = made_report(lambda *_: TASK_ERROR, notes={"adaptive": note})
     assert report.pass_rate_interval is None
     assert report.pass_rate_all_interval is not None
-    assert report.pass_rate_all_interval == betabinom_sequence(0, 10, level=0.9)
+    assert report.pass_rate_all_interval == stopped_by_width(0, 10, level=0.9)
     assert "90% interval" in str(report)

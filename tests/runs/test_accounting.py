@@ -29,10 +29,10 @@ from fairtrial import (
     TokenUsage,
     TrialContext,
 )
-from fairtrial.fleet import dispatch
-from fairtrial.fleet.dispatcher import DispatchConfig
-from fairtrial.fleet.post import MemoryPostOffice
-from fairtrial.fleet.wire import EvalReply, EvalRequest
+from fairtrial.fleet.client import dispatch
+from fairtrial.fleet.client.dispatch import DispatchConfig
+from fairtrial.fleet.messages import EvalReply, EvalRequest
+from fairtrial.fleet.queues import MemoryBroker
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import NO_SAMPLES, Committed, RunRecord, RunStore
@@ -158,7 +158,7 @@ class World:
         )
         experiments = [Experiment(name) for name in scenario.experiments]
         self.suite = EvalSuite("s", data, self.task, self.judge, experiments=experiments, config=config, version="1")
-        self.office = MemoryPostOffice()
+        self.broker = MemoryBroker()
         self.reports: dict[str, EvalReport] = {}
 
     def ordinal(self, sample: int, experiment: str, repeat: int) -> int:
@@ -219,8 +219,8 @@ class World:
         request = self.suite._request(self.store, {}, (), retry_errors=step.action == "retry_errors")
         if step.action != "fleet":
             return await self.suite._carried_out(request, None, interrupt=interrupt, on_result=count)
-        async with FakeWorker(self.office, "s", self.reply, concurrency=3).at_work():
-            return await self.suite._carried_out(request, self.office, interrupt=interrupt, on_result=count)
+        async with FakeWorker(self.broker, "s", self.reply, concurrency=3).at_work():
+            return await self.suite._carried_out(request, self.broker, interrupt=interrupt, on_result=count)
 
     def check(self, run: RunRecord) -> EvalReport:
         """Every trial of the plan is accounted for, and the status says what the store holds."""
@@ -276,7 +276,7 @@ _SOME = Scenario(2, ("a",), 1, 0, (("refused", "scored"), ("unstorable",)), (Ste
 _FLEET = Scenario(2, ("a",), 1, 0, (("dead_letter",), ("scorer_error",)), (Step("fleet", forget_at=1), Step("fleet")))
 
 
-_quick = DispatchConfig(batch=4, floor=3, look_seconds=0.01, heal_seconds=0.1, hint_seconds=60)
+_quick = DispatchConfig(batch=4, floor=3, poll_seconds=0.01, recovery_seconds=0.1, hint_seconds=60)
 _fixtures = [HealthCheck.function_scoped_fixture]
 
 

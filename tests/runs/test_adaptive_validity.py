@@ -1,4 +1,4 @@
-"""What adaptive stopping promises, by simulation: few false alarms, intervals that hold the truth."""
+"""Simulations of adaptive stopping: the rate of false alarms and the coverage of intervals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_identical_systems_are_called_different_in_few_runs_looked_at_every_ten_
     assert alarms / RUNS <= 0.06
 
 
-def test_the_usual_test_looked_at_as_often_cries_wolf() -> None:
+def test_the_usual_test_gives_false_alarms_when_looked_at_as_often() -> None:
     rng = np.random.default_rng(7)
     alarms = 0
     for _ in range(100):
@@ -77,7 +77,7 @@ def test_the_interval_holds_the_truth_where_the_run_stopped(rate: float, width: 
     for _ in range(RUNS // 2):
         adaptive = followed(rule, np.where(rng.random((600, 1)) < rate, PASSED, FAILED), ("a",))
         assert adaptive.reason is not None
-        figures = adaptive.note(600)["experiments"]["a"]
+        figures = adaptive.note(600).to_json()["experiments"]["a"]
         held += figures["low"] <= rate <= figures["high"]
     assert held / (RUNS // 2) >= 0.95
 
@@ -88,9 +88,9 @@ def test_the_interval_holds_even_if_failures_are_the_ones_that_cannot_be_scored(
     for _ in range(200):
         codes = np.where(rng.random((600, 1)) < 0.8, PASSED, FAILED)
         codes = np.where((codes == FAILED) & (rng.random((600, 1)) < 0.5), MISSING, codes)
-        figures = followed(StopWhen(narrower_than=0.2), codes, ("a",)).note(600)["experiments"]["a"]
+        figures = followed(StopWhen(narrower_than=0.2), codes, ("a",)).note(600).to_json()["experiments"]["a"]
         held += figures["low"] <= 0.8 <= figures["high"]
-        naive += stats.betabinom_sequence(figures["passed"], figures["n"] - figures["missing"]).contains(0.8)
+        naive += stats.stopped_by_width(figures["passed"], figures["n"] - figures["missing"]).contains(0.8)
     assert held / 200 >= 0.95
     assert naive / 200 < 0.5
 
@@ -100,7 +100,7 @@ def test_a_real_difference_is_found_and_the_interval_that_goes_with_it_holds() -
     found = held = 0
     for _ in range(400):
         codes = np.where(rng.random((500, 2)) < (0.6, 0.75), PASSED, FAILED)
-        note = followed(StopWhen(decides=("a", "b")), codes, ("a", "b")).note(1000)["pair"]
+        note = followed(StopWhen(decides=("a", "b")), codes, ("a", "b")).note(1000).to_json()["pair"]
         found += note["verdict"] == "better"
         held += note["low"] <= 0.15 <= note["high"]
     assert found / 400 > 0.9

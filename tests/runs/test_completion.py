@@ -1,4 +1,4 @@
-"""A run is finished when the store holds a result for every trial of its plan, and not before."""
+"""A run is finished only when the store has a result for every planned trial."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from fairtrial import (
     TrialContext,
     exact_match,
 )
-from fairtrial.cli.faults import ExitCode
-from fairtrial.cli.running import verdict
+from fairtrial.cli.running import exit_status
+from fairtrial.cli.user_errors import ExitCode
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import NO_SAMPLES, Committed
 
@@ -151,7 +151,7 @@ class TestTheStoreDecides:
         assert (report.status, report.successful) == ("finished", 2000)
         assert store.lost > 0
         assert len(executed) == 2000 + store.lost
-        assert "were committed and are not in the store: executing these trials again" in caplog.text
+        assert "are missing from the store: executing these trials again" in caplog.text
 
     async def test_a_store_that_keeps_losing_results_makes_the_run_incomplete(self) -> None:
         class Leaky(MemoryStore):
@@ -183,9 +183,9 @@ class TestTheStoreDecides:
         suite = EvalSuite("s", numbers(3), task, exact_match)
         report = await suite.run(store=store)
         assert (report.status, report.total, report.not_run, executed) == ("incomplete", 2, 1, [0, 1, 2])
-        assert verdict(report, fail_under=None, max_error_share=1.0) == (
+        assert exit_status(report, fail_under=None, max_error_share=1.0) == (
             ExitCode.ERRORED,
-            "1 of 3 trials have no stored result; the same command executes them",
+            "1 of 3 trials have no stored result; run the same command to execute them",
         )
         store.picky = False
         again = await suite.run(store=store)

@@ -1,4 +1,4 @@
-"""What a run costs: judges count, unknown prices are said, and what was spent before counts."""
+"""The cost of a run: judges count, unknown prices are reported, and earlier costs of a resumed run count."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ async def run(made: EvalSuite, store: RunStore | str = "memory:", **options: Any
     return await made.run(store=store, **options)
 
 
+@pytest.mark.proves("R147")
 async def test_the_cost_cap_counts_what_judges_cost() -> None:
     report = await run(suite(same, judge(), 2.0))
     assert (report.status, report.total) == ("interrupted", 2)
@@ -134,6 +135,7 @@ async def test_rescoring_counts_its_own_judges_under_the_cap() -> None:
     assert "the cost reached $2.00 of $2.00" in str(capped)
 
 
+@pytest.mark.proves("R147")
 @pytest.mark.parametrize("place", ["judge", "member", "prompt_task", "agent_task", "adapter"])
 async def test_an_unknown_price_is_said_before_the_first_trial_and_refused_if_strict(
     place: str, caplog: pytest.LogCaptureFixture
@@ -155,10 +157,10 @@ async def test_an_unknown_price_is_said_before_the_first_trial_and_refused_if_st
         made.adapter = strict.adapter = adapter
     with caplog.at_level(logging.WARNING, "fairtrial"):
         await run(made)
-    assert "the price of 'tiny' is not known" in caplog.messages[0]
+    assert "the price of 'tiny' is unknown" in caplog.messages[0]
     assert "prices=Prices(input=..., output=...)" in caplog.messages[0]
     store = open_store("memory:")
-    with pytest.raises(ConfigurationError, match=r"strict_cost: the price of 'tiny' is not known\nGive the adapter"):
+    with pytest.raises(ConfigurationError, match=r"strict_cost: the price of 'tiny' is unknown\nGive the adapter"):
         await run(strict, store)
     assert store.runs() == []
     assert adapter.call_count <= 1  # By the run that only warned.

@@ -134,7 +134,7 @@ def test_an_interrupt_drains_closes_everything_and_the_last_line_says_how_to_go_
     _, err = process.communicate(timeout=30)
     assert time.monotonic() - started < 10
     assert process.returncode == -signal.SIGINT, err
-    assert err.splitlines()[-1].endswith(f"go on with: python {SCRIPT} {url} {log} 60 slow")
+    assert err.splitlines()[-1].endswith(f"Resume it with: python {SCRIPT} {url} {log} 60 slow")
     lines = log.read_text().splitlines()
     opened = [line.split()[1] for line in lines if line.startswith("open ")]
     closed = [line.split()[1] for line in lines if line.startswith("close ")]

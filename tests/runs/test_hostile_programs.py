@@ -1,4 +1,4 @@
-"""Tasks that leave a mess in the process of a local run: every trial is stored, whatever its neighbours do."""
+"""Tasks that disturb their process: every trial of the local run is still stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What identifies evaluators, tasks and runs: alike in every process, different for what behaves differently."""
+"""The identity of evaluators, tasks and runs: equal in every process, different if behaviour differs."""
 
 from __future__ import annotations
 

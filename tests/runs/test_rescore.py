@@ -157,7 +157,7 @@ class TestAnotherSuite:
 
     async def test_other_experiments_are_refused(self) -> None:
         other = EvalSuite("t", numbers(3), same, exact_match, experiments=[Experiment("a"), Experiment("c")])
-        assert "with suite 't': it has an experiment 'b' and the suite has a, c" in await self.refused(other)
+        assert "with suite 't': it has experiment 'b', but the suite has a, c" in await self.refused(other)
 
     async def test_a_suite_without_experiments_of_its_own_scores_any(self) -> None:
         store = open_store("memory:")
@@ -367,8 +367,8 @@ class TestRedactedTrials:
         second = await suite.rescore(first.run_id, store=store)
         assert scored == ["reason"]
         assert [(result.outcome, result.error) for result in second.results] == [
-            ("scorer_error", "its stored output was redacted and cannot be scored again; run the trial again"),
-            ("scorer_error", "its stored transcript was redacted and cannot be scored again; run the trial again"),
+            ("scorer_error", "its stored output was redacted, so it cannot be rescored; execute the trial again"),
+            ("scorer_error", "its stored transcript was redacted, so it cannot be rescored; execute the trial again"),
             ("scored", None),
         ]
         assert second.run.notes["redacted"] == 2
@@ -387,7 +387,8 @@ class TestRedactedTrials:
         (result,) = (await suite.rescore("large", store=store)).results
         assert (result.outcome, result.score) == ("scorer_error", None)
         assert result.error == (
-            "its output was too large for the queue and is not stored and cannot be scored again; run the trial again"
+            "its output was too large for the queue and is not stored, so it cannot be rescored; "
+            "execute the trial again"
         )
 
     async def test_a_failed_trial_does_not_pass_because_output_and_expected_value_are_redacted(

@@ -1,8 +1,9 @@
-"""Going on with a run: what is done stays done, what was paid for is kept."""
+"""Resuming a run: stored trials are not executed again, and no cost is lost."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,45 @@ async def test_an_unfinished_run_is_resumed_and_executes_only_what_is_missing() 
     assert first.calls == [0, 1, 2, 3, 4]
     assert sorted(second.calls) == [5, 6, 7]
     assert dict(finished.errors) == {"task_error": 1}
+
+
+def test_a_program_says_once_that_it_resumes_a_run_and_which_trials_it_retries(child: Callable[..., str]) -> None:
+    code = """
+import sys
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, exact_match
+
+sys.stderr = sys.stdout
+dataset = Dataset([Sample(f"s{i}", i, i) for i in range(8)])
+
+def task(given, ctx):
+    if given == 4:
+        raise ValueError
+    return given
+
+for how in ({"fresh": True}, {}, {"retry_errors": True}):
+    config = EvalConfig(stop_on_error=bool(how.get("fresh")), max_concurrent=1)
+    EvalSuite("study", dataset, task, exact_match, config=config, version="1").run_sync(store="runs.db", **how)
+"""
+    assert child(code).splitlines() == [
+        "resuming run study@1: 5 of 8 trials are stored",
+        "retrying 1 trial of run study@1: the others are stored",
+    ]
+
+
+async def test_the_time_of_a_run_is_that_of_its_processes_and_not_the_time_between_them() -> None:
+    store = open_store("memory:")
+    failing = EvalSuite("s", doubles(8), Counting(4), exact_match, version="1")
+    first = await failing.run(store=store)
+    assert first.run.noted.executed_seconds is None
+    store.update_run(first.run_id, finished_at=first.run.created_at + 5.0)
+    again = await failing.run(store=store, retry_errors=True)
+    assert again.run.took_seconds is not None
+    assert again.run.took_seconds == again.run.noted.executed_seconds
+    assert 5.0 <= again.run.took_seconds < 65.0
+    assert again.run.finished_at is not None
+    stopped = await EvalSuite("t", doubles(8), Counting(4), exact_match, config=STOPPING, version="1").run(store=store)
+    assert stopped.run.noted.executed_seconds is not None
+    assert stopped.run.took_seconds is None
 
 
 async def test_a_finished_run_is_followed_by_a_new_one_and_fresh_always_is() -> None:
@@ -153,11 +193,11 @@ async def test_a_run_stored_without_an_identity_is_resumed_by_what_is_known_of_i
 async def test_a_run_of_another_suite_is_not_resumed() -> None:
     store = open_store("memory:")
     old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING).run(store=store)
-    with pytest.raises(RunMismatchError, match="is one of suite 's', not of 'other'"):
+    with pytest.raises(RunMismatchError, match=r"belongs to suite 's' \(got 'other'\)"):
         await EvalSuite("other", doubles(8), Counting(), exact_match).run(store=store, run_id=old.run_id)
 
 
-async def test_outputs_that_only_lack_a_score_are_not_paid_for_again_by_another_evaluator() -> None:
+async def test_outputs_without_a_score_are_not_executed_again_for_another_evaluator() -> None:
     store = open_store("memory:")
     task = Counting()
 
@@ -205,7 +245,7 @@ async def test_a_trial_whose_scoring_failed_is_only_scored_again() -> None:
     assert len(task.calls) == 8
 
 
-async def test_a_finished_run_with_scorer_errors_is_gone_on_with_rather_than_paid_for_again() -> None:
+async def test_a_finished_run_with_scorer_errors_is_resumed_and_only_scored_again() -> None:
     store = open_store("memory:")
     task = Counting()
     down = True

@@ -1,4 +1,4 @@
-"""Ownership of runs: one process executes a run, and whoever lost it stops before it pays for anything twice."""
+"""The lease of a run: one process executes a run, and a process that lost the lease stops."""
 
 from __future__ import annotations
 

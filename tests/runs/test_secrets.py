@@ -1,4 +1,4 @@
-"""A secret is in neither the store nor the logs, whoever lets it slip."""
+"""Secrets are never written to the store or the logs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_secret_that_user_code_lets_slip_reaches_neither_store_nor_logs(
         errors = [str(result.error) for result in report.results]
         assert all("transcript" in result.redacted_parts for result in report.results)
     store.close()
-    assert "the run goes on" in caplog.text
+    assert "the run continues" in caplog.text
     assert SECRET not in caplog.text
     assert "[redacted]" in caplog.text
     assert sum("[redacted]" in error for error in errors) == 2

@@ -1,4 +1,4 @@
-"""A database host that is cut off without a word, as by a firewall or a power switch. Run by scripts/attacks --soak."""
+"""A database host that stops responding, as behind a firewall. Run by scripts/attacks --soak."""
 
 from __future__ import annotations
 

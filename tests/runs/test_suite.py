@@ -1,4 +1,4 @@
-"""Suites: what is run, in what order, and what is said about it."""
+"""Suites: what is run, in which order, and the messages about invalid suites."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import gc
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,12 +19,10 @@ from fairtrial import (
     ConfigurationError,
     Dataset,
     EvalConfig,
-    EvalReport,
     EvalSuite,
     Experiment,
     Metric,
     PromptExecuted,
-    RunMismatchError,
     Sample,
     Score,
     TokenUsage,
@@ -39,16 +36,9 @@ from fairtrial import (
 )
 from fairtrial.models import ScriptedAdapter
 from fairtrial.runs import EvalRunCompleted, EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted, loop_watch
+from tests.runs.doubles import double, doubles
 
 pytestmark = pytest.mark.anyio
-
-
-def doubles(count: int) -> Dataset[int, int]:
-    return Dataset([Sample(f"s{i}", i, 2 * i, {"parity": i % 2}) for i in range(count)], name="doubles")
-
-
-async def double(given: int) -> int:
-    return 2 * given
 
 
 class Recorder:
@@ -122,6 +112,45 @@ async def test_errors_are_counted_and_never_become_scores() -> None:
     assert len(report.failed_samples()) == 1
     broken = [result for result in report.results if not result.success]
     assert all(result.score is None and result.error == "ValueError: odd" for result in broken)
+
+
+async def test_a_report_of_a_task_that_always_raises_names_the_error_and_its_line() -> None:
+    def broken(given: int) -> int:
+        return given.no_such_attribute  # type: ignore[attr-defined,no-any-return]
+
+    line = broken.__code__.co_firstlineno + 1
+    text = str(await evaluate(doubles(30), broken, exact_match))
+    error = f"30 x AttributeError: 'int' object has no attribute 'no_such_attribute' (test_suite.py:{line} in broken)"
+    assert error in " ".join(text.split())
+    assert "no samples" not in text
+
+
+@pytest.mark.parametrize(("good", "warnings"), [(99, 1), (5, 0), (35, 1)])
+async def test_a_run_warns_once_when_the_first_trials_all_end_in_the_same_error(
+    good: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(given: int) -> int:
+        if given == good:
+            return given
+        raise ValueError(f"no {given}")
+
+    await evaluate(doubles(60), broken, exact_match, EvalConfig(max_concurrent=1))
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == warnings
+    if said:
+        assert said[0].startswith(
+            "the first 20 trials that finished all ended in the same error: ValueError: no 19 (test_suite.py:"
+        )
+        assert said[0].endswith("run it again with --retry-errors (retry_errors=True)")
+
+
+async def test_a_warning_of_equal_scorer_errors_recommends_rescoring(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(output: int, expected: int) -> bool:
+        raise ValueError("no")
+
+    await evaluate(doubles(20), lambda given: given, broken, EvalConfig(max_concurrent=1))
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "fix the evaluator, then use `fairtrial rescore`" in said
 
 
 async def test_with_no_scored_trial_every_rate_is_undefined() -> None:
@@ -284,7 +313,7 @@ async def test_observers_hear_of_the_run_and_of_every_trial_and_cannot_break_it(
     assert {event.result.sample_id for event in recorder.of(SampleEvaluated)} == {"s0", "s1", "s2"}
     (completed,) = recorder.of(EvalRunCompleted)
     assert (completed.status, completed.pass_rate, completed.mean_score) == ("finished", 1.0, 1.0)
-    assert "the run goes on" in caplog.text
+    assert "the run continues" in caplog.text
 
 
 async def test_the_end_of_a_run_of_several_experiments_has_the_figures_of_each_and_no_common_ones() -> None:
@@ -298,120 +327,6 @@ async def test_the_end_of_a_run_of_several_experiments_has_the_figures_of_each_a
     assert (completed.pass_rate, completed.mean_score) == (None, None)
     assert {name: figures.pass_rate for name, figures in completed.experiments.items()} == {"right": 1.0, "wrong": 0.0}
     assert completed.experiments["right"].mean_score == 1.0
-
-
-@pytest.mark.proves("R112", "R100")
-async def test_results_stream_out_as_they_come() -> None:
-    suite = EvalSuite("s", doubles(6), double, exact_match)
-    async with aclosing(suite.stream(store="memory:")) as results:
-        seen = [result.sample_id async for result in results]
-    assert sorted(seen) == ["s0", "s1", "s2", "s3", "s4", "s5"]
-
-
-async def test_what_keeps_a_run_from_starting_comes_out_of_its_stream_as_it_is() -> None:
-    store = open_store("memory:")
-    broken = EvalSuite("s", doubles(3), double, lambda output, expected: 1 / 0)
-    assert (await broken.run(store=store)).status == "unscored"
-    async with aclosing(EvalSuite("s", doubles(3), double, exact_match).stream(store=store)) as results:
-        with pytest.raises(RunMismatchError):
-            await anext(results)
-
-
-@pytest.mark.proves("R112")
-async def test_a_stream_that_is_left_early_leaves_a_run_that_can_be_resumed() -> None:
-    store = open_store("memory:")
-    suite = EvalSuite("s", doubles(50), double, exact_match, config=EvalConfig(max_concurrent=2))
-    async with aclosing(suite.stream(store=store)) as results:
-        async for _ in results:
-            break
-    (run,) = store.runs(suite="s")
-    assert run.status == "interrupted"
-    report = await suite.run(store=store)
-    assert (report.run_id, report.total, report.status) == (run.run_id, 50, "finished")
-
-
-@pytest.mark.proves("R112")
-@pytest.mark.parametrize("how", ["break", "error", "cancelled"])
-async def test_a_stream_that_is_dropped_hurts_nobody_and_leaves_a_run_that_can_be_resumed(how: str) -> None:
-    """Without `aclosing`: as people write it. The caller must not be cancelled."""
-    store = open_store("memory:")
-    calls: list[int] = []
-
-    ending = overlaps = 0
-
-    async def count(given: int) -> int:
-        nonlocal ending, overlaps
-        calls.append(given)
-        overlaps += ending
-        try:
-            await anyio.sleep(0.001)
-        except anyio.get_cancelled_exc_class():
-            ending += 1
-            with anyio.CancelScope(shield=True):
-                await anyio.sleep(0.1)
-            ending -= 1
-            raise
-        return 2 * given
-
-    suite = EvalSuite("s", doubles(50), count, exact_match, config=EvalConfig(max_concurrent=2))
-
-    async def leave() -> None:
-        async for _ in suite.stream(store=store):
-            if how == "error":
-                raise LookupError("a mistake of the caller")
-            if how == "break":
-                break
-            await anyio.sleep(30)
-
-    if how == "error":
-        with pytest.raises(LookupError):
-            await leave()
-    elif how == "break":
-        await leave()
-    else:
-        with anyio.move_on_after(0.2):
-            await leave()
-    report = await suite.run(store=store)  # At once: it waits for the other to have stopped.
-    assert (len(store.runs(suite="s")), report.total, report.status) == (1, 50, "finished")
-    assert len(calls) <= 50 + 2  # What was in flight is executed again, nothing else.
-    assert overlaps == 0
-    await anyio.sleep(0.05)  # A late cancellation would come now.
-
-
-@pytest.mark.proves("R112")
-async def test_a_dropped_stream_stops_its_run_by_itself() -> None:
-    store = open_store("memory:")
-    suite = EvalSuite("s", doubles(50), double, exact_match, config=EvalConfig(max_concurrent=2))
-    async for _ in suite.stream(store=store):
-        break
-    with anyio.fail_after(10):
-        while store.runs(suite="s")[0].status == "running":
-            await anyio.lowlevel.checkpoint()
-    assert store.runs(suite="s")[0].status == "interrupted"
-
-
-def test_a_program_that_ends_after_leaving_a_stream_ends_cleanly(child: Callable[..., str], tmp_path: Path) -> None:
-    code = """
-import anyio, sys
-from fairtrial import Dataset, EvalSuite, Sample, exact_match, open_store
-
-async def slow(given):
-    await anyio.sleep(0.01)
-    return given
-
-async def main():
-    suite = EvalSuite("s", Dataset([Sample(f"s{i}", i, i) for i in range(200)]), slow, exact_match)
-    async for result in suite.stream(store="runs.db"):
-        break
-
-anyio.run(main, backend=sys.argv[1])
-(run,) = open_store("runs.db").runs()
-print(run.status)
-"""
-    for backend in ("asyncio", "trio"):
-        folder = tmp_path / backend
-        folder.mkdir()
-        assert child(code, backend, cwd=folder, PYTHONWARNINGS="error") == "interrupted"
 
 
 async def test_the_lifespan_opens_what_trials_share_once_and_closes_it() -> None:
@@ -450,18 +365,19 @@ async def test_a_lifespan_that_fails_ends_the_run_with_its_own_error() -> None:
 
 
 BAD_SUITES: list[tuple[dict[str, Any], str]] = [
-    ({"evaluator": None}, "has no evaluator"),
+    ({"evaluator": None}, "must have an evaluator"),
     ({"evaluator": 5}, "must be callable"),
     ({"evaluator": [exact_match, all_of(exact_match)]}, "combine several: all_of.exact_match"),
     ({"experiments": ["big", "small"]}, r"must be Experiment objects .got 'big'.\nwrite .*Experiment.'big'"),
     ({"evaluator": lambda answer: True}, "takes .answer."),
     ({"task": None}, "has no task"),
     ({"task": 5}, "must be callable"),
-    ({"task": lambda: 1}, "a task takes"),
-    ({"task": lambda a, b, c: 1}, "a task takes"),
-    ({"dataset": [1, 2]}, "needs a Dataset"),
+    ({"task": lambda: 1}, "must take .input."),
+    ({"task": lambda a, b, c: 1}, "must take .input."),
+    ({"dataset": [1, 2]}, "must be a Dataset"),
     ({"name": "a:b"}, "without ':'"),
-    ({"experiments": [Experiment(), Experiment()]}, "share a name"),
+    ({"name": doubles(1)}, r"must be text .got Dataset.\nthe name comes first, as in EvalSuite.*by keyword"),
+    ({"experiments": [Experiment(), Experiment()]}, "must be unique"),
 ]
 
 
@@ -491,7 +407,7 @@ async def test_settings_out_of_range_are_refused_by_name(setting: str, value: An
 
 @pytest.mark.parametrize("name", ["", "a:b", "a@1", "a/b"])
 async def test_an_experiment_needs_a_name_people_can_type(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="experiment's name"):
+    with pytest.raises(ConfigurationError, match="invalid experiment name"):
         Experiment(name)
 
 
@@ -550,10 +466,18 @@ async def test_a_task_with_a_model_runs_under_both_event_loops() -> None:
     assert len(adapter.calls) == 4
 
 
-async def test_an_empty_dataset_makes_an_empty_report() -> None:
-    report = await evaluate(Dataset([]), double, exact_match)
-    assert (report.total, report.pass_rate, report.status) == (0, None, "finished")
-    assert "0 of 0 trials" in str(report)
+async def test_an_empty_dataset_is_refused_and_nothing_is_stored() -> None:
+    store = open_store("memory:")
+    said = "dataset 'numbers' of suite 's' has no samples, so nothing was run\ncheck the dataset file"
+    for call in (
+        lambda: EvalSuite("s", Dataset([], name="numbers"), double, exact_match).run(store=store),
+        lambda: anext(EvalSuite("s", Dataset([], name="numbers"), double, exact_match).stream(store=store)),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            await call()
+    with pytest.raises(ConfigurationError, match="has no samples, so nothing was run"):
+        await evaluate(Dataset([]), double, exact_match)
+    assert store.runs() == []
 
 
 def test_evaluate_sync_works_from_ordinary_code_and_twice_on_one_event_loop() -> None:
@@ -572,112 +496,3 @@ def test_evaluate_sync_works_from_ordinary_code_and_twice_on_one_event_loop() ->
 
 async def test_evaluate_sync_works_inside_a_running_event_loop_as_notebooks_have() -> None:
     assert evaluate_sync(doubles(3), double, exact_match).pass_rate == 1.0
-
-
-@pytest.mark.proves("R47")
-async def test_reports_are_sliced_by_metadata_by_metric_and_by_any_function() -> None:
-    async def evens_only(given: int) -> int:
-        return 2 * given if given % 2 == 0 else 0
-
-    report = await evaluate(doubles(10), evens_only, exact_match)
-    by_parity = report.group_by("parity")
-    assert {value: (found["n"], found["pass_rate"]) for value, found in by_parity.items()} == {0: (5, 1.0), 1: (5, 0.0)}
-    by_size = report.group_by(lambda result: result.ordinal < 5)
-    assert {value: found["n"] for value, found in by_size.items()} == {True: 5, False: 5}
-    assert set(report.group_by("no_such_key")) == {None}
-
-
-@pytest.mark.proves("R41", "R42")
-async def test_a_result_leads_to_its_sample_its_output_and_its_trajectory() -> None:
-    async def talk(given: int, ctx: TrialContext) -> int:
-        ctx.session.record(ChatMessage("user", str(given)))
-        ctx.session.record(PromptExecuted(usage=TokenUsage(3, 4)))
-        return 2 * given
-
-    report = await evaluate(doubles(2), talk, exact_match)
-    last = report.results[-1]
-    assert (last.output, last.usage.total_tokens) == (2, 7)
-    assert last.sample.input == 1
-    assert last.sample.metadata == {"parity": 1}
-    assert last.trajectory.messages == (ChatMessage("user", "1"),)
-
-
-@pytest.mark.proves("R42")
-async def test_a_results_metadata_is_stored_with_it() -> None:
-    async def fails_here(given: int) -> int:
-        raise ValueError(given)
-
-    report = await evaluate(doubles(1), fails_here, exact_match)
-    assert "in fails_here" in str(report.results[0].metadata["traceback"])
-
-
-async def test_a_report_is_a_table_a_person_can_read_in_a_terminal_and_in_a_notebook() -> None:
-    report = await EvalSuite("doubles", doubles(4), double, exact_match).run(store="memory:")
-    text = str(report)
-    assert "100.0%" in text
-    assert "51.0% to 100.0%" in text
-    assert "\x1b" not in text
-    assert max(len(line) for line in text.splitlines()) <= 80
-    assert "<table>" in report._repr_html_()
-    assert repr(report).startswith("<EvalReport doubles")
-
-
-@pytest.mark.proves("R46")
-async def test_a_report_gives_mean_spread_and_extremes_and_can_be_saved_and_loaded(tmp_path: Path) -> None:
-    values = {0: 0.0, 1: 0.25, 2: 0.5, 3: 1.0}
-
-    def grade(output: int, expected: int) -> float:
-        return values[output]
-
-    async def same(given: int) -> int:
-        return given
-
-    report = await evaluate(doubles(4), same, grade)
-    summary = report.summary
-    assert (summary["n"], summary["mean"], summary["min"], summary["max"]) == (4, 0.4375, 0.0, 1.0)
-    assert summary["std"] == pytest.approx(0.4269562)
-    report.save(tmp_path / "run.db")
-    loaded = EvalReport.load(tmp_path / "run.db")
-    assert loaded.summary == summary
-    assert loaded.config == report.config
-    assert [result.output for result in loaded.results] == [0, 1, 2, 3]
-    assert loaded.results[2].sample.expected == 4
-    loaded.store.close()
-    report.export(tmp_path / "results.jsonl")
-    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
-
-
-@pytest.mark.proves("R89")
-async def test_a_report_of_a_running_run_shows_what_is_stored_so_far() -> None:
-    store = open_store("memory:")
-    seen: list[tuple[str, int, int]] = []
-
-    async def wait_for_the_first(given: int) -> int:
-        if given < 4:
-            return 2 * given
-        (run,) = store.runs(suite="s")
-        with anyio.fail_after(5):
-            while (report := EvalReport(store, store.get_run(run.run_id))).total < 4:
-                await anyio.lowlevel.checkpoint()  # Another thread commits them.
-        seen.append((report.status, report.total, len(list(report.results))))
-        return 2 * given
-
-    config = EvalConfig(max_concurrent=1)
-    report = await EvalSuite("s", doubles(5), wait_for_the_first, exact_match, config=config).run(store=store)
-    assert seen == [("running", 4, 4)]
-    assert report.total == 5
-
-
-@pytest.mark.proves("R89")
-async def test_a_running_run_can_be_looked_at_and_refreshed() -> None:
-    store = open_store("memory:")
-    seen: list[int] = []
-
-    class Peek:
-        def publish(self, event: RunEvent) -> None:
-            if isinstance(event, EvalRunCompleted):
-                seen.append(EvalReport(store, store.get_run(event.run_id)).total)
-
-    report = await EvalSuite("s", doubles(5), double, exact_match).run(store=store, bus=Peek())
-    assert seen == [5]
-    assert report.refresh().total == 5

@@ -1,4 +1,4 @@
-"""A trial that kills the process of a local run is found, stored as an error, and costs no other trial its result."""
+"""A trial that crashes the process of a local run is found and stored as an error; other trials keep their results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairtrial import open_store
-from fairtrial.runs.suspects import CrashNote
+from fairtrial.store.notes import CrashNote
 
 SCRIPT = """
 import os, signal, socket, sys
@@ -79,7 +79,7 @@ def run_until_it_ends(folder: Path, how: str) -> tuple[int, list[int], Counter[s
     culprit = next(result for result in results if result.sample_id == results[13].sample_id)
     assert how == "state" or "process" in (culprit.error or "")
     assert run.status == "finished"
-    assert CrashNote.of(run.notes) == CrashNote()
+    assert run.noted.crashes == CrashNote()
     outcomes = Counter[str](result.outcome for result in results)
     executed = [int(line) for line in log.read_text().split()]
     return deaths, executed, outcomes
@@ -92,6 +92,7 @@ def test_a_trial_that_ends_its_process_twice_is_isolated_and_stored_as_an_error(
     assert executed.count(13) == 3  # Twice in a process that others shared, once in one of its own.
 
 
+@pytest.mark.long
 def test_a_suspect_that_cannot_be_isolated_is_executed_alone_and_blamed_after_three_deaths(tmp_path: Path) -> None:
     deaths, executed, outcomes = run_until_it_ends(tmp_path, "alone")
     assert (deaths, outcomes) == (5, {"scored": 39, "task_error": 1})
@@ -102,10 +103,3 @@ def test_an_innocent_suspect_that_fails_in_a_child_is_scored_in_the_process_of_t
     """Somebody else killed the process twice, and the task needs what only that process has opened."""
     deaths, _executed, outcomes = run_until_it_ends(tmp_path, "state")
     assert (deaths, outcomes) == (2, {"scored": 40})
-
-
-def test_a_note_that_is_none_is_read_as_no_crashes() -> None:
-    assert (
-        CrashNote.of({}) == CrashNote.of({"crashes": "x"}) == CrashNote.of({"crashes": [1, "a", 2, 0]}) == CrashNote()
-    )
-    assert CrashNote.of(CrashNote(2, 7, 3, 1).to_notes()) == CrashNote(2, 7, 3, 1)

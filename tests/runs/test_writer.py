@@ -1,4 +1,4 @@
-"""Results on their way into the store: patience, crowds, and stores that refuse."""
+"""The writer of results: waiting for the store, backpressure, and results that the store refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R9, R19 to R22 and R24: evaluators made of evaluators, and the laws they obey."""
+"""R9, R19 to R22 and R24: combinations of evaluators and their laws."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TestAllAndAny:
     @pytest.mark.proves("R19", "R20", "R24")
     def test_nothing_to_combine_is_refused(self) -> None:
         for combine in (all_of, any_of, composite, weighted):
-            with pytest.raises(ConfigurationError, match="needs at least one evaluator"):
+            with pytest.raises(ConfigurationError, match="must have at least one evaluator"):
                 combine()
 
     @pytest.mark.proves("R19", "R20")
@@ -140,7 +140,7 @@ class TestParts:
         assert score.metrics[1].metadata == {"why": "x"}
         assert score.reward == score.value
 
-    @pytest.mark.proves("R9")
+    @pytest.mark.proves("R9", "R126")
     def test_every_part_keeps_its_verdict_and_reason(self) -> None:
         judge = fixed(Score(0.5, False, "too terse"), "judge")
         inner = all_of(exact_match, fixed(Score(0.8, True, "fine"), "tone"))
@@ -176,7 +176,7 @@ class TestParts:
         judged = Score(0.5, False, "meh", [Metric("judge", 0.5, metadata={"model": "m"}), Metric("votes", 3)])
         score = all_of(fixed(judged, "judge"), exact_match)(1, 1)
         assert [metric.name for metric in score.metrics] == ["judge", "judge.votes", "exact_match"]
-        assert score.metrics[0] == Metric("judge", 0.5, 0.0, {"model": "m"}, False, "meh")
+        assert score.metrics[0] == Metric("judge", 0.5, 0.0, {"model": "m"}, False, "meh", higher_is_better=True)
 
     @pytest.mark.proves("R9")
     def test_names_never_collide(self) -> None:

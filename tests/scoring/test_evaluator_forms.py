@@ -1,4 +1,4 @@
-"""R12 to R16 and R23: the four forms, decided once."""
+"""R12 to R16 and R23: the four forms of evaluators."""
 
 from __future__ import annotations
 
@@ -192,7 +192,11 @@ FORMS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.proves("R12", "R13", "R14", "R15", "R23")
-@pytest.mark.parametrize(("fn", "form"), FORMS, ids=lambda value: getattr(value, "__name__", str(value))[:40])
+@pytest.mark.parametrize(
+    ("fn", "form"),
+    FORMS,
+    ids=lambda value: getattr(value, "__name__", None) or (value if isinstance(value, str) else type(value).__name__),
+)
 def test_every_form_of_every_kind_of_callable_is_recognised_and_called(fn: Any, form: str) -> None:
     assert form_of(fn) == form
     assert score_of(fn).passed
@@ -402,7 +406,9 @@ def test_an_evaluator_that_cannot_be_bound_is_refused_with_the_marker_to_use() -
     def score(traj, sample):  # type: ignore[no-untyped-def]
         return 1.0
 
-    with pytest.raises(ConfigurationError, match=r"'sample' means the sample and stands where the expected is given"):
+    with pytest.raises(
+        ConfigurationError, match=r"'sample' must be in the position of the sample \(got that of the expected\)"
+    ):
         resolve(score)
     with pytest.raises(ConfigurationError, match=r'"trajectory" for \(trajectory, sample\)'):
         all_of(exact_match, score)
@@ -453,14 +459,14 @@ def test_a_subclass_of_score_is_a_score() -> None:
     [
         (None, TypeError, "returned NoneType; return a Score"),
         ("good", TypeError, "returned str"),
-        ([1.0], TypeError, "something other than Score objects"),
+        ([1.0], TypeError, "must contain only Score objects"),
         ([], TypeError, "no score at all"),
         ({}, TypeError, "no score at all"),
-        (3, ValueError, "between 0 and 1, not at 3"),
+        (3, ValueError, r"must be from 0 to 1 \(got 3"),
         (float("nan"), ValueError, "finite"),
     ],
 )
-def test_what_is_no_score_is_refused_by_name(result: Any, error: type[Exception], words: str) -> None:
+def test_a_result_that_is_not_a_score_is_refused(result: Any, error: type[Exception], words: str) -> None:
     def careless(output: Any, expected: Any) -> Any:
         return result
 
@@ -555,3 +561,56 @@ def test_the_base_of_scorers_scores_nothing() -> None:
         Scorer().score_now(case())
     with pytest.raises(NotImplementedError):
         anyio.run(Scorer().score, case())
+
+
+def test_unknown_names_are_bound_by_position_with_one_warning_that_says_how(caplog: pytest.LogCaptureFixture) -> None:
+    def check_totals(truth: int, answer: int) -> bool:
+        return truth == answer
+
+    resolve(check_totals)
+    resolve(check_totals)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "evaluator 'check_totals': 'truth' receives the output and 'answer' receives the expected value, by position, "
+        "because no parameter has a known name. Name them (output, expected) in your order, or confirm this one with "
+        '@evaluator(form="plain")'
+    )
+
+
+def test_a_third_parameter_with_an_unknown_name_receives_the_session_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def on_topic(output: str, expected: str, question: str) -> bool:
+        return output in question
+
+    resolve(on_topic)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "evaluator 'on_topic': 'question' receives the session, by position, because its name is not known. Give it "
+        "a known name (output, expected, input, sample, session, trajectory, environment, context), or confirm this "
+        'one with @evaluator(form="session")'
+    )
+
+
+def _positional_only(one: int, other: int, /) -> bool:
+    return one == other
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        _positional_only,
+        operator.eq,
+        evaluator(form="plain")(lambda made, right: made == right),
+        lambda made, expected: made == expected,
+        lambda output, right: output == right,
+        lambda output, right, session: output == right,
+        evaluator(form="session")(lambda output, expected, record: output == expected),
+        lambda made, right, *, context: made == right,
+    ],
+)
+def test_a_binding_that_the_signature_shows_is_not_warned_about(
+    fn: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    resolve(fn)
+    assert not caplog.records

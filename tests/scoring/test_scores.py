@@ -33,7 +33,7 @@ def test_a_score_has_a_value_a_verdict_and_a_reason() -> None:
 @pytest.mark.proves("R8")
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.001, 1.001, 10**400])
 def test_a_value_is_finite_and_from_0_to_1(value: float) -> None:
-    with pytest.raises(ValueError, match="a score's value"):
+    with pytest.raises(ValueError, match="the value of a score must"):
         Score(value)
 
 
@@ -44,9 +44,9 @@ def test_a_value_is_finite_and_from_0_to_1(value: float) -> None:
         (lambda: unchecked([1]), "must be a number"),
         (lambda: unchecked(object()), "must be a number"),
         (lambda: unchecked(1.0, 1), "True or False"),
-        (lambda: unchecked(1.0, True, None), "reason is text"),
-        (lambda: unchecked(1.0, True, "", name=3), "name is text"),
-        (lambda: unchecked(1.0, metrics=["a"]), "are Metric objects"),
+        (lambda: unchecked(1.0, True, None), "reason of a score must be text"),
+        (lambda: unchecked(1.0, True, "", name=3), "name of a score must be text"),
+        (lambda: unchecked(1.0, metrics=["a"]), "must be Metric objects"),
     ],
 )
 def test_what_is_no_score_is_refused(make: Any, words: str) -> None:
@@ -78,6 +78,7 @@ def test_the_reward_is_the_weighted_mean_of_the_metrics_that_have_a_weight() -> 
         "metadata": {},
         "passed": None,
         "reason": "",
+        "higher_is_better": None,
     }
 
 
@@ -90,9 +91,16 @@ def test_a_reward_may_leave_the_range_and_the_value_is_clipped() -> None:
 
 @pytest.mark.proves("R10")
 def test_a_score_of_nothing_is_refused() -> None:
-    for metrics in ((), (Metric("tracked", 1.0),)):
-        with pytest.raises(ValueError, match="needs a value, or metrics with a weight above 0"):
-            Score(metrics=metrics)
+    with pytest.raises(ValueError, match="needs a value, or metrics to compute one from"):
+        Score()
+
+
+@pytest.mark.proves("R10")
+def test_a_score_of_tracked_metrics_alone_rewards_nothing_and_keeps_them() -> None:
+    score = Score(metrics=(Metric("turns", 12), Metric("cost", 0.5)))
+    assert (score.reward, score.value, score.passed) == (0.0, 0.0, False)
+    assert score.metric("turns") == 12
+    assert Score(metrics=(Metric("turns", 12),), passed=True).passed
 
 
 @pytest.mark.proves("R11")

@@ -1,4 +1,4 @@
-"""What SDKs really return is normalised when an event is made; what cannot be read back is refused then."""
+"""Values from SDKs are normalised when an event is created; values that cannot be read back are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R26, R27, R34 and R97: what happened in a trial, recorded once and read by anyone."""
+"""R26, R27, R34 and R97: recording and reading the events of a trial."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class TestRecording:
         assert repr(session) == f"<Session {UUID(int=7)}: 0 events>"
         assert repr(session.view()) == f"<SessionView {UUID(int=7)}: 0 events>"
         assert repr(session.view()[Note]) == "<0 x Note>"
-        with pytest.raises(SessionError, match="tags are text"):
+        with pytest.raises(SessionError, match="tags must be text"):
             Session(tags={"run": 3})  # type: ignore[dict-item]
 
     def test_a_live_session_is_never_pickled(self) -> None:
@@ -295,7 +295,7 @@ class TestReading:
         assert view[ToolInvoked].all() == (ToolInvoked("t", {"a": [1], "b": {"c": 2}}, [3, 1, 2]),)
 
     @pytest.mark.proves("R27")
-    def test_what_one_reader_does_to_an_event_no_other_reader_sees(self) -> None:
+    def test_a_change_of_an_event_by_one_reader_is_not_seen_by_others(self) -> None:
         session = Session()
         session.record(Wrapper(Note("a"), {"n": 1}, {"t"}))
         session.record(Note("b"))
@@ -346,7 +346,7 @@ class TestReading:
         with pytest.raises(SessionError, match=r"event 0 was recorded as .*Note has no field 'words'"):
             session[Note].all()
 
-    def test_what_judges_did_is_no_part_of_the_tasks_record(self) -> None:
+    def test_events_of_judges_are_not_part_of_the_tasks_record(self) -> None:
         session = Session()
         session.record(PromptExecuted("task"))
         session.record(PromptExecuted("judge"), actor="judge")

@@ -1,4 +1,4 @@
-"""A snapshot is read anywhere and leads to importing nothing."""
+"""A snapshot can be read anywhere, and reading it never imports code."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_snapshot_is_plain_json_with_a_version() -> None:
     assert tree["events"][0][6] == "fairtrial.session.events:ToolInvoked"
 
 
-def test_judges_are_in_the_snapshot_and_count_for_nothing() -> None:
+def test_events_of_judges_are_in_the_snapshot_and_not_counted() -> None:
     session = Session()
     session.record(PromptExecuted(usage=TokenUsage(5, 5)))
     before = token_usage_under(10)(None, None, session.view())
@@ -97,7 +97,7 @@ def test_judges_are_in_the_snapshot_and_count_for_nothing() -> None:
         (b"", "not a session snapshot: not JSON"),
         (b"[]", "not a session snapshot: an object was expected"),
         (b"{}", "format None"),
-        (b'{"version": 2}', "format 2, this Fairtrial reads 1; upgrade the older"),
+        (b'{"version": 2}', "format 2, but this Fairtrial reads format 1; upgrade the older"),
         (b'{"version": 1}', "expected UUID as text"),
         (b'{"version": 1, "session_id": 5}', "expected UUID as text"),
         (b'{"version": 1, "session_id": "%s"}', "expected an object"),

@@ -1,12 +1,16 @@
-"""Intervals of kappa and of correlations, groups that differ, and what is not known taken at its worst."""
+"""Intervals of kappa and of correlations, tests of groups, and bounds for missing outcomes."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from statsmodels.stats.inter_rater import cohens_kappa
 
 from fairtrial import stats
-from fairtrial.stats.agreement import _kappa_and_error
+from fairtrial.stats.agreement import Measurement, _kappa_and_error
 
 TRUTHS = [(0.5, 0.9, 0.9), (0.8, 0.9, 0.7), (0.9, 0.95, 0.6), (0.7, 0.99, 0.97), (0.8, 0.6, 0.6)]
 
@@ -45,6 +49,54 @@ def test_raters_who_always_agree_have_an_interval_that_is_no_point() -> None:
     assert isinstance(stats.kappa_interval([[10, 0], [0, 0]]), stats.Undefined)
 
 
+PANELS: dict[str, Callable[[int], stats.Interval | stats.Undefined]] = {
+    "alpha of labels": lambda n: stats.krippendorff_alpha_interval([[0, 1] * n, [0, 1] * n]),
+    "alpha of numbers": lambda n: stats.krippendorff_alpha_interval([[0, 1, 4] * n] * 2, measurement="interval"),
+    "Fleiss' kappa": lambda n: stats.fleiss_kappa_interval([[3, 0], [0, 3]] * n),
+}
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_panel_that_always_agrees_has_an_interval_that_more_items_narrow(name: str) -> None:
+    few, many = PANELS[name](5), PANELS[name](100)
+    assert isinstance(few, stats.Interval)
+    assert isinstance(many, stats.Interval)
+    assert few.high == many.high == 1.0
+    assert few.low + 0.2 < many.low < 1
+
+
+def test_the_interval_of_alpha_is_that_of_the_jackknife_where_many_items_disagree() -> None:
+    rng = np.random.default_rng(8)
+    true = rng.integers(0, 3, (1, 800))
+    ratings = np.where(rng.random((3, 800)) < 0.7, true, rng.integers(0, 3, (3, 800)))
+    interval = stats.krippendorff_alpha_interval(ratings.tolist())
+    assert isinstance(interval, stats.Interval)
+    alphas = [stats.krippendorff_alpha(np.delete(ratings, item, axis=1).tolist()) for item in range(0, 800, 4)]
+    error = np.sqrt(799**2 / 800 * np.var([one for one in alphas if isinstance(one, float)]))
+    assert (interval.high - interval.low) / 2 == pytest.approx(1.963 * error, rel=0.12)
+
+
+def test_one_item_and_equal_ratings_have_no_interval_of_agreement() -> None:
+    assert stats.krippendorff_alpha_interval([[0], [1]]) == stats.Undefined("One item has no interval.")
+    assert isinstance(stats.krippendorff_alpha_interval([[1, 1], [1, 1]]), stats.Undefined)
+    assert isinstance(stats.krippendorff_alpha_interval([]), stats.Undefined)
+    assert isinstance(stats.fleiss_kappa_interval([[2, 0], [2, 0]]), stats.Undefined)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.sampled_from([None, 0, 1, 2]), min_size=3, max_size=3), min_size=2, max_size=12))
+def test_an_interval_of_alpha_contains_alpha_whatever_the_measurement(items: list[list[int | None]]) -> None:
+    ratings = [list(row) for row in zip(*items, strict=True)]
+    measurements: tuple[Measurement, ...] = ("nominal", "ordinal", "interval", "ratio")
+    for measurement in measurements:
+        alpha = stats.krippendorff_alpha(ratings, measurement=measurement)
+        interval = stats.krippendorff_alpha_interval(ratings, measurement=measurement)
+        if isinstance(interval, stats.Interval):
+            assert isinstance(alpha, float)
+            assert -1 <= interval.low <= alpha <= interval.high <= 1
+            assert interval.low < interval.high
+
+
 def test_rank_correlation_is_scipys() -> None:
     rng = np.random.default_rng(3)
     x = rng.integers(0, 8, 60).astype(float)
@@ -80,7 +132,7 @@ def test_the_interval_of_a_correlation_covers() -> None:
     assert held / 600 >= 0.93
 
 
-def test_groups_that_differ_are_told_apart() -> None:
+def test_groups_that_differ_have_a_small_p_value() -> None:
     assert stats.groups_differ([1.0] * 20, [0.0] * 20) < 1e-6  # type: ignore[operator]  # a number, as both have members
     assert stats.groups_differ([0.2, 0.4, 0.6], [0.3, 0.5, 0.7]) > 0.5  # type: ignore[operator]  # the same
     assert isinstance(stats.groups_differ([], [1.0]), stats.Undefined)
@@ -124,5 +176,5 @@ def test_pairs_with_missing_outcomes_hold_every_completion(wins: int, losses: in
     ],
 )
 def test_counts_that_cannot_be_are_refused(call: object) -> None:
-    with pytest.raises(ValueError, match="count"):
+    with pytest.raises(ValueError, match=r"must be (at least|at most|from 0)"):
         call()  # type: ignore[operator]  # they are functions

@@ -1,4 +1,4 @@
-"""The number of samples that is said to be enough is enough: with it, the decision comes in about 80% of runs."""
+"""The recommended number of samples leads to a decision in about 80% of runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from fairtrial import stats
+from fairtrial.stats.power import detectable_shift
 
 pytestmark = pytest.mark.proves("R44")
 
@@ -70,16 +71,19 @@ def test_both_directions_need_as_many_pairs() -> None:
 
 @pytest.mark.parametrize("units", [6, 10, 40])
 def test_of_few_units_more_are_needed_than_the_normal_formula_says(units: int) -> None:
-    """Power of a t test at the number named, exactly, by the noncentral t."""
-    n, se = 10 * units, 0.05
+    """Power of a t test at the number named, by the noncentral t, over the errors that so many units may show."""
+    n, se, powers = 10 * units, 0.05, []
     delta = 2.8016 * se
-    needed = stats.samples_to_detect(n, se, delta, units=units)
-    assert isinstance(needed, int)
-    assert needed % 10 == 0  # Whole clusters of ten.
-    count = needed // 10
-    shift = delta / (se * np.sqrt(units / count))
-    power = float(scipy_stats.nct.sf(scipy_stats.t.ppf(0.975, count - 1), count - 1, shift))
-    assert 0.78 <= power <= 0.87
+    for share in (np.arange(21) + 0.5) / 21:
+        seen = se * float(np.sqrt(scipy_stats.chi2.ppf(share, units - 1) / (units - 1)))
+        needed = stats.samples_to_detect(n, seen, delta, units=units)
+        assert isinstance(needed, int)
+        assert needed % 10 == 0  # Whole clusters of ten.
+        count = needed // 10
+        shift = delta / (se * np.sqrt(units / count))
+        powers.append(float(scipy_stats.nct.sf(scipy_stats.t.ppf(0.975, count - 1), count - 1, shift)))
+    power = float(np.mean(powers))
+    assert 0.78 <= power <= 0.84
     short = float(scipy_stats.nct.sf(scipy_stats.t.ppf(0.975, units - 1), units - 1, 2.8016))
     assert short < power
 
@@ -114,5 +118,11 @@ def test_where_no_number_is_enough_the_reason_is_given(found: object) -> None:
 
 
 def test_a_bound_that_no_rate_can_pass_is_refused() -> None:
-    with pytest.raises(ValueError, match="its bound inside"):
+    with pytest.raises(ValueError, match="its bound above 0 and below 1"):
         stats.samples_to_clear(10, 10.0, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("df", [1, 2, 30])
+def test_intervals_of_millions_of_standard_errors_have_a_detectable_shift(df: int) -> None:
+    near, far = (detectable_shift(df, reach=reach) / reach for reach in (2_900.0, 2_250_330.7))
+    assert far == pytest.approx(near, rel=1e-5)

@@ -1,4 +1,4 @@
-"""What must hold for any data: agreement with scipy and statsmodels, and invariants."""
+"""Properties that hold for any data: agreement with scipy and statsmodels, and invariants."""
 
 from itertools import combinations
 from math import isclose
@@ -67,8 +67,9 @@ def test_intervals_of_a_rate_agree_with_statsmodels_and_contain_the_rate(count: 
         assert found == pytest.approx(proportion_confint(k, n, alpha=1 - level, method=theirs), abs=1e-9)
         assert found[0] <= k / n <= found[1]
         assert found[0] < found[1]
+    chosen = stats.clopper_pearson if min(k, n - k) <= 12 else stats.wilson
     assert ends(stats.mean_interval([1] * k + [0] * (n - k), level=level).interval) == pytest.approx(
-        ends(stats.wilson(k, n, level=level)), abs=1e-9
+        ends(chosen(k, n, level=level)), abs=1e-9
     )
 
 
@@ -79,8 +80,9 @@ def test_the_t_interval_agrees_with_scipy(values: list[float], level: float) -> 
     expected = oracle.ttest_1samp(values, 0).confidence_interval(level)
     assert number(stats.sem(values)) == pytest.approx(float(oracle.sem(values)), rel=1e-12)
     assert ends(stats.t_interval(values, level=level)) == pytest.approx((expected.low, expected.high), abs=1e-9)
-    graded = ends(stats.mean_interval(values, binary=False, level=level).interval)
-    assert graded == pytest.approx((max(0.0, expected.low), min(1.0, expected.high)), abs=1e-9)
+    unbounded = ends(stats.mean_interval(values, bounds=None, level=level).interval)
+    assert unbounded[0] <= expected.low + 1e-9
+    assert unbounded[1] >= expected.high - 1e-9
 
 
 @modest
@@ -94,6 +96,40 @@ def test_the_clustered_error_agrees_with_statsmodels(data: tuple[list[float], li
         assert number(stats.clustered_se(values, labels, correction=correction)) == pytest.approx(
             float(robust.bse[0]), abs=1e-9
         )
+
+
+@modest
+@given(clustered())
+def test_the_error_of_unequal_clusters_agrees_with_its_matrices(data: tuple[list[float], list[int]]) -> None:
+    """CR2 and its degrees of freedom as Bell and McCaffrey (2002) write them, by eigenvalues and whole matrices."""
+    values, labels = np.asarray(data[0]), np.asarray(data[1])
+    n = values.size
+    rest = np.eye(n) - np.full((n, n), 1 / n)  # What is left of the samples once their mean is taken off.
+    residuals = rest @ values
+    columns, variance = [], 0.0
+    for cluster in np.unique(labels):
+        inside = np.flatnonzero(labels == cluster)
+        share, axes = np.linalg.eigh(rest[np.ix_(inside, inside)])
+        root = axes @ np.diag(share**-0.5) @ axes.T
+        columns.append(rest[:, inside] @ root @ np.full(inside.size, 1 / n))
+        variance += float(residuals[inside] @ root @ np.full(inside.size, 1 / n)) ** 2
+    spread = np.asarray(columns) @ np.asarray(columns).T
+    found = stats.clustered_error(values, labels)
+    assert isinstance(found, stats.ClusteredError)
+    assert found.se == pytest.approx(variance**0.5, abs=1e-9)
+    assert found.df == pytest.approx(np.trace(spread) ** 2 / np.trace(spread @ spread), rel=1e-9)
+
+
+@few
+@given(pairs(), st.sampled_from([0.9, 0.95, 0.975, 0.99]))
+def test_p_and_interval_agree_about_zero_at_every_level(
+    data: tuple[list[list[float]], list[list[float]], list[int] | None], level: float
+) -> None:
+    a, b, labels = data
+    found = stats.paired_difference(a, b, clusters=labels, draws=199, level=level)
+    if found.interval is not None:
+        assert found.p_value is not None
+        assert found.differs == (found.p_value <= 1 - level)
 
 
 @modest
@@ -248,12 +284,23 @@ def test_the_sign_flip_interval_holds_exactly_the_shifts_that_the_test_accepts(
         assert (p.p_value > 0.05) == accepted
 
 
-@modest
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
-def test_adjusted_p_values_agree_with_statsmodels(p: list[float]) -> None:
+def test_adjusted_p_values_agree_with_statsmodels() -> None:
+    # Two calls for all of them: statsmodels collects garbage in each, which takes longer than all else.
+    p = np.concatenate([np.random.default_rng(1).beta(0.3, 3, 300), [0.0, 0.01, 0.01, 0.5, 0.5, 1.0, 1.0]])
     assert stats.holm(p) == pytest.approx(multipletests(p, method="holm")[1], abs=1e-12)
     assert stats.benjamini_hochberg(p) == pytest.approx(multipletests(p, method="fdr_bh")[1], abs=1e-12)
-    assert np.all(stats.holm(p) >= np.asarray(p) - 1e-15)
+
+
+@modest
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7))
+def test_adjusted_p_values_agree_with_closed_tests_and_with_scipy(p: list[float]) -> None:
+    adjusted = stats.holm(p)
+    for place, one in enumerate(p):
+        # Holm rejects what Bonferroni rejects in every set of the hypotheses that it belongs to.
+        sets = [c for size in range(len(p)) for c in combinations([*p[:place], *p[place + 1 :]], size)]
+        assert adjusted[place] == pytest.approx(min(1.0, max((len(c) + 1) * min(one, *c, 1.0) for c in sets)))
+        assert adjusted[place] >= one - 1e-15
+    assert stats.benjamini_hochberg(p) == pytest.approx(oracle.false_discovery_control(p), abs=1e-12)
 
 
 @modest

@@ -1,4 +1,4 @@
-"""A large comparison is quick and small."""
+"""A large comparison takes little time and memory."""
 
 import resource
 import time

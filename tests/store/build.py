@@ -84,4 +84,5 @@ def rich_result(run: RunRecord, ordinal: int) -> EvalResult:
         cache_hits=4,
         unpriced_calls=2,
         unpriced_judge_calls=1,
+        cut_off_calls=3,
     )

@@ -18,12 +18,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("pg_url"))
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty store that several processes can open."""
-    return str(tmp_path / "runs.db") if request.param == "sqlite" else str(request.getfixturevalue("pg_url"))
-
-
 @pytest.fixture
 def opened() -> Iterator[Callable[[str], RunStore]]:
     """Opens stores that are closed when the test ends."""

@@ -1,4 +1,4 @@
-"""The rule of what a commit takes, against a model that is nothing but a dict."""
+"""The rule which results a commit accepts, compared with a model that uses a dict."""
 
 from __future__ import annotations
 

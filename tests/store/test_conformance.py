@@ -1,4 +1,4 @@
-"""What every store does, whatever it is made of."""
+"""The behaviour that all stores share."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TestRuns:
 
     def test_a_run_is_refused_when_the_latest_of_its_suite_is_another_than_expected(self, store: RunStore) -> None:
         assert store.create_run(run_record(run_id="a"), latest=0).number == 1
-        with pytest.raises(RunBusyError, match="was started at the same moment"):
+        with pytest.raises(RunBusyError, match="was started at the same time"):
             store.create_run(run_record(run_id="b"), latest=0)
         assert store.create_run(run_record(run_id="b"), latest=1).number == 2
 
@@ -533,12 +533,21 @@ class TestTotals:
     def test_totals_are_sums_per_experiment(self, store: RunStore) -> None:
         run = store.create_run(run_record(size=3))
         batch = [
-            result(run, 0, score=Score(0.25), latency_ms=10, usage=TokenUsage(1, 2, 1, 0.5), judge_cost_usd=0.5),
-            result(run, 1, score=Score(1.0), latency_ms=90, usage=TokenUsage(1, 2, 0, None), unpriced_calls=2),
+            result(run, 0, score=Score(0.25), latency_ms=10, usage=TokenUsage(1, 2, 1, 0.5, 2, 1), judge_cost_usd=0.5),
+            result(run, 1, score=Score(1.0), latency_ms=90, usage=TokenUsage(1, 2, 0, None, 1), unpriced_calls=2),
             result(run, 4, "timeout", latency_ms=300, usage=TokenUsage(7, 0, 0, None)),
             result(run, 5, score=Score(0.5), latency_ms=999, metadata={"warmup": True}),
             result(run, 8, "not_run", latency_ms=5000, usage=TokenUsage()),
-            result(run, 9, score=Score(0.5), latency_ms=300, usage=TokenUsage(), cache_hits=3, unpriced_judge_calls=1),
+            result(
+                run,
+                9,
+                score=Score(0.5),
+                latency_ms=300,
+                usage=TokenUsage(),
+                cache_hits=3,
+                unpriced_judge_calls=1,
+                cut_off_calls=4,
+            ),
         ]
         store.commit("r1", batch, samples(range(3)))
         baseline, terse = store.totals("r1")
@@ -553,6 +562,7 @@ class TestTotals:
         assert (baseline.cost_usd, baseline.judge_cost_usd, baseline.total_cost_usd) == (0.75, 0.5, 1.25)
         assert (terse.judge_cost_usd, terse.total_cost_usd, terse.cache_hits) == (None, 0.0, 0)
         assert (baseline.cache_hits, baseline.unpriced_calls, baseline.unpriced_judge_calls) == (3, 2, 1)
+        assert (baseline.cut_off_calls, baseline.reasoning_tokens, baseline.cache_write_tokens) == (4, 3, 1)
 
     def test_totals_of_many_experiments_agree_with_the_results(self, store: RunStore) -> None:
         names = tuple(f"e{n}" for n in range(9))
@@ -580,6 +590,7 @@ class TestTotals:
         assert (baseline.latency_sum, baseline.latency_max, baseline.input_tokens) == (3 * most, most, 3 * most)
         assert baseline.slowest == "s0"
 
+    @pytest.mark.proves("R134")
     def test_totals_and_groups_add_up_rewards_beyond_0_to_1(self, store: RunStore) -> None:
         run = store.create_run(run_record(repeats=1))
         rewards = {0: -5.0, 1: 0.25, 2: None, 3: 0.5, 4: 7.0, 6: None}

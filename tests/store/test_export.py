@@ -222,7 +222,7 @@ class TestPortable:
             loaded.close()
         assert sorted(found.name for found in tmp_path.glob("saved*")) == ["saved.fairtrial"]
 
-    def test_attachments_travel_along(self, store: RunStore, tmp_path: Path) -> None:
+    def test_attachments_are_exported_with_the_run(self, store: RunStore, tmp_path: Path) -> None:
         picture, trace, elsewhere = b"picture " * 99, b"tokens", b"elsewhere"
         store.put_blob(picture)
         store.put_blob(trace)
@@ -260,7 +260,7 @@ class TestPortable:
         for name in ("r1", "r2"):
             store.create_run(run_record(name))
         store.close()
-        with pytest.raises(StoreError, match="is not one saved run"):
+        with pytest.raises(StoreError, match="does not contain exactly one run"):
             load_run(tmp_path / "runs.db")
 
     def test_a_saved_run_can_be_opened_as_a_store(self, tmp_path: Path, opened: Callable[[str], RunStore]) -> None:

@@ -1,4 +1,4 @@
-"""Saved runs that somebody else made: whatever is in them, the answer is a report or a `StoreError`, soon."""
+"""Saved runs from others: any content gives a report or a `StoreError` in a short time."""
 
 from __future__ import annotations
 

@@ -77,12 +77,12 @@ class TestAddresses:
 
     @pytest.mark.parametrize("where", ["", "runs.txt", "mysql://u:secret@h/d", "sqlite:", "sqlite:///", "memory:x"])
     def test_anything_else_is_refused_without_repeating_it(self, where: str) -> None:
-        with pytest.raises(ConfigurationError, match="not the address of a store") as raised:
+        with pytest.raises(ConfigurationError, match="invalid store URL") as raised:
             open_store(where)
         assert "secret" not in str(raised.value)
 
     def test_a_broken_postgresql_url_is_refused_without_repeating_it(self) -> None:
-        with pytest.raises(ConfigurationError, match="not a database URL") as raised:
+        with pytest.raises(ConfigurationError, match="invalid database URL") as raised:
             open_store("postgresql://u:secret@host:port/d")
         assert "secret" not in str(raised.value)
 
@@ -153,7 +153,7 @@ class TestFiles:
     def test_running_out_of_connections_may_pass(self) -> None:
         with pytest.raises(StoreUnavailableError, match="too many are in use"), translated():
             raise PoolTimeoutError
-        with pytest.raises(StoreError, match="cannot do this"), translated():
+        with pytest.raises(StoreError, match="the database reports an error"), translated():
             raise SQLAlchemyError("odd")
 
 
@@ -186,6 +186,8 @@ class TestVersions:
         store.close()
         for table, column in schema.ADDED[2]:
             self.change(database, f"ALTER TABLE {table.name} DROP COLUMN {column}")
+        for table in schema.ADDED_TABLES[2]:
+            self.change(database, f"DROP TABLE {table.name}")
         self.change(database, "UPDATE meta SET value = '1' WHERE name = 'schema'")
         assert migrate_store(database) == (1, 2)
         store = open_store(database)
@@ -199,12 +201,12 @@ class TestVersions:
 
     def test_a_database_with_tables_of_the_same_names_is_left_alone(self, database: str) -> None:
         self.change(database, "CREATE TABLE runs (x TEXT)")
-        with pytest.raises(StoreError, match="tables of other programs that are named runs"):
+        with pytest.raises(StoreError, match="tables of other programs with the names runs"):
             open_store(database)
 
     def test_a_table_of_versions_that_is_not_ours_is_left_alone(self, database: str) -> None:
         self.change(database, "CREATE TABLE meta (name TEXT, value TEXT)")
-        with pytest.raises(StoreError, match="not a Fairtrial store's"):
+        with pytest.raises(StoreError, match="not of a Fairtrial store"):
             open_store(database)
 
     def test_a_store_that_can_only_be_read_must_have_the_schema_already(self, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import logging
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -435,7 +435,7 @@ class TestStores:
         run = store.create_run(run_record())
         found = replace(result(run, 0), key=TrialKey("r1", "baseline", f"s {SECRET}", 0))
         committed = store.commit("r1", [found], {0: Sample(f"s {SECRET}", 1)})
-        assert [why for _, why in committed.refused] == ["the id of its sample holds a secret"]
+        assert [why for _, why in committed.refused] == ["the id of its sample contains a secret"]
         assert list(store.sample_facts("r1")) == []
 
     def test_labels_and_attachments_with_a_secret_are_refused(self, store: RunStore) -> None:
@@ -522,4 +522,5 @@ class TestStores:
 
 
 def everything_read_runs(store: RunStore) -> str:
-    return repr([store.runs(), list(store.results("r1"))])
+    results = [{field.name: getattr(one, field.name) for field in fields(one)} for one in store.results("r1")]
+    return repr([store.runs(), results])

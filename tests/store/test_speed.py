@@ -1,9 +1,10 @@
-"""What a stored trial costs, against the least anyone could do by hand. CPU time, interleaved, the best of several."""
+"""The cost of storing a trial, compared with the least work by hand. CPU time, interleaved, the best of several."""
 
 from __future__ import annotations
 
 import random
 import sqlite3
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ COLUMNS = (
     "output_tokens, cached_tokens, cost_usd, attempt, stage, execution, metrics"
 )
 QUESTION, ANSWER = "What is the capital of France? Answer in one word.", "Paris"
+HASH = 2**62 - 1  # As long as hashes of inputs are.
 
 
 def transcript() -> bytes:
@@ -48,8 +50,8 @@ def batch(run: RunRecord, start: int, snapshot: bytes) -> tuple[list[EvalResult]
                 "scored",
                 Score(1.0, reason="exact match"),
                 ANSWER,
-                1234,
-                TokenUsage(100, 20, 0, 0.001),
+                latency_ms=1234,
+                usage=TokenUsage(100, 20, 0, 0.001),
                 execution=random.getrandbits(62),
                 started_at=1_767_225_600.1,
                 output_json=f'"{ANSWER}"',
@@ -69,10 +71,11 @@ def by_hand(connection: sqlite3.Connection, start: int, snapshot: bytes) -> floa
     numbers = range(start, start + BATCH)
     executions = [random.getrandbits(62) for _ in numbers]
     began = time.process_time()
-    samples = [(1, n, f"s-{n:09d}", f'"{QUESTION}"', f'"{ANSWER}"', '{"topic":"geography","level":3}') for n in numbers]
+    facts = '{"topic":"geography","level":3}'
+    samples = [(1, n, f"s-{n:09d}", f'"{QUESTION}"', f'"{ANSWER}"', facts, HASH) for n in numbers]
     results = [
         (
-            *(1, n, 0, n, 0, 1, 1, 1, 1.0, 1234, 1_767_225_600.1, 100, 20, 0, 0.001, None, 0, 0, 0, 1),
+            *(1, n, 0, n, 0, 1, 1, 1, 1.0, 1234, 1_767_225_600.1, 100, 20, 0, 0.001, None, 0, 0, 0, 0, 0, 0, 1),
             *(None, execution, None, 0, None, None, 0),
         )
         for n, execution in zip(numbers, executions, strict=True)
@@ -115,7 +118,8 @@ def test_a_committed_result_costs_little_more_than_raw_inserts(
     connection.close()
     store.close()
     raw.close()
-    ratio = best(ours) / best(theirs)
+    # Batch by batch: the speed of a shared machine changes between one second and the next.
+    ratio = statistics.median(mine / bare for mine, bare in zip(ours, theirs, strict=True))
     record_property("microseconds", best(ours) / BATCH * 1e6)
     print(
         f"{best(ours) / BATCH * 1e6:.1f} us per result, {ratio:.2f} x raw sqlite3 with {len(snapshot)} byte transcripts"
@@ -143,7 +147,7 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Path:
         connection.execute(
             """
             WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 249999)
-            INSERT INTO samples SELECT 1, i, 's' || i, '"q"', '"a"', json_object('topic', i % 5) FROM n
+            INSERT INTO samples SELECT 1, i, 's' || i, '"q"', '"a"', json_object('topic', i % 5), NULL FROM n
             """
         )
     connection.close()
@@ -168,8 +172,10 @@ def test_totals_of_a_million_results_take_little_longer_than_a_bare_aggregate(mi
     connection.close()
     store.close()
     assert [sum(found.outcomes.values()) for found in totals] == [count for _, count, _ in counted]
-    print(f"totals {min(ours):.3f} s, bare {min(bare):.3f} s: {min(ours) / min(bare):.2f} x")
-    assert min(ours) < 3 * min(bare)
+    # Round by round: what slows the machine down for a moment slows both.
+    ratio = statistics.median(own / other for own, other in zip(ours, bare, strict=True))
+    print(f"totals {min(ours):.3f} s, bare {min(bare):.3f} s: {ratio:.2f} x")
+    assert ratio < 3
 
 
 def test_what_is_done_of_a_million_results_is_known_quickly(million: Path) -> None:

@@ -1,4 +1,4 @@
-"""What only a store in a database can meet: others who change it, and values it has no type for."""
+"""Cases of stores in a database: concurrent changes, and values without a column type."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_sample_the_database_refuses_takes_only_its_own_results_along(
     run = store.create_run(run_record())
 
     def spoiled(place: int, given: Sample[Any, Any], _redactor: object) -> tuple[Any, ...]:
-        return (place, given.id, object() if place == 3 else "1", None, None)
+        return (place, given.id, object() if place == 3 else "1", None, None, None)
 
     monkeypatch.setattr(commit, "sample_row", spoiled)
     committed = store.commit("r1", [result(run, n) for n in range(40)], samples(range(10)))
@@ -100,10 +100,10 @@ class TestRaces:
         store = opened(pg_url)
         run = store.create_run(run_record())
         store.commit("r1", [result(run, 0)], samples([0]))
-        looked = commit.Writer._stored
+        looked = commit.BatchWriter._stored
         others = iter([1, 2])
 
-        def look_then_lose(self: commit.Writer, connection: Any, entries: Sequence[Entry]) -> Any:
+        def look_then_lose(self: commit.BatchWriter, connection: Any, entries: Sequence[Entry]) -> Any:
             found = looked(self, connection, entries)
             for ordinal in others:
                 with psycopg.connect(pg_url) as other:
@@ -114,7 +114,7 @@ class TestRaces:
                 break
             return found
 
-        monkeypatch.setattr(commit.Writer, "_stored", look_then_lose)
+        monkeypatch.setattr(commit.BatchWriter, "_stored", look_then_lose)
         return store
 
     def test_the_commit_looks_again_until_it_is_right(self, racing: RunStore) -> None:

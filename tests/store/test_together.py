@@ -1,4 +1,4 @@
-"""Several readers and writers at once, and a server that comes and goes."""
+"""Several concurrent readers and writers, and a server that restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a database takes on disk, what it gives back, and copies of it that are made while it is in use."""
+"""The disk space of a database, reclaiming it, and backups during use."""
 
 from __future__ import annotations
 

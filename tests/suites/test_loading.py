@@ -1,4 +1,4 @@
-"""A suite by its import string."""
+"""Loading a suite by its import string."""
 
 from __future__ import annotations
 
@@ -63,13 +63,15 @@ def test_one_suite_under_two_names_is_one_suite(project: Path) -> None:
 @pytest.mark.parametrize("where", ["several.py", "several"])
 def test_several_suites_are_named_and_chosen_by_name(project: Path, where: str) -> None:
     write(project / "several.py", one("first", "one") + one("second", "two") + "class Kept:\n    inner = first\n")
-    with pytest.raises(ConfigurationError, match=rf"2 suites in {where}; say which one: {where}:first, {where}:second"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{where} has 2 suites; name one of them: {where}:first, {where}:second"
+    ):
         load_suite(where)
     assert load_suite(f"{where}:second").name == "two"
     assert load_suite(f"{where}:Kept.inner").name == "one"
     with pytest.raises(ConfigurationError, match=r"no 'third' in several(.py)?; its suites are: first, second"):
         load_suite(f"{where}:third")
-    with pytest.raises(ConfigurationError, match=r":Dataset is not an EvalSuite but ABCMeta"):
+    with pytest.raises(ConfigurationError, match=r":Dataset must be an EvalSuite \(got ABCMeta\)"):
         load_suite(f"{where}:Dataset")
 
 
@@ -97,22 +99,22 @@ def test_a_file_named_like_a_module_of_python_does_not_take_its_place(project: P
     assert sys.modules["json"] is json
 
 
-def test_what_is_not_there_is_said(project: Path) -> None:
+def test_a_missing_suite_is_reported(project: Path) -> None:
     write(project / "empty.py", "")
     for where, said in [
-        ("", "say which suite"),
+        ("", "name a suite"),
         ("missing.py", "there is no file missing.py"),
         ("evals/missing", "there is no file evals/missing"),
         (".." + os.sep, "is a folder: name the file"),
         ("no.such.module", "there is no module no "),
-        ("empty.py", "there is no EvalSuite in empty.py: assign one"),
+        ("empty.py", "empty.py must define an EvalSuite at the top level"),
         ("empty.py:suite", "there is no 'suite' in empty.py, nor any other EvalSuite"),
     ]:
         with pytest.raises(ConfigurationError, match=said):
             load_suite(where)
 
 
-def test_an_error_in_the_file_is_said_with_its_place(project: Path) -> None:
+def test_an_error_in_the_file_is_reported_with_its_line(project: Path) -> None:
     write(project / "helper.py", "def make():\n    return 1 / 0\n")
     write(project / "raises.py", "import helper\n\nhelper.make()\n")
     write(project / "syntax.py", "x = 1\ny = (\n")
@@ -129,3 +131,24 @@ def test_an_error_in_the_file_is_said_with_its_place(project: Path) -> None:
         with pytest.raises(ConfigurationError, match=said):
             load_suite(where)
     assert "raises" not in sys.modules
+
+
+@pytest.mark.parametrize("where", ["slow.py", "neighbour.py", "package/inner.py"])
+def test_a_file_that_changes_while_it_is_loaded_is_refused(project: Path, where: str) -> None:
+    """Its code would get the version of code that was never loaded, and a worker of a fleet would execute it."""
+    change = f"from pathlib import Path\nwith Path({where!r}).open('a') as file: file.write('# changed')\n"
+    (project / "package").mkdir(exist_ok=True)
+    (project / "package" / "__init__.py").write_text("")
+    (project / "package" / "inner.py").write_text("value = 1\n")
+    (project / "neighbour.py").write_text("import package.inner\n")
+    (project / "slow.py").write_text(f"import neighbour\n{one()}\n{change}")
+    with pytest.raises(ConfigurationError, match=rf"^{where} changed while the suite was being loaded"):
+        load_suite("slow.py")
+    (project / "slow.py").write_text(f"import neighbour\n{one(called='again')}\n")
+    assert load_suite("slow.py").name == "again"
+
+
+def test_a_file_that_a_suite_writes_before_it_imports_it_is_no_change(project: Path) -> None:
+    write = "from pathlib import Path\nPath('generated.py').write_text('value = 1')\nimport generated\n"
+    (project / "generating.py").write_text(write + one())
+    assert load_suite("generating.py").name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -18,12 +17,12 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, exact_match, open_store
-from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MemoryPostOffice
-from fairtrial.fleet.isolated import SuspectPool
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MemoryBroker
+from fairtrial.fleet.worker.isolated import SuspectPool
 from fairtrial.isolation import ChildDiedError, IsolatedError, IsolatedRunner
 from fairtrial.runs.code import project_files
 from fairtrial.runs.identity import identify
-from fairtrial.suites.worker import execute_requests, execute_suspects, main, run_worker, types_of
+from fairtrial.suites.worker import execute_requests, execute_suspects, run_worker, types_of
 from fairtrial.trials.keys import TrialKey
 from tests.fleet.processes import Processes, end, said, wait_for_lines
 from tests.redis_server import RedisServer
@@ -81,10 +80,10 @@ def questions(suite_name: str = "asked", **options: Any) -> EvalSuite:
 @pytest.mark.anyio
 @pytest.mark.proves("R49", "R59", "R60")
 async def test_a_worker_runs_the_suites_tasks_with_their_types_parameters_and_lifespan() -> None:
-    office = MemoryPostOffice()
+    broker = MemoryBroker()
     loops: list[EvalLoop] = []
-    worker = asyncio.create_task(run_worker(questions(), office, started=loops.append))
-    report = await questions().run(store="memory:", mailbox=office)
+    worker = asyncio.create_task(run_worker(questions(), broker, started=loops.append))
+    report = await questions().run(store="memory:", mailbox=broker)
     loops[0].stop()
     assert (await worker) is loops[0]
     assert (report["plain"].pass_rate, report["marked"].pass_rate) == (0.0, 1.0)
@@ -100,11 +99,11 @@ async def test_the_labels_of_a_run_reach_the_sessions_on_workers() -> None:
     def suite() -> EvalSuite:
         return EvalSuite("labels", Dataset([Sample("s", 1, 1)], name="one"), labels, exact_match, version="1")
 
-    office = MemoryPostOffice()
+    broker = MemoryBroker()
     loops: list[EvalLoop] = []
-    worker = asyncio.create_task(run_worker(suite(), office, started=loops.append))
+    worker = asyncio.create_task(run_worker(suite(), broker, started=loops.append))
     tags = {"team": "süß 测试", "ticket": "42"}
-    there = await suite().run(store="memory:", mailbox=office, tags=tags)
+    there = await suite().run(store="memory:", mailbox=broker, tags=tags)
     loops[0].stop()
     await worker
     here = await suite().run(store="memory:", tags=tags)
@@ -117,16 +116,16 @@ async def test_the_labels_of_a_run_reach_the_sessions_on_workers() -> None:
 async def test_workers_with_other_code_refuse_and_those_that_allow_drift_do_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    office = MemoryPostOffice()
+    broker = MemoryBroker()
     loops: list[EvalLoop] = []
     config = EvalLoopConfig(refuse_seconds=0.05)
-    other = asyncio.create_task(run_worker(questions(version="2"), office, config=config, started=loops.append))
-    run = asyncio.create_task(questions(version="1").run(store="memory:", mailbox=office))
+    other = asyncio.create_task(run_worker(questions(version="2"), broker, config=config, started=loops.append))
+    run = asyncio.create_task(questions(version="1").run(store="memory:", mailbox=broker))
     while "were made from other code" not in caplog.text:  # noqa: ASYNC110 - what is waited for has no event
         await asyncio.sleep(0.01)
     assert not run.done()
     allowed = EvalLoopConfig(allow_drift=True)
-    right = asyncio.create_task(run_worker(questions(version="2"), office, config=allowed, started=loops.append))
+    right = asyncio.create_task(run_worker(questions(version="2"), broker, config=allowed, started=loops.append))
     assert (await run).total == 60
     for loop in loops:
         loop.stop()
@@ -137,7 +136,7 @@ async def test_workers_with_other_code_refuse_and_those_that_allow_drift_do_not(
 
 @pytest.mark.anyio
 async def test_workers_may_write_the_store_themselves_and_the_client_finds_the_results_there(tmp_path: Path) -> None:
-    office, url = MemoryPostOffice(), f"{tmp_path}/runs.db"
+    broker, url = MemoryBroker(), f"{tmp_path}/runs.db"
     loops: list[EvalLoop] = []
     seen: list[Any] = []
 
@@ -145,8 +144,8 @@ async def test_workers_may_write_the_store_themselves_and_the_client_finds_the_r
         def publish(self, event: Any) -> None:
             seen.append(type(event).__name__)
 
-    worker = asyncio.create_task(run_worker(questions(), office, store=url, started=loops.append))
-    report = await questions().run(store=url, mailbox=office, bus=Watcher())
+    worker = asyncio.create_task(run_worker(questions(), broker, store=url, started=loops.append))
+    report = await questions().run(store=url, mailbox=broker, bus=Watcher())
     loops[0].stop()
     await worker
     assert (report.status, report.total, loops[0].counters.finished) == ("finished", 60, 60)
@@ -209,6 +208,7 @@ class TestFingerprint:
         assert made == self.worker(child, project)
         assert sorted(made[1:]) == ["__init__.py", "cases.py", "deep.py", "marks.py", "support.py", "words.py"]
 
+    @pytest.mark.long
     def test_a_change_in_anything_the_suite_imports_changes_it_and_a_change_elsewhere_does_not(
         self, child: Any, project: Path
     ) -> None:
@@ -259,14 +259,14 @@ def test_a_worker_told_to_end_finishes_what_is_in_flight_and_hands_over_the_rest
     assert sorted(map(int, executed)) == list(range(200))  # Nothing was begun twice.
 
 
-def test_a_client_that_is_interrupted_leaves_nothing_waiting_and_says_how_to_go_on(
+def test_an_interrupted_client_withdraws_its_requests_and_says_how_to_resume(
     fleet: Processes, tmp_path: Path, server: RedisServer
 ) -> None:
     fleet.worker(sleep="0.1,0.2")
     client = fleet.client(f"{tmp_path}/runs.db")
     wait_for_lines(tmp_path / "executed", 30)
     assert end(client, number=signal.SIGINT) == -signal.SIGINT
-    assert "the run is stored as far as it got; go on with: python" in fleet.logs()
+    assert "Resume it with: python" in fleet.logs()
     with server.client() as redis:
         assert redis.xlen("{fairtrial:fleet-test.requests}:stream") <= 20  # What is in flight, and no more.
     store = open_store(f"{tmp_path}/runs.db")
@@ -278,7 +278,8 @@ def test_a_client_that_is_interrupted_leaves_nothing_waiting_and_says_how_to_go_
 
 
 @pytest.mark.proves("R82")
-def test_a_trial_that_kills_its_workers_is_condemned_in_a_process_of_its_own_and_its_neighbours_are_not(
+@pytest.mark.long
+def test_a_trial_that_kills_its_workers_is_dead_lettered_in_a_process_of_its_own_and_its_neighbours_are_not(
     fleet: Processes, tmp_path: Path
 ) -> None:
     fleet.settings = {**fleet.settings, "poison": 77, "sleep": "0.05,0.1"}
@@ -295,7 +296,7 @@ def test_a_trial_that_kills_its_workers_is_condemned_in_a_process_of_its_own_and
     assert (answer["status"], answer["errors"]) == ("finished", {"dead_letter": 1}), fleet.logs()
     assert answer["successful"] == 199
     assert len(workers) == 2
-    assert "the trial ends its process" in fleet.logs()
+    assert "the trial crashes its process" in fleet.logs()
 
 
 @pytest.mark.long
@@ -312,39 +313,6 @@ def test_a_trial_that_stalls_the_interpreter_of_its_worker_is_an_error_and_the_o
     logs = "".join(path.read_text() for path in tmp_path.glob("worker-*.log"))
     assert "its interpreter has been stalled for" in logs
     assert "fleet_suite.py" in logs.partition("Fatal Python error")[2]  # The stack says where.
-
-
-class TestCommand:
-    def run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
-        return subprocess.run(
-            [sys.executable, "-m", "fairtrial.suites.worker", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-
-    def test_what_is_wrong_is_said_in_one_line(self, tmp_path: Path) -> None:
-        done = self.run("missing.py", "--mailbox", "redis://127.0.0.1:1", cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.splitlines()[-1].startswith("error: there is no file missing.py")
-
-    def test_an_address_that_is_none_is_refused_without_repeating_it(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delenv("FAIRTRIAL_MAILBOX", raising=False)
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        file = tmp_path / "asked_here.py"
-        file.write_text("from fairtrial import *\ns = EvalSuite('s', Dataset.of({'a': 'b'}), str, exact_match)\n")
-        assert main([str(file)]) == 2
-        assert "say where the work comes from" in capsys.readouterr().err
-        assert main([str(file), "--mailbox", "amqp://user:secret@host"]) == 2
-        said = capsys.readouterr().err
-        assert "not the address of a mailbox server" in said
-        assert "secret" not in said
 
 
 @pytest.mark.anyio
@@ -378,7 +346,7 @@ suite = EvalSuite("alone", Dataset([Sample("s", 1, 1)]), echo, exact_match, life
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("fault", ["no database today", "fails when it is imported", ""])
-async def test_a_suspect_is_not_condemned_because_its_process_could_not_begin_or_close(
+async def test_a_suspect_is_not_dead_lettered_because_its_process_could_not_begin_or_close(
     tmp_path: Path, fault: str
 ) -> None:
     text = "1 / 0" if "import" in fault else ALONE.format(opens=not fault)

@@ -50,14 +50,14 @@ def test_a_suite_below_its_floor_fails_with_the_numbers_and_samples_that_failed(
     assert message.endswith("and 55 more")
 
 
-def test_too_few_samples_to_decide_fail_and_say_how_many_would_unless_told_otherwise() -> None:
+def test_too_few_samples_to_decide_fail_and_say_what_it_takes_unless_told_otherwise() -> None:
     suite = make(10)
-    with pytest.raises(AssertionError, match=r"is not decided\n.*samples would decide"):
+    with pytest.raises(AssertionError, match=r"is not decided\n.*it takes about 250 samples to show at least 90.0%"):
         assert_eval(suite, floor=0.9)
     assert assert_eval(suite, floor=0.9, inconclusive="pass").pass_rate == 1.0
 
 
-def test_an_experiment_can_be_held_against_another() -> None:
+def test_an_experiment_can_be_compared_with_another() -> None:
     suite = make(200, (Experiment("now"), Experiment("next", params={"wrong": 40})))
     with pytest.raises(AssertionError, match=r"\[next\] did not pass\n  passed of .* worse"):
         assert_eval(suite, rules={"margin": 0.02}, baseline="now")

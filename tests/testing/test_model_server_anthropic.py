@@ -10,7 +10,7 @@ import pytest
 from anthropic.types import MessageParam, ToolParam
 from pydantic import BaseModel
 
-from fairtrial.testing.model_server import ModelServer, Reply, Rule, ToolCall, Usage
+from fairtrial.testing.model_server import ModelServer, Reply, Rule, ToolCallReply, Usage
 
 HELLO: list[MessageParam] = [{"role": "user", "content": "Hello, good world"}]
 WEATHER: ToolParam = {
@@ -19,9 +19,12 @@ WEATHER: ToolParam = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 RULES = [
-    Rule("weather", Reply("Looking.", tool_calls=(ToolCall("weather", {"city": "Oslo"}), ToolCall("weather", {})))),
-    Rule("quiet", Reply(tool_calls=(ToolCall("weather", '{"city": "Rome"}', id="mine"),))),
-    Rule("broken", Reply(tool_calls=(ToolCall("weather", '{"city": '),))),
+    Rule(
+        "weather",
+        Reply("Looking.", tool_calls=(ToolCallReply("weather", {"city": "Oslo"}), ToolCallReply("weather", {}))),
+    ),
+    Rule("quiet", Reply(tool_calls=(ToolCallReply("weather", '{"city": "Rome"}', id="mine"),))),
+    Rule("broken", Reply(tool_calls=(ToolCallReply("weather", '{"city": '),))),
     Rule("cheap", Reply("ok", usage=Usage(1000, 20, cached_tokens=900))),
     Rule("long", Reply("only the beg", finish_reason="length")),
     Rule("odd", Reply("", finish_reason="pause_turn")),

@@ -45,7 +45,7 @@ def test_what_is_not_there_is_404_and_an_unknown_cursor_400() -> None:
         client_of(server.base_url).evals.list()
 
 
-def test_limits_and_faults_apply_and_a_project_travels_to_another_process() -> None:
+def test_limits_and_faults_apply_and_a_project_is_sent_to_another_process() -> None:
     fault = FaultRule(RateLimited(0.01), when="/output_items", attempts=(1,))
     with spawn_model_server(evals=small_project(), faults=fault) as server:
         client = client_of(server.base_url, max_retries=1)

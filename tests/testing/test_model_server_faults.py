@@ -20,6 +20,7 @@ from fairtrial.testing.model_server import (
     ConnectionReset,
     ContentFiltered,
     ContextTooLong,
+    CutOff,
     EmptyBody,
     Fault,
     FaultRule,
@@ -30,10 +31,13 @@ from fairtrial.testing.model_server import (
     ModelServer,
     NotAuthorised,
     RateLimited,
+    ReasoningNotReturned,
     Refused,
     ServerFailed,
     Slow,
     StreamFailed,
+    TemperatureRefused,
+    ToolsNeedResponses,
     WrongShape,
 )
 
@@ -104,7 +108,9 @@ def test_a_fault_makes_the_sdks_raise(
 
 
 def test_the_tests_of_this_file_know_every_fault() -> None:
-    elsewhere = {Hang, Slow, WrongShape, ContentFiltered, Refused}
+    # Those of reasoning models are in test_model_server_reasoning.py.
+    reasoning = {ToolsNeedResponses, ReasoningNotReturned, TemperatureRefused, CutOff}
+    elsewhere = {Hang, Slow, WrongShape, ContentFiltered, Refused} | reasoning
     assert {type(fault) for fault, *_ in RAISED} | elsewhere == set(get_args(get_args(Fault.__value__)[0]))
 
 

@@ -1,4 +1,4 @@
-"""Starting, stopping, counting, and the limits on what is let in."""
+"""Starting and stopping the model server, its counters and its limits."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_a_server_in_the_running_loop_lives_as_long_as_its_block() -> None
     assert not is_listening(port)
 
 
-def test_a_server_can_be_started_again_and_then_counts_anew() -> None:
+def test_a_restarted_server_counts_from_zero() -> None:
     server = ModelServer()
     for _ in range(2):
         with server:

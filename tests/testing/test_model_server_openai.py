@@ -12,7 +12,7 @@ import pytest
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 from pydantic import BaseModel
 
-from fairtrial.testing.model_server import ModelServer, Reply, Rule, ToolCall, Usage
+from fairtrial.testing.model_server import ModelServer, Reply, Rule, ToolCallReply, Usage
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello, good world"}]
 WEATHER: ChatCompletionFunctionToolParam = {
@@ -28,9 +28,12 @@ WEATHER: ChatCompletionFunctionToolParam = {
     },
 }
 RULES = [
-    Rule("weather", Reply(tool_calls=(ToolCall("weather", {"city": "Oslo"}), ToolCall("weather", {"city": "Rome"})))),
-    Rule("^broken call", Reply(tool_calls=(ToolCall("weather", '{"city": ', id="mine"),))),
-    Rule("both", Reply("Let me see.", tool_calls=(ToolCall("weather", {}),))),
+    Rule(
+        "weather",
+        Reply(tool_calls=(ToolCallReply("weather", {"city": "Oslo"}), ToolCallReply("weather", {"city": "Rome"}))),
+    ),
+    Rule("^broken call", Reply(tool_calls=(ToolCallReply("weather", '{"city": ', id="mine"),))),
+    Rule("both", Reply("Let me see.", tool_calls=(ToolCallReply("weather", {}),))),
     Rule("person", Reply(output={"name": "Ada", "age": 36})),
     Rule("cheap", Reply("ok", usage=Usage(1000, 20, cached_tokens=900))),
     Rule("cut short", Reply("only the beg", finish_reason="length")),
@@ -290,8 +293,8 @@ def test_an_unknown_address_is_not_found(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (b"{", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
+        (b"{", "must be JSON"),
+        (b"[" * 100_000, "must be JSON"),
         (b"[]", "must be a JSON object"),
         (b"{}", "model: a value of type str"),
         (b'{"model": "m"}', "messages: a value of type list"),
@@ -315,7 +318,7 @@ async def test_a_request_no_provider_would_take_is_refused_with_a_reason(body: b
 
 
 def test_a_schema_the_server_cannot_satisfy_asks_for_a_rule(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="give the server a rule"):
+    with pytest.raises(openai.BadRequestError, match="add a rule to the server"):
         client.chat.completions.create(
             model="small",
             messages=HELLO,

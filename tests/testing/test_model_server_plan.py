@@ -1,4 +1,4 @@
-"""Faults, latencies and quotas follow from the seed, not from timing."""
+"""Faults, latencies and quotas depend on the seed and not on timing."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_latency_that_makes_no_sense_is_refused(seconds: float) -> None:
 
 
 def test_a_uniform_latency_has_its_ends_in_order() -> None:
-    with pytest.raises(ValueError, match="low must not be above high"):
+    with pytest.raises(ValueError, match="low must be at most high"):
         UniformLatency(2, 1)
 
 
@@ -155,7 +155,7 @@ def test_a_quota_grants_a_burst_and_then_its_rate() -> None:
     assert [bucket.take() for _ in range(4)] == [True, True, True, False]
 
 
-def test_the_burst_of_a_quota_is_one_second_of_it_unless_given() -> None:
+def test_the_default_burst_of_a_quota_is_that_of_one_second() -> None:
     quick, slow = (TokenBucket(rate, clock=lambda: 0.0) for rate in (5.0, 0.1))
     assert sum(quick.take() for _ in range(20)) == 5
     assert sum(slow.take() for _ in range(20)) == 1

@@ -1,4 +1,4 @@
-"""Which reply answers which request."""
+"""Rules that choose the reply to a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairtrial.testing.model_server import (
     Rule,
     Script,
     ServerConfig,
-    ToolCall,
+    ToolCallReply,
     UniformLatency,
     Usage,
     WrongShape,
@@ -160,14 +160,14 @@ async def test_a_required_tool_that_is_not_offered_is_not_called() -> None:
 
 def test_a_list_of_unlike_things_is_refused() -> None:
     mixed: Replies = [Rule("a", "b"), "c"]
-    with pytest.raises(TypeError, match="found str beside other things"):
+    with pytest.raises(TypeError, match="got a list with str and others"):
         normalise(mixed)
 
 
-def test_what_makes_no_sense_is_refused_when_it_is_written() -> None:
+def test_invalid_configurations_are_refused_when_they_are_written() -> None:
     with pytest.raises(ValueError, match="at least one reply"):
         Script(())
-    with pytest.raises(ValueError, match="not a regular expression"):
+    with pytest.raises(ValueError, match="invalid regular expression"):
         Rule("(", "x")
     with pytest.raises(ValueError, match="either text or output"):
         Reply("text", output={})
@@ -185,16 +185,16 @@ def test_what_makes_no_sense_is_refused_when_it_is_written() -> None:
 
 
 def test_usage_counts_text_and_calls_unless_it_is_given() -> None:
-    reply = Reply("12345", tool_calls=(ToolCall("name", {"a": 1}),))
+    reply = Reply("12345", tool_calls=(ToolCallReply("name", {"a": 1}),))
     assert count_tokens("") == 0
     assert reply.usage_for(7) == Usage(7, 2 + 1 + 2)
     assert Reply("x", usage=Usage(1, 2)).usage_for(7) == Usage(1, 2)
 
 
-def test_a_configuration_travels_as_json() -> None:
+def test_a_configuration_is_the_same_after_a_round_trip_through_json() -> None:
     config = ServerConfig.of(
         [
-            Rule("a", Reply("b", tool_calls=(ToolCall("t", {"x": [1]}, id="i"),), usage=Usage(1, 2))),
+            Rule("a", Reply("b", tool_calls=(ToolCallReply("t", {"x": [1]}, id="i"),), usage=Usage(1, 2))),
             Script((Reply(output={"k": None}), "text"), per="turn", then="repeat_last"),
             Rule("c", Script(("d",)), where="system"),
         ],
@@ -242,6 +242,6 @@ def test_a_script_file_with_a_mistake_is_refused(script: str) -> None:
         ServerConfig.of(None, {"faults": FaultRule(RateLimited(), when=lambda asked: True)}),
     ],
 )
-def test_functions_cannot_travel(config: ServerConfig) -> None:
-    with pytest.raises(TypeError, match="not Python functions"):
+def test_a_configuration_with_functions_cannot_be_written_as_json(config: ServerConfig) -> None:
+    with pytest.raises(TypeError, match="got a function"):
         config.to_json()

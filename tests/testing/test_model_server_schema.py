@@ -130,7 +130,7 @@ def test_the_least_instance(schema: dict[str, Any], least: Any) -> None:
     ],
 )
 def test_what_cannot_be_made_is_said(schema: dict[str, Any]) -> None:
-    with pytest.raises(UnsatisfiedSchemaError, match="give the server a rule"):
+    with pytest.raises(UnsatisfiedSchemaError, match="add a rule to the server"):
         minimal_instance(schema)
 
 

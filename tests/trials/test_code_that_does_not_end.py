@@ -1,4 +1,4 @@
-"""User code that catches its own cancellation: it is left behind, and nothing waits for it."""
+"""User code that catches its own cancellation is orphaned, and nothing waits for it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_task_that_swallows_its_cancellation_is_orphaned_and_its_trial_is_a_ti
 
         result = await trial(stubborn, max_retries=3)
         assert (result.outcome, result.stage, result.score, result.attempt) == ("timeout", "task", None, 1)
-        assert "goes on although it was cancelled" in (result.error or "")
+        assert "ignored its cancellation" in (result.error or "")
         assert result.metadata["orphaned"] is True
         assert result.usage == TokenUsage(3, 4, 0, 0.5)  # What it cost until then was paid for.
         await asyncio.sleep(0.3)
@@ -100,7 +100,7 @@ def test_a_close_that_swallows_its_cancellation_costs_nothing_but_a_note() -> No
         result = await trial(work)
         released.set()
         assert (result.outcome, result.passed) == ("scored", True)
-        assert "goes on although it was cancelled" in str(result.metadata["close_error"])
+        assert "ignored its cancellation" in str(result.metadata["close_error"])
 
     asyncio.run(main())
 

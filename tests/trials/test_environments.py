@@ -106,7 +106,7 @@ def test_state_without_its_kind_or_with_what_cannot_be_stored_is_never_saved() -
         anyio.run(registry.save, Forgetful())
     with pytest.raises(EnvironmentMismatchError, match=r"cannot be stored: at \$\.pages\[0\]: a builtins\.object"):
         anyio.run(registry.save, Notebook([object()]))
-    with pytest.raises(EnvironmentMismatchError, match="of environment 'x', not 'notebook'"):
+    with pytest.raises(EnvironmentMismatchError, match=r"of environment 'notebook' \(got 'x'\)"):
         check_state({"env_kind": "x", "version": "1"}, env_kind="notebook", version="1")
 
 
@@ -122,7 +122,7 @@ def test_kinds_are_registered_by_code_once() -> None:
     with pytest.raises(ConfigurationError, match="both Notebook and Other call themselves environment 'notebook'"):
         registry.register(Other)
     for field in ("env_kind", "version"):
-        with pytest.raises(ConfigurationError, match=f"Bad needs '{field}' as a class attribute"):
+        with pytest.raises(ConfigurationError, match=rf"Bad needs '{field}' \(or '{field.upper()}'\) as a class"):
             registry.register(type("Bad", (Notebook,), {field: ""}))
     with pytest.raises(EnvironmentMismatchError, match=r"\(registered: none\)"):
         anyio.run(EnvironmentRegistry().restore, saved([]))

@@ -1,4 +1,4 @@
-"""How a task is called, from what its parameters show and what is said about it."""
+"""How a task is called, depending on its parameters and options."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_what_is_said_about_a_task_is_kept_for_functions_and_for_methods() -> No
     assert resolve_task(task(isolate=True)(Agent().__call__)).isolate
 
 
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="not both"):
+def test_invalid_labels_and_weights_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="mutually exclusive"):
         task(inline=True, isolate=True)
 
     @task(isolate=True)
@@ -95,7 +95,7 @@ def test_what_cannot_be_is_refused() -> None:
     def needs_more(given: str, *, key: str) -> str:
         return key
 
-    with pytest.raises(ConfigurationError, match="a task takes"):
+    with pytest.raises(ConfigurationError, match=r"must take \(input\)"):
         resolve_task(needs_more)
 
 
@@ -105,3 +105,39 @@ def test_whatever_knows_how_to_be_a_task_is_one() -> None:
             return with_context
 
     assert resolve_task(Loop()).takes_context
+
+
+def test_a_second_parameter_that_is_not_named_as_a_context_is_warned_about_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def reply(question: str, style: str) -> str:
+        return question
+
+    assert resolve_task(reply).takes_context
+    resolve_task(reply)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "task 'reply': 'style' receives the context of the trial (a TrialContext). Name it ctx or annotate it as "
+        "TrialContext if that is meant; parameters of experiments are in ctx.experiment.params"
+    )
+
+
+def test_a_second_parameter_that_shows_that_it_is_the_context_is_not_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def by_annotation(question: str, trial: TrialContext) -> str:
+        return question
+
+    def positional_only(question: str, trial: object, /) -> str:
+        return question
+
+    for fn in (
+        by_annotation,
+        positional_only,
+        lambda a, ctx: a,
+        lambda a, context: a,
+        lambda a, _: a,
+        lambda a, _ctx: a,
+    ):
+        assert resolve_task(fn).takes_context
+    assert not caplog.records

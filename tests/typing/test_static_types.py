@@ -1,4 +1,4 @@
-"""What a type checker knows. At run time these calls only have to work; mypy checks what they are."""
+"""Static types of the public API. At run time these calls only have to work; mypy checks the types."""
 
 from __future__ import annotations
 
@@ -12,20 +12,33 @@ import pytest
 
 from fairtrial import (
     Dataset,
+    EvalContext,
+    EvalReport,
+    EvalRequest,
+    EvalResult,
+    EvalSuite,
+    Evaluator,
+    Experiment,
     Metric,
     Sample,
     Score,
     Session,
+    SessionEvaluator,
     SessionView,
     SliceView,
     ToolInvoked,
     Trajectory,
+    contains,
     evaluator,
     exact_match,
     load_jsonl,
     restore_session,
+    sync,
+    tool_called,
 )
 from fairtrial.codec import decode, from_json
+from fairtrial.mailbox import InMemoryMailbox, Mailbox
+from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,8 @@ def test_samples_and_datasets_keep_their_types(path: Path) -> None:
     assert_type(dataset[0].expected, int | None)
     assert_type(dataset[0].ground_truth, int | None)
     assert_type(Dataset.of({"France": "Paris"}), Dataset[str, str])
-    assert_type(Dataset.of([(1, 2.5)]), Dataset[int, float])
+    pairs: list[tuple[int, float]] = [(1, 2.5)]
+    assert_type(Dataset.of(pairs), Dataset[int, float])
     assert_type(Dataset([Sample("a", 1, "b")]), Dataset[int, str])
     assert [sample.input.text for sample in dataset] == ["2+2?"]
 
@@ -112,3 +126,61 @@ def test_decoding_gives_the_type_asked_for() -> None:
     assert_type(decode(Question, '{"text": "x"}'), Question)
     assert_type(from_json(list[int], [1]), list[int])
     assert decode(Question, '{"text": "x"}').text == "x"
+
+
+@pytest.mark.proves("R124")
+def test_results_reports_and_suites_have_the_type_of_their_output() -> None:
+    result = EvalResult[int](sample_id="a", score=Score(1.0), output=4)
+    assert_type(result.output, int)
+    assert_type(EvalResult(sample_id="a", score=Score(1.0), output="x"), EvalResult[str])
+    report = EvalReport.of([result])
+    assert_type(report, EvalReport[int])
+    assert_type(report.results[0].output, int)
+    plain: EvalResult = result
+    assert_type(plain.output, Any)
+
+    prompt = PromptTemplate[int](key="p", sections=[MarkdownSection("", "$input", "p")])
+    suite = EvalSuite(
+        "typed",
+        Dataset([Sample("a", Question("2+2?"), 4)]),
+        evaluator=exact_match,
+        prompt=prompt,
+        adapter=ScriptedAdapter([]),
+    )
+    assert_type(suite, EvalSuite[Question, int, int])
+    assert report.results[0].output == 4
+
+
+@pytest.mark.proves("R124")
+def test_requests_mailboxes_evaluators_and_adapters_take_type_arguments() -> None:
+    requests: Mailbox[EvalRequest[str, int]] = InMemoryMailbox(name="requests")
+    aware: SessionEvaluator[str, int] = tool_called("search")
+    of_three: Evaluator[Question, str, int] = exact_match
+    adapter: OpenAIAdapter[Question] = OpenAIAdapter(model="m", api_key="test")
+    assert_type(adapter, OpenAIAdapter[Question])
+
+    def wrong(output: int, expected: str, session: SessionView) -> Score:
+        return Score(1.0)
+
+    refused: SessionEvaluator[str, str] = wrong  # type: ignore[assignment]  # what it takes is not what it says
+    assert [requests.name, callable(aware), callable(of_three), callable(refused)] == ["requests", True, True, True]
+
+
+def test_built_in_evaluators_give_one_score_or_with_a_context_a_tuple() -> None:
+    context = EvalContext(None, Session().view(), "r")
+    assert_type(exact_match("a", expected="a"), Score)
+    assert_type(contains("ab", "a"), Score)
+    assert_type(exact_match(Sample("s", "x", "a"), "a", context=context), tuple[Score, ...])
+    assert_type(contains(Sample("s", "x", "a"), "ab", context=context), tuple[Score, ...])
+
+
+def test_requests_and_functions_for_ordinary_code_keep_their_types() -> None:
+    request: EvalRequest[str, int] = EvalRequest(sample=Sample("s", "x", 1))
+    assert_type(request.sample, Sample[str, int])
+    requests: Mailbox[EvalRequest[str, int]] = InMemoryMailbox("requests")
+    assert_type(sync.submit_dataset(Dataset([Sample("s", "x", 1)]), requests), str)
+    others: Mailbox[EvalRequest[str, int]] = InMemoryMailbox("others")
+    assert_type(sync.submit_dataset(Dataset([Sample("s", "x", 1)]), Experiment("a"), others, repeats=2), str)
+    results: Mailbox[EvalResult] = InMemoryMailbox("results")
+    sync.EvalLoop(requests=requests, loop=len, evaluator=exact_match, results=results).run(max_iterations=1)
+    assert_type(sync.collect_results(results, 1, timeout_seconds=20), EvalReport[Any])

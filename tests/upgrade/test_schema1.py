@@ -16,7 +16,7 @@ import pytest
 
 from fairtrial import EvalReport, ToolInvoked, restore_session
 from fairtrial.errors import StoreVersionError
-from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
+from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
 from fairtrial.store import open_store, schema
 from fairtrial.store.open import migrate_store
 
@@ -134,8 +134,7 @@ TYPES = {kind.__name__: kind for kind in (EvalRequest, EvalReply, MainLoopReques
 def test_messages_of_the_first_format_are_read(name: str) -> None:
     for text in MESSAGES[name]:
         message = TYPES[name].from_wire(text.encode())
-        again = TYPES[name].from_wire(message.to_wire())
-        assert again == message
+        assert message.to_wire() == text.encode()  # Written as before: old readers understand it.
 
 
 def test_what_the_messages_say_is_understood() -> None:

@@ -1,4 +1,4 @@
-"""Figures of runs that looked at their own results to know when to end: valid at any time, or none at all.
+"""Figures of runs that used their own results to decide when to stop: valid at any time, or undefined.
 
 An ordinary interval of such a run is too narrow: among many looks, the one that ended the run was a lucky one.
 """
@@ -19,11 +19,12 @@ from fairtrial.stats import (
     eprocess_pairs,
     paired_difference,
     pairs_sequence,
+    stopped_by_width,
 )
 
 E_PROCESS = "e-process of unequal pairs"
 LOOKED = (
-    "The run looked at its own results to know when to end: only pass/fail outcomes, one per sample, have an interval "
+    "The run used its own results to decide when to stop: only pass/fail outcomes, one per sample, have an interval "
     "that allows for it."
 )
 
@@ -36,11 +37,11 @@ def difference_at_any_time(
     bounds: tuple[float, float] | None,
     level: float,
 ) -> PairedDifference:
-    """candidate - baseline with the confidence sequence, and p = 1/E; of anything but pass/fail only the means.
+    """Return candidate - baseline with the confidence sequence and p = 1/E; for graded scores only the means.
 
     A pair of which a side is missing counts against the conclusion, whichever that is.
     """
-    # Few draws: what they are for is not used.
+    # Few draws: their result is not used.
     plain = paired_difference(candidate, baseline, clusters=clusters, bounds=bounds, level=level, draws=99)
     only = replace(plain, interval=None, p_value=None, test=None, mde=None, notes=())
     if not plain.n:
@@ -56,14 +57,15 @@ def difference_at_any_time(
 def mean_at_any_time(
     columns: Columns, metric: str, scores: Repeats, found: MeanEstimate, view: View, level: float
 ) -> MeanEstimate:
-    """A mean with the confidence sequence of a rate, or without an interval if it is not the rate of a pass."""
+    """Return a mean with the confidence sequence of a rate; without an interval if it is not a pass rate."""
     only = replace(found, interval=None, effective_n=None, notes=())
     if not found.n:
         return only
     if found.clusters is not None or not _pass_fail(scores, columns.bounds(metric)):
         return replace(only, reason=LOOKED)
     missing = columns.trials - columns.count(SCORED, FAILED) if view == "system" else 0
-    interval = betabinom_sequence(int(scores.flat.sum()), found.n + missing, missing=missing, level=level)
+    sequence = stopped_by_width if columns.stopped_by_width else betabinom_sequence
+    interval = sequence(int(scores.flat.sum()), found.n + missing, missing=missing, level=level)
     return replace(only, interval=interval, reason=None)
 
 

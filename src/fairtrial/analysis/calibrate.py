@@ -1,4 +1,4 @@
-"""Judges held against people's labels.
+"""Compare judges with people's labels.
 
 numpy is imported here: import this module only where numbers are made.
 """
@@ -6,25 +6,27 @@ numpy is imported here: import this module only where numbers are made.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial import stats
-from fairtrial.analysis.calibration import RANDOM_SAMPLE, CalibrationRecord, Confusion, Figure, Panel
+from fairtrial.analysis.calibration import RANDOM_SAMPLE, CalibrationRecord, Figure, JudgeConfusion, Panel
 from fairtrial.analysis.columns import Columns, read_columns
-from fairtrial.analysis.labels import CollectedLabels, Labels, collect
+from fairtrial.analysis.labels import SURELY_PICKED, CollectedLabels, Labels, collect, why_picked
 from fairtrial.analysis.metrics import PASSED, SCORED, VALUE
-from fairtrial.analysis.source import ExperimentSource, adaptive_note
+from fairtrial.analysis.source import ExperimentSource
 from fairtrial.codec import dumps
 from fairtrial.errors import ConfigurationError
+from fairtrial.stats.agreement import Measurement
 
 type _Array = NDArray[np.float64]
 
 _FEW = 30
-_PICKED = 0.01
+_PICKED = 0.01  # Below this p-value a warning says that the labels are not a random sample.
+_DRAWN = "No interval: trials did not all have the same chance of being labelled."
 
 
 def calibrate_source(
@@ -34,11 +36,12 @@ def calibrate_source(
     metric: str = PASSED,
     name: str | None = None,
     level: float = 0.95,
+    by_verdict: bool = False,
 ) -> CalibrationRecord:
-    """Hold the scores of one experiment against people's labels; those of its store unless they are given."""
+    """Compare the scores of one experiment with people's labels (default: those in its store)."""
     columns = _judged(source, metric)
     found = collect(source, columns, labels, metric, name)
-    return _calibration(source, columns, found, metric, level)
+    return _calibration(source, columns, found, metric, level, by_verdict=by_verdict)
 
 
 def _judged(source: ExperimentSource, metric: str) -> Columns:
@@ -51,7 +54,11 @@ def _judged(source: ExperimentSource, metric: str) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """Labelled trials first in everything: judge's figures, labels, lengths, and which trials belong together."""
+    """The judge's scores and the labels of labelled trials, and the judge's scores of the rest.
+
+    `groups` says which of the labelled trials belong together, `clusters` which of the samples. `drawn` is True unless
+    every trial had the same chance of being labelled: then labels alone, and tables of them, are not those of all.
+    """
 
     f: _Array
     y: _Array
@@ -59,23 +66,28 @@ class _Data:
     groups: NDArray[np.intp] | None
     bounds: tuple[float, float] | None
     level: float
+    trials: stats.JudgedTrials
+    clusters: NDArray[np.intp] | None
+    by_verdict: bool
+
+    @property
+    def drawn(self) -> bool:
+        """True unless every trial had the same probability of being labelled, or all were labelled."""
+        return (self.by_verdict or self.trials.weights is not None) and self.rest.size > 0
 
     @property
     def binary(self) -> bool:
-        """True if judge and people only say pass or fail."""
+        """True if judge and people only give pass or fail."""
         return all(bool(np.all(np.isin(array, (0, 1)))) for array in (self.f, self.y, self.rest))
 
-    @property
-    def labelled_groups(self) -> NDArray[np.intp] | None:
-        """The groups of the labelled trials."""
-        return None if self.groups is None else self.groups[: self.y.size]
-
     def mean(self, values: _Array, *, where: NDArray[np.bool_] | None = None, nothing: str = "") -> Figure:
-        """The mean of something known of the labelled trials, or of some of them."""
+        """Estimate the mean of values of the labelled trials, or of some of them."""
         keep = np.ones(values.size, dtype=np.bool_) if where is None else where
-        groups = self.labelled_groups
         found = stats.mean_interval(
-            values[keep], clusters=None if groups is None else groups[keep], bounds=self.bounds, level=self.level
+            values[keep],
+            clusters=None if self.groups is None else self.groups[keep],
+            bounds=self.bounds,
+            level=self.level,
         )
         return _figure(found.mean, found.interval, found.n, nothing if found.n == 0 else found.reason)
 
@@ -87,35 +99,37 @@ def _figure(value: float | None, interval: stats.Interval | None, n: int, note: 
 
 
 def _calibration(
-    source: ExperimentSource, columns: Columns, found: CollectedLabels, metric: str, level: float
+    source: ExperimentSource,
+    columns: Columns,
+    found: CollectedLabels,
+    metric: str,
+    level: float,
+    *,
+    by_verdict: bool,
 ) -> CalibrationRecord:
     values = columns.values[metric]
     judged = (columns.outcomes == SCORED) & np.isfinite(values)
     every = values[judged]
-    graded = metric != PASSED and not (
-        bool(np.all(np.isin(every, (0, 1))))
-        and all(vote in (0.0, 1.0) for votes in found.by_trial.values() for vote in votes.values())
-    )
-    labels = found.majority_labels(graded)
-    marked = np.zeros(judged.shape, dtype=np.bool_)
-    for trial in labels:
-        marked[trial] = True
+    labels, graded = found.column(columns, metric, by_verdict=by_verdict)
+    marked = np.isfinite(labels.values)
     lengths, models, families = _read_results(source, columns)
     rows = np.broadcast_to(np.arange(len(columns.ids))[:, None], judged.shape)
     codes = rows if columns.clusters is None else columns.clusters[rows]
     together = columns.repeats > 1 or columns.clusters is not None
-    y = np.asarray([labels[row, repeat] for row, repeat in np.argwhere(marked).tolist()], dtype=np.float64)
+    y = labels.values[marked]
     bounds = columns.bounds(metric)
     if bounds is not None and y.size and (y.min() < 0 or y.max() > 1):
         bounds = None
-    rest = judged & ~marked
     data = _Data(
         f=values[marked],
         y=y,
-        rest=values[rest],
-        groups=np.concatenate([codes[marked], codes[rest]]).astype(np.intp) if together else None,
+        rest=values[judged & ~marked],
+        groups=codes[marked].astype(np.intp) if together else None,
         bounds=bounds,
         level=level,
+        trials=replace(columns, labels=labels).judged_trials("scored"),
+        clusters=None if columns.clusters is None else columns.clusters[judged.any(axis=1)],
+        by_verdict=by_verdict,
     )
     nothing = "No judged trial is labelled."
     table = _confusion(data) if data.binary else None
@@ -123,6 +137,9 @@ def _calibration(
         columns.scores(metric, "scored"), clusters=columns.clusters, bounds=columns.bounds(metric), level=level
     )
     label_rate = data.mean(data.y, nothing=nothing)
+    if data.drawn and data.y.size:
+        label_rate = Figure(None, None, None, data.y.size, None, "Alone the labels are no random sample.")
+    corrected = _corrected(data, label_rate)
     length = stats.rank_correlation(every, lengths[judged], level=level)
     error = stats.rank_correlation(data.f - data.y, lengths[marked], level=level)
     return CalibrationRecord(
@@ -135,28 +152,26 @@ def _calibration(
         labelled=int(data.y.size),
         annotators=found.annotators,
         confusion=table,
-        agreement=(
-            data.mean((data.f == data.y).astype(np.float64), nothing=nothing) if table else _graded(data.y.size)
-        ),
+        agreement=_agreement(data, nothing) if table else _graded(data.y.size),
         kappa=_kappa(data, table),
         sensitivity=_share(data, table, 1.0, "People failed every labelled trial."),
         specificity=_share(data, table, 0.0, "People passed every labelled trial."),
         judge_rate=_figure(overall.mean, overall.interval, overall.trials, overall.reason),
         label_rate=label_rate,
-        corrected=_corrected(data, label_rate),
-        rogan_gladen=_rogan_gladen(data, table),
+        corrected=corrected,
+        rogan_gladen=_rogan_gladen(data, table, picked=corrected.value is None),
         length=_correlation(length, together=together),
         length_error=_correlation(error, together=together),
         panel=_panel(found, graded, together, level),
         judge_models=models,
         same_family=families,
         warnings=tuple(_warnings(source, data, found, families)),
-        notes=tuple(_notes(found)),
+        notes=tuple(_notes(found, data)),
     )
 
 
 def _read_results(source: ExperimentSource, columns: Columns) -> tuple[_Array, tuple[str, ...], tuple[str, ...]]:
-    """The length of every output, the judges' models, and the models under test of a judge's family."""
+    """Return the output lengths, the judges' models, and the judged models of the same family."""
     lengths = np.zeros(columns.outcomes.shape)
     rows = {sample_id: row for row, sample_id in enumerate(columns.ids)}
     models: set[str] = set()
@@ -176,35 +191,72 @@ def _graded(n: int) -> Figure:
     return Figure(None, None, None, n, None, "Only pass/fail figures have it.")
 
 
-def _confusion(data: _Data) -> Confusion:
+def _confusion(data: _Data) -> JudgeConfusion:
     def count(judge: int, people: int) -> int:
         return int(np.count_nonzero((data.f == judge) & (data.y == people)))
 
-    return Confusion(count(1, 1), count(1, 0), count(0, 1), count(0, 0))
+    return JudgeConfusion(count(1, 1), count(1, 0), count(0, 1), count(0, 0))
 
 
-def _share(data: _Data, table: Confusion | None, people: float, nothing: str) -> Figure:
+def _agreement(data: _Data, nothing: str) -> Figure:
+    agreed = (data.f == data.y).astype(np.float64)
+    if not data.drawn or not data.y.size:
+        return data.mean(agreed, nothing=nothing)
+    labels = np.where(np.isfinite(data.trials.labels), data.trials.labels == data.trials.scores, np.nan)
+    return _corrected_figure(data, replace(data.trials, labels=labels.astype(np.float64)))
+
+
+def _weighted_table(data: _Data, table: JudgeConfusion) -> list[list[float]]:
+    """Estimate the table of verdicts (judge's in rows, fail first) if all trials were labelled."""
+    counts = [[table.true_fails, table.false_fails], [table.false_passes, table.true_passes]]
+    if not data.drawn:
+        return [[float(count) for count in row] for row in counts]
+    trials = data.trials
+    weights = np.ones(trials.scores.size) if trials.weights is None else trials.weights
+    made = []
+    for verdict in (0.0, 1.0):
+        here = trials.scores == verdict
+        some = here & trials.labelled
+        total = float(weights[some].sum()) or 1.0
+        passes = float(weights[some & (trials.labels == 1)].sum()) / total
+        size = float(np.count_nonzero(here)) if some.any() else 0.0
+        made.append([size * (1 - passes), size * passes])
+    return made
+
+
+def _share(data: _Data, table: JudgeConfusion | None, people: float, nothing: str) -> Figure:
     if table is None:
         return _graded(data.y.size)
+    if data.drawn and table.n:
+        weighted = _weighted_table(data, table)
+        column = int(people)
+        total = weighted[0][column] + weighted[1][column]
+        right = weighted[column][column]
+        return Figure(right / total if total else None, None, None, table.n, None, _DRAWN if total else nothing)
     missing = nothing if table.n else "No judged trial is labelled."
     return data.mean((data.f == people).astype(np.float64), where=data.y == people, nothing=missing)
 
 
-def _kappa(data: _Data, table: Confusion | None) -> Figure:
+def _kappa(data: _Data, table: JudgeConfusion | None) -> Figure:
     n = int(data.y.size)
     if table is None:
-        alpha = stats.krippendorff_alpha([data.f.tolist(), data.y.tolist()], measurement="interval")
-        if isinstance(alpha, stats.Undefined):
-            return Figure(None, None, None, n, None, alpha.reason)
-        return Figure(alpha, None, None, n, "Krippendorff's alpha, interval")
+        both = [data.f.tolist(), data.y.tolist()]
+        return _beyond_chance(
+            stats.krippendorff_alpha(both, measurement="interval"),
+            stats.krippendorff_alpha_interval(both, measurement="interval", level=data.level),
+            n,
+            _DRAWN if data.drawn else None if data.groups is None else _TOGETHER,
+        )
+    if data.drawn and table.n:
+        drawn = stats.cohen_kappa_table(_weighted_table(data, table))
+        return _beyond_chance(drawn, None, n, _DRAWN)
     counts = [[table.true_fails, table.false_fails], [table.false_passes, table.true_passes]]
-    kappa, interval = stats.cohen_kappa_table(counts), stats.kappa_interval(counts, level=data.level)
-    if isinstance(kappa, stats.Undefined) or isinstance(interval, stats.Undefined):
-        reason = kappa.reason if isinstance(kappa, stats.Undefined) else None
-        return Figure(None, None, None, n, None, reason)
-    if data.groups is not None:
-        return Figure(kappa, None, None, n, None, _TOGETHER)
-    return _figure(kappa, interval, n)
+    return _beyond_chance(
+        stats.cohen_kappa_table(counts),
+        stats.kappa_interval(counts, level=data.level),
+        n,
+        None if data.groups is None else _TOGETHER,
+    )
 
 
 _TOGETHER = "No interval: trials are not independent."
@@ -226,16 +278,26 @@ def _corrected(data: _Data, label_rate: Figure) -> Figure:
             label_rate.method,
             "Every trial is labelled.",
         )
-    found = stats.prediction_powered_mean(
-        data.y, data.f, data.rest, bounds=data.bounds, clusters=data.groups, level=data.level
-    )
+    if (picked := _picked(data, SURELY_PICKED)) is not None:
+        return Figure(None, None, None, int(data.y.size), None, picked)
+    return _corrected_figure(data, data.trials)
+
+
+def _corrected_figure(data: _Data, trials: stats.JudgedTrials) -> Figure:
+    found = stats.corrected_mean(trials, clusters=data.clusters, bounds=data.bounds, level=data.level)
     note = " ".join([*found.notes, *([found.reason] if found.reason else [])])
-    return _figure(found.estimate, found.interval, found.judged + found.labelled, note)
+    return _figure(found.estimate, found.interval, found.labelled, note)
 
 
-def _rogan_gladen(data: _Data, table: Confusion | None) -> Figure:
+def _picked(data: _Data, alpha: float) -> str | None:
+    return why_picked(data.trials, by_verdict=data.by_verdict, clustered=data.groups is not None, alpha=alpha)
+
+
+def _rogan_gladen(data: _Data, table: JudgeConfusion | None, *, picked: bool) -> Figure:
     if table is None:
         return _graded(data.y.size)
+    if data.y.size and (picked or data.drawn):
+        return Figure(None, None, None, data.y.size, None, "It needs labels of a random sample.")
     found = stats.rogan_gladen(
         int(data.rest.sum()),
         int(data.rest.size),
@@ -247,8 +309,8 @@ def _rogan_gladen(data: _Data, table: Confusion | None) -> Figure:
     )
     note = " ".join([*found.notes, *([found.reason] if found.reason else [])])
     if data.groups is not None and found.interval is not None:
-        return Figure(found.estimate, None, None, found.judged + found.labelled, None, _TOGETHER)
-    return _figure(found.estimate, found.interval, found.judged + found.labelled, note)
+        return Figure(found.estimate, None, None, found.labelled, None, _TOGETHER)
+    return _figure(found.estimate, found.interval, found.labelled, note)
 
 
 def _panel(found: CollectedLabels, graded: bool, together: bool, level: float) -> Panel | None:
@@ -258,64 +320,74 @@ def _panel(found: CollectedLabels, graded: bool, together: bool, level: float) -
     people = sorted({who for votes in shared for who in votes})
     agreed = [float(np.mean([a == b for a, b in combinations(votes.values(), 2)])) for votes in shared]
     pairs = stats.mean_interval(agreed, level=level)
-    alpha = stats.krippendorff_alpha(
-        [[votes.get(who) for votes in shared] for who in people], measurement="interval" if graded else "nominal"
-    )
-    kappa: float | stats.Undefined
+    ratings = [[votes.get(who) for votes in shared] for who in people]
+    measurement: Measurement = "interval" if graded else "nominal"
+    why_none = _TOGETHER if together else None
+    seen = sorted({vote for votes in shared for vote in votes.values()})
+    table = [[list(votes.values()).count(vote) for vote in seen] for votes in shared]
     if len({len(votes) for votes in shared}) > 1:
-        kappa = stats.Undefined("Trials have different numbers of labels.")
+        fleiss = Figure(None, None, None, len(shared), None, "Trials have different numbers of labels.")
     else:
-        seen = sorted({vote for votes in shared for vote in votes.values()})
-        kappa = stats.fleiss_kappa([[list(votes.values()).count(vote) for vote in seen] for votes in shared])
+        interval = stats.fleiss_kappa_interval(table, level=level)
+        fleiss = _beyond_chance(stats.fleiss_kappa(table), interval, len(shared), why_none)
     return Panel(
         len(people),
         len(shared),
         _figure(pairs.mean, None if together else pairs.interval, pairs.n, _TOGETHER if together else pairs.reason),
-        _alone(kappa, len(shared)),
-        _alone(alpha, len(shared)),
+        fleiss,
+        _beyond_chance(
+            stats.krippendorff_alpha(ratings, measurement=measurement),
+            stats.krippendorff_alpha_interval(ratings, measurement=measurement, level=level),
+            len(shared),
+            why_none,
+        ),
     )
 
 
-def _alone(value: float | stats.Undefined, n: int) -> Figure:
+def _beyond_chance(
+    value: float | stats.Undefined, interval: stats.Interval | stats.Undefined | None, n: int, why_none: str | None
+) -> Figure:
+    """Return agreement beyond chance; `why_none` says why it has no interval, if it has none."""
     if isinstance(value, stats.Undefined):
         return Figure(None, None, None, n, None, value.reason)
-    return Figure(value, None, None, n)
+    if why_none is not None:
+        return Figure(value, None, None, n, None, why_none)
+    if isinstance(interval, stats.Undefined):
+        return Figure(value, None, None, n, None, interval.reason)
+    return _figure(value, interval, n)
 
 
 def _warnings(
     source: ExperimentSource, data: _Data, found: CollectedLabels, families: tuple[str, ...]
 ) -> Iterator[str]:
     if not data.y.size:
-        yield "There are no labels to hold the judge against: label a random sample of the judged trials first."
+        yield "There are no labels to compare the judge with: label a random sample of the judged trials first."
         return
-    yield RANDOM_SAMPLE
-    apart = stats.groups_differ(data.f, data.rest)
-    if data.groups is None and not isinstance(apart, stats.Undefined) and apart < _PICKED:
-        yield (
-            f"The labelled trials do not look like a random sample: the judge's mean is {data.f.mean():.2f} on them "
-            f"and {data.rest.mean():.2f} on the others (p = {apart:.2g})."
-        )
+    if (picked := _picked(data, _PICKED)) is not None:
+        yield picked
     if data.y.size < _FEW:
-        plural = "s" if data.y.size > 1 else ""
-        yield f"{data.y.size} label{plural} say little about a judge: {_FEW} to 100 are a start."
-    if adaptive_note(source.run) is not None:
-        yield "The run was allowed to stop by itself; the intervals here are for runs of a size fixed before."
+        few = "1 label is" if data.y.size == 1 else f"{data.y.size} labels are"
+        yield f"{few} too few to assess a judge: start with {_FEW} to 100."
+    if source.run.noted.is_adaptive:
+        yield "The run could stop early; the intervals here assume a fixed number of samples."
     if families:
         yield (
-            f"The judge is of one family with what it judges ({', '.join(families)}): models rate their own family's "
+            f"The judge and the judged model are of one family ({', '.join(families)}): models rate their own family's "
             "answers too high."
         )
     if found.tied:
         yield (
             f"{found.tied:,} trials on which the annotators are evenly split are left out, and they are the hard ones: "
-            "one more vote on each would settle them."
+            "one more label on each would decide."
         )
 
 
-def _notes(found: CollectedLabels) -> Iterator[str]:
+def _notes(found: CollectedLabels, data: _Data) -> Iterator[str]:
     if found.unknown:
         yield f"{found.unknown:,} labels are of trials that this run does not have; they are left out."
     if found.unjudged:
         yield f"{found.unjudged:,} labels are of trials that the judge has not scored; they are left out."
     if found.rounded:
         yield f"{found.rounded:,} labels are numbers between 0 and 1: from 0.5 on they count as a pass."
+    if data.y.size and data.rest.size and not data.drawn and _picked(data, _PICKED) is None:
+        yield RANDOM_SAMPLE

@@ -1,18 +1,18 @@
-"""How far a judge can be trusted, and what the pass rate is once its errors are allowed for: the records."""
+"""Records of a calibration: agreement of a judge with people, and the corrected pass rate."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 RANDOM_SAMPLE = (
-    "The corrected rate holds if the labelled trials are a random sample of the judged ones: "
-    "labels of cases that somebody picked correct nothing."
+    "The corrected rate holds if the labelled trials are a random sample of the judged ones, or of those with each "
+    "verdict."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number with its interval and the count it rests on. What is undefined is None, and `note` says why."""
+    """A number with its interval and the count behind it. Undefined values are None; `note` says why."""
 
     value: float | None
     low: float | None
@@ -23,8 +23,8 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Confusion:
-    """How often the judge's verdict met the people's, on labelled trials."""
+class JudgeConfusion:
+    """Counts of the judge's and people's verdicts on labelled trials."""
 
     true_passes: int
     false_passes: int  # The judge passed what people failed.
@@ -33,13 +33,13 @@ class Confusion:
 
     @property
     def n(self) -> int:
-        """How many trials both gave a verdict on."""
+        """The number of trials with both verdicts."""
         return self.true_passes + self.false_passes + self.false_fails + self.true_fails
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """How far several annotators agree among themselves: no judge can be held to agree with them better.
+    """The agreement of several annotators with each other: an upper limit for a judge.
 
     `trials` have at least two labels. `pairs` is the share of pairs of annotators that agree; `fleiss` needs as many
     labels on each of these trials, `krippendorff` does not.
@@ -54,17 +54,17 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRecord:
-    """A judge held against people's labels.
+    """The comparison of a judge with people's labels.
 
     Attributes:
         run_id: The judged run.
         experiment: Whose outputs were judged.
-        metric: The judge's figure that was held against the labels: "passed", "value" or a metric.
+        metric: The judge's figure that was compared with the labels: "passed", "value" or a metric.
         label: The name of the labels, "" where they were handed in.
         level: The level of all intervals.
         judged: Trials the judge scored.
         labelled: Of these, trials with a label; where annotators disagree, the majority's.
-        annotators: Who labelled.
+        annotators: The names of the annotators.
         confusion: The judge's verdicts against the people's; None for graded figures.
         agreement: The share of equal verdicts; look at it beside kappa.
         kappa: Agreement beyond chance: Cohen's kappa, or Krippendorff's alpha for graded figures.
@@ -72,8 +72,9 @@ class CalibrationRecord:
         specificity: Of what people failed, the share the judge failed.
         judge_rate: The mean of the judge's figures, uncorrected.
         label_rate: The mean of the labels alone.
-        corrected: The prediction-powered estimate of what people would say of all judged trials.
-        rogan_gladen: The same from sensitivity and specificity; pass/fail only.
+        corrected: What people would say of all judged trials: post-stratified by the judge's verdict or, for graded
+            figures, by regression on the judge's.
+        rogan_gladen: The same from sensitivity and specificity; pass/fail only, and never more precise.
         length: The rank correlation of the judge's figure with the output's length.
         length_error: That of the judge's error with the output's length: a bias, where the former may be merit.
         panel: How far several annotators agree; None if no trial has two labels.
@@ -91,7 +92,7 @@ class CalibrationRecord:
     judged: int
     labelled: int
     annotators: tuple[str, ...]
-    confusion: Confusion | None
+    confusion: JudgeConfusion | None
     agreement: Figure
     kappa: Figure
     sensitivity: Figure

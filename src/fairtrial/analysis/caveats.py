@@ -1,21 +1,26 @@
-"""What a reader of a comparison must bear in mind."""
+"""Caveats of a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from fairtrial.analysis.comparison import MetricComparison, SliceComparison
+from fairtrial.analysis.metrics import COSTS
 from fairtrial.analysis.pairing import Pairs
 from fairtrial.analysis.slicing import SMALL_SLICE
-from fairtrial.analysis.source import ExperimentSource, adaptive_note
+from fairtrial.analysis.source import ExperimentSource
 from fairtrial.formatting import count, number_word
 from fairtrial.store.protocol import RESUMABLE
 
 FEW_PAIRS = 30
 """Below this many pairs a comparison says that it is small."""
 
-MISSING_WARNED = 0.05
-"""Above this share of missing trials a comparison says so, and a gate does not decide."""
+MISSING_WARNED, MISSING_OF_WIDTH = 0.05, 0.1
+"""A comparison names missing trials above this share, or where the share is above this part of an interval's width.
+
+Missing outcomes that were all failures move the difference by their share; by a fifth of the half-width, the interval
+still contains the truth in 93% of runs.
+"""
 
 
 def about_pairs(
@@ -25,7 +30,7 @@ def about_pairs(
     names: tuple[str, str],
     share: float,
 ) -> Iterator[str]:
-    """What of a candidate and its baseline gives reason for care."""
+    """Yield caveats about a candidate and its baseline."""
     candidate, baseline = names
     if pairs.repeated_ids:
         yield (
@@ -39,20 +44,31 @@ def about_pairs(
             f"{count(pairs.only_baseline, 'sample')} only in {baseline} and {pairs.only_candidate:,} only in "
             f"{candidate} are left out; {pairs.matched:,} are compared."
         )
-    if 0 < pairs.matched < FEW_PAIRS:
-        yield f"Only {count(pairs.matched, 'pair')}: only large differences can show."
-    if share > MISSING_WARNED:
+    repeated = pairs.baseline.repeated_inputs or pairs.candidate.repeated_inputs
+    if repeated is not None:
+        yield repeated.remark
+    most = max((metric.n for metric in metrics), default=pairs.matched)
+    if 0 < most < FEW_PAIRS:
+        yield f"Only {count(most, 'pair')}: only large differences can be detected."
+    widths = [
+        one.high - one.low
+        for one in metrics
+        if one.low is not None and one.high is not None and one.smallest_difference is not None
+    ]
+    if pairs.matched and share > min([MISSING_WARNED, *(MISSING_OF_WIDTH * width for width in widths)]):
         yield (
             f"{share:.1%} of the trials or pairs are missing (not run, or not scored through no fault of the system): "
-            "if they are not like the others, the difference is not what it seems."
+            "if they differ from the others, the difference is biased."
         )
     yield from dict.fromkeys(note for metric in metrics for note in metric.notes if note.startswith("Only "))
     for metric in metrics:
         if metric.scored_only is not None and metric.scored_only.verdict != metric.verdict and metric.same_as is None:
-            yield (
-                f"{metric.metric}: {metric.verdict} with task errors and timeouts as failures, but "
-                f"{metric.scored_only.verdict} on the {count(metric.scored_only.n, 'pair')} scored on both sides: "
-                "the errors make the difference."
+            scored = metric.scored_only
+            yield f"{metric.metric}: {metric.verdict} with task errors and timeouts as failures" + (
+                f", but {scored.verdict} on the {count(scored.n, 'pair')} scored on both sides: the errors make the "
+                "difference."
+                if scored.n
+                else "; no pair is scored on both sides."
             )
     small = [part for part in slices if part.n < SMALL_SLICE]
     if small:
@@ -61,8 +77,20 @@ def about_pairs(
         yield f"Slices of fewer than {SMALL_SLICE} samples show only large differences: {shown}{more}."
 
 
+def about_labels(pairs: Pairs, metrics: Sequence[MetricComparison]) -> Iterator[str]:
+    """Yield caveats about the labels that correct a judge."""
+    if pairs.candidate.labels is None:
+        return
+    raw = [metric.metric for metric in metrics if metric.labels is None and metric.metric not in COSTS]
+    if raw:
+        what = pairs.candidate.labels.metric
+        yield f"The labels are about {what}: {', '.join(raw)} {'is' if len(raw) == 1 else 'are'} not corrected."
+    if any(metric.labels is not None for metric in metrics):
+        yield from dict.fromkeys(note for metric in metrics for note in metric.notes if note.startswith("No trial "))
+
+
 def about_runs(sources: Sequence[ExperimentSource]) -> Iterator[str]:
-    """What the runs themselves give a reader to bear in mind."""
+    """Yield caveats about the compared runs."""
     if not sources:
         return
     for run in {source.run.run_id: source.run for source in sources}.values():
@@ -70,18 +98,17 @@ def about_runs(sources: Sequence[ExperimentSource]) -> Iterator[str]:
             yield f"Run {run.run_id} has results of {number_word(run.code_versions)} code versions."
         if run.status == "running" or run.status in RESUMABLE:
             yield f"Run {run.run_id} is not finished ({run.status}): these are not its final numbers."
-        elif adaptive_note(run) is not None:
+        elif run.noted.is_adaptive:
             yield (
-                f"Run {run.run_id} looked at its own results to know when to end: what is said here is valid for it, "
-                "and more cautious than for a run of fixed length."
+                f"Run {run.run_id} used its own results to decide when to stop: the results here allow for "
+                "that, and are more cautious than for a run of fixed length."
             )
         elif run.status == "stopped":
             yield f"Run {run.run_id} was stopped early: if its numbers were the reason, intervals here are too narrow."
     evaluators = dict.fromkeys(source.run.evaluator for source in sources)
     if len(evaluators) > 1:
         yield (
-            f"The sides were scored by different evaluators ({', '.join(evaluators)}): source of the difference may be "
-            "theirs."
+            f"The sides were scored by different evaluators ({', '.join(evaluators)}): they may cause the difference."
         )
     if len({source.run.dataset_fingerprint for source in sources}) > 1:
         yield "The runs are of different datasets, or versions of one: an id must mean the same sample in all of them."

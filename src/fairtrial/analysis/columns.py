@@ -1,4 +1,4 @@
-"""The numbers of one experiment as columns: a row for each sample, a cell for each of its repeats.
+"""The numbers of one experiment as arrays: a row for each sample, a column for each repeat.
 
 Read from the store without making a result of every row, so that a hundred thousand samples take a second or two.
 numpy is imported here: import this module only where numbers are made.
@@ -19,6 +19,7 @@ from fairtrial.analysis.metrics import (
     COSTS,
     FAILED,
     LAST_COUNTED,
+    LATENCY,
     MISSING,
     OUTCOME_CLASS,
     PASSED,
@@ -31,29 +32,98 @@ from fairtrial.analysis.metrics import (
     is_verdict,
     verdict_column,
 )
-from fairtrial.analysis.source import ExperimentSource, adaptive_note
+from fairtrial.analysis.source import ExperimentSource
 from fairtrial.codec import canonical
 from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY, FrozenDict
-from fairtrial.stats import Repeats
-from fairtrial.store.protocol import ScoreRow
+from fairtrial.stats import JudgedTrials, Repeats
+from fairtrial.store.protocol import METRIC_CODES, ScoreRow
 
 type FloatArray = NDArray[np.float64]
 type IntArray = NDArray[np.intp]
-_PAGE = 5_000  # Trials taken over together.
-_VERDICTS = {"1": 1.0, "0": 0.0}
+_PAGE = 5_000  # Trials per batch.
+_VERDICTS = {code: float(passed) for code, (passed, _) in METRIC_CODES.items() if passed is not None}
 _NO_VERDICTS: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelColumn:
+    """People's labels for one metric, cell by cell; NaN where there is none.
+
+    `weights` are those of the labels, None if all are equal. `certain` marks cells whose label nobody had to give.
+    `by_verdict` says that trials were drawn at random within each verdict of the judge. `refusal` says why these labels
+    correct nothing, if they do not.
+    """
+
+    metric: str
+    values: FloatArray
+    weights: FloatArray | None = None
+    certain: NDArray[np.bool_] | None = None
+    by_verdict: bool = False
+    refusal: str | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of labelled trials."""
+        return int(np.count_nonzero(np.isfinite(self.values) & (True if self.certain is None else ~self.certain)))
+
+    def take(self, places: IntArray) -> LabelColumn:
+        """Return the samples at these positions."""
+        return replace(
+            self,
+            values=self.values[places],
+            weights=None if self.weights is None else self.weights[places],
+            certain=None if self.certain is None else self.certain[places],
+        )
+
+    def completed(self, gaps: NDArray[np.bool_], value: float) -> LabelColumn:
+        """Return the labels of more samples, with `value` in every gap, as if it were certain."""
+        pad = ((0, len(gaps) - len(self.values)), (0, 0))
+        return replace(
+            self,
+            values=np.where(gaps, value, np.pad(self.values, pad, constant_values=np.nan)),
+            weights=None if self.weights is None else np.pad(self.weights, pad, constant_values=1.0),
+            certain=gaps,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedInputs:
+    """Samples with the same input as others.
+
+    `samples` repeat the input of an earlier one. They are clusters unless `independent` says why not. `across` inputs
+    occur in several declared clusters, which stay as they were declared.
+    """
+
+    samples: int
+    across: int = 0
+    independent: str = ""
+
+    @property
+    def remark(self) -> str:
+        """Return a remark about them."""
+        many = f"{self.samples:,} samples repeat" if self.samples > 1 else "1 sample repeats"
+        said = f"{many} the input of another"
+        if self.independent:
+            return f"{said}; {self.independent}"
+        if self.across:
+            shared = "1 input is" if self.across == 1 else f"{self.across:,} inputs are"
+            return f"{said}; {shared} in more than one declared cluster, which count as independent."
+        return f"{said}; they count as clusters."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """The numbers of one experiment: `outcomes` and each of `values` have a row per sample and a column per repeat.
 
-    A value is NaN where a trial has none. `planned` counts all samples of the plan, `ids` those that are known by
-    name. `clusters` numbers the cluster of each sample; None if samples are independent. `groups` says for each way
-    of slicing which slice a sample is in. `adaptive` is not None if the run looked at its own results to know when to
-    end: so many samples, from the start, are those it had looked at (`looked_at`). `limits` are the ranges of metrics
-    as all samples showed them, where these are only some: words counted in a slice are no shares for being few.
+    A value is NaN where a trial has none. `planned` counts all samples of the plan, `ids` those whose names are stored.
+    `clusters` numbers the cluster of each sample; None if samples are independent. `groups` maps each slicing key to
+    the slice of each sample. `adaptive` is set if the run decided from its own results when to stop: the number of
+    leading samples it had analysed by then (`analysed_prefix`). `limits` are the ranges of metrics over all samples,
+    where these are only some of them: a few small counts must not be taken for shares.
+    `directions` says of metrics that declare it whether more is better. `stopped_by_width`: the adaptive rule stopped
+    on the width of intervals, not on their values. `labels` correct the judge's verdicts.
+    `repeated_inputs` are part of `clusters`.
     """
 
     name: str
@@ -66,6 +136,10 @@ class Columns:
     fingerprint: str = ""
     adaptive: int | None = None
     limits: Mapping[str, tuple[float, float] | None] = EMPTY
+    directions: Mapping[str, bool] = EMPTY
+    stopped_by_width: bool = False
+    labels: LabelColumn | None = None
+    repeated_inputs: RepeatedInputs | None = None
 
     @classmethod
     def of(
@@ -78,8 +152,9 @@ class Columns:
         outcomes: NDArray[Any] | None = None,
         groups: Mapping[str, Sequence[Hashable]] = EMPTY,
         adaptive: int | None = None,
+        directions: Mapping[str, bool] = EMPTY,
     ) -> Columns:
-        """Columns from arrays of one score, or one row of repeats, per sample; all scored unless `outcomes` says."""
+        """Create columns from arrays of one score, or one row of repeats, per sample (default: all scored)."""
         arrays: dict[str, FloatArray] = {}
         for key, given in values.items():
             array = np.asarray(given, dtype=np.float64)
@@ -88,39 +163,73 @@ class Columns:
         classes = np.full(shape, SCORED, dtype=np.int8) if outcomes is None else np.asarray(outcomes, dtype=np.int8)
         known = [str(place) for place in range(shape[0])] if ids is None else list(ids)
         codes = None if clusters is None else _codes(clusters)
-        return cls(name, known, shape[0], classes.reshape(shape), arrays, codes, groups, "", adaptive)
+        return cls(
+            name, known, shape[0], classes.reshape(shape), arrays, codes, groups, "", adaptive, EMPTY, directions
+        )
 
     @property
     def repeats(self) -> int:
-        """How often each sample is tried, by the plan."""
+        """Planned repeats of each sample."""
         return int(self.outcomes.shape[1])
 
     @property
     def trials(self) -> int:
-        """How many trials the plan has."""
+        """The number of planned trials."""
         return self.planned * self.repeats
 
     def count(self, *classes: int) -> int:
-        """How many trials ended in one of these classes."""
+        """Count trials with one of these outcomes."""
         found = np.bincount(self.outcomes.reshape(-1), minlength=MISSING + 1)
         return int(sum(found[one] for one in classes))
 
     def counted(self, view: View) -> NDArray[np.bool_]:
-        """The trials that count, cell by cell."""
+        """Return the trials that count, cell by cell."""
         return np.asarray((self.outcomes >= SCORED) & (self.outcomes <= LAST_COUNTED[view]))
 
     @property
     def missing(self) -> int:
-        """Trials that say nothing about the system: not scored through no fault of its own, or not run."""
+        """Trials that say nothing about the system: not run, or not scored for reasons outside the system."""
         return self.trials - self.count(SCORED, FAILED)
 
-    def lacking(self, metric: str) -> int:
-        """Scored trials that have no number in this metric."""
-        values = self.values.get(metric, np.full((1, 1), np.nan))
-        return int(np.count_nonzero((self.outcomes == SCORED) & ~np.isfinite(values)))
+    def gaps(self, metric: str) -> NDArray[np.bool_]:
+        """Return the trials without a value in this metric that should have one, cell by cell.
+
+        A failure of the system is none if the metric has a range, because it counts as the worst value there. Nor is an
+        executed trial without a latency, which is a warm-up.
+        """
+        finite = np.isfinite(self.values.get(metric, np.full((1, 1), np.nan)))
+        if metric in COSTS:
+            return np.asarray(~finite & ~(self.counted("system") & (metric == LATENCY)))
+        excused = (self.outcomes == FAILED) & (self.bounds(metric) is not None)
+        return np.asarray(~((self.outcomes == SCORED) & finite) & ~excused)
+
+    def missing_values(self, metric: str) -> int:
+        """Count planned trials without a value in this metric (see `gaps`)."""
+        return int(np.count_nonzero(self.gaps(metric))) + (self.planned - len(self.ids)) * self.repeats
+
+    def completed(self, metric: str, value: float, *, rows: int | None = None) -> Columns:
+        """Return one metric with every missing value replaced by `value`; `rows` are the samples of the plan."""
+        extra = (self.planned if rows is None else rows) - len(self.ids)
+        pad = ((0, extra), (0, 0))
+        values = np.broadcast_to(self.values.get(metric, np.full((1, 1), np.nan)), self.outcomes.shape)
+        gaps = np.pad(self.gaps(metric), pad, constant_values=True)
+        clusters = self.clusters
+        if clusters is not None and extra:
+            clusters = np.append(clusters, np.arange(extra, dtype=np.intp) + clusters.max(initial=-1) + 1)
+        return replace(
+            self,
+            ids=[*self.ids, *("" for _ in range(extra))],
+            planned=len(self.ids) + extra,
+            outcomes=np.where(gaps, SCORED, np.pad(self.outcomes, pad)).astype(np.int8),
+            values={metric: np.where(gaps, value, np.pad(values, pad))},
+            clusters=clusters,
+            groups=EMPTY,
+            limits={metric: self.bounds(metric)},
+            labels=None if self.labels is None else self.labels.completed(gaps, value),
+        )
 
     def take(self, rows: NDArray[Any]) -> Columns:
-        """The samples at these places, or marked in a mask; all of them count as the plan."""
+        """Return the samples at these positions, or marked in a mask; they become the plan."""
         places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         return replace(
             self,
@@ -131,17 +240,18 @@ class Columns:
             clusters=None if self.clusters is None else self.clusters[places],
             groups={name: [labels[place] for place in places.tolist()] for name, labels in self.groups.items()},
             limits={name: self.bounds(name) for name in self.values},
+            labels=None if self.labels is None else self.labels.take(places),
         )
 
-    def looked_at(self) -> Columns:
-        """The samples that a run which ended by its own rule had looked at; all of any other.
+    def analysed_prefix(self) -> Columns:
+        """Return the samples that an adaptive run had analysed when it stopped; all samples of other runs.
 
         What finished beyond them did so because it was quick, and would mislead.
         """
         return self if self.adaptive is None else self.take(np.arange(self.adaptive, dtype=np.intp))
 
     def bounds(self, metric: str) -> tuple[float, float] | None:
-        """The range of a metric as far as it is known: 0 to 1 for scores, and for what was never seen outside."""
+        """Return the known range of a metric: 0 to 1 for scores, and for metrics never seen outside of it."""
         if metric == VALUE or is_verdict(metric):
             return UNIT
         if metric in self.limits:
@@ -153,11 +263,11 @@ class Columns:
         return UNIT if seen.size and seen.min() >= 0 and seen.max() <= 1 else None
 
     def scores(self, metric: str, view: View, *, worst: float | None = 0.0) -> Repeats:
-        """The counted trials of every sample, which may be none; a failure has the score `worst`, or none if None."""
+        """Return the scores of the counted trials of every sample; a failure scores `worst`, or nothing if None."""
         values = self.values.get(metric, np.full((1, 1), np.nan))
         finite = np.isfinite(values)
         if not finite.any() and (self.count(SCORED) or metric in COSTS):
-            # Nobody measured it: failures alone would say something about a metric that does not exist.
+            # No trial has this metric: failures alone must not define it.
             return Repeats(np.empty(0), np.zeros(len(self.ids), dtype=np.intp))
         scored = finite if metric in COSTS else (self.outcomes == SCORED) & finite
         counted = scored
@@ -166,6 +276,34 @@ class Columns:
             values = np.where(scored, values, worst)
         counts = counted.sum(axis=1).astype(np.intp)
         return Repeats(np.broadcast_to(values, counted.shape)[counted], counts)
+
+    def labels_of(self, metric: str) -> LabelColumn | None:
+        """Return the labels that correct this metric, if any."""
+        return self.labels if self.labels is not None and self.labels.metric == metric else None
+
+    def judged_trials(self, view: View, *, worst: float | None = 0.0) -> JudgedTrials:
+        """Return the counted trials of the metric with people's labels; failures are certain.
+
+        Samples without a counted trial are left out, and the others numbered from 0.
+        """
+        labels = self.labels
+        if labels is None:
+            raise ValueError("These columns have no labels.")
+        values = self.values[labels.metric]
+        scored = (self.outcomes == SCORED) & np.isfinite(values)
+        failed = np.zeros(scored.shape, dtype=np.bool_)
+        if worst is not None and view != "scored":
+            failed = self.counted(view) & ~scored & (self.outcomes != SCORED)
+        cells = scored | failed
+        known = failed if labels.certain is None else failed | labels.certain
+        places = np.cumsum(cells.any(axis=1)) - 1
+        return JudgedTrials(
+            scores=np.where(failed, np.nan, values)[cells],
+            labels=np.where(failed, 0.0 if worst is None else worst, labels.values)[cells],
+            weights=None if labels.weights is None else labels.weights[cells],
+            certain=known[cells],
+            samples=np.broadcast_to(places[:, None], cells.shape)[cells],
+        )
 
 
 def read_columns(
@@ -176,33 +314,37 @@ def read_columns(
     keys: Sequence[str] = (),
     inputs: Mapping[str, Callable[[Any], Hashable]] = EMPTY,
     name: str | None = None,
+    costs: bool = False,
 ) -> Columns:
-    """The columns of one experiment, read from its store.
+    """Read the columns of one experiment from its store.
 
     `metrics` None reads all there are, the verdicts on each criterion ("passed:polite") and of what is built in
-    "passed", "value" and, where it differs from the value, "reward". Clusters come from the metadata
+    "passed", "value" and, where it differs from the value, "reward"; `costs` adds latency, tokens and cost. Clusters
+    come from the metadata
     key `cluster`; None stands for the run's own (`EvalConfig.cluster`, "cluster" unless changed), "" for none.
     `groups` gets the values of the metadata `keys`, and what the functions `inputs` say of each sample's input.
     """
     run, store = source.run, source.store
     key = source.cluster_key if cluster is None else cluster
     ordinals, ids, facts = _facts(source, [*keys, key] if key else list(keys))
-    clusters = _codes(facts[-1]) if key and any(label is not None for label in facts[-1]) else None
-    if cluster and clusters is None and ids:
+    declared: Sequence[Hashable] = facts[-1] if key else ()
+    if cluster and ids and all(label is None for label in declared):
         raise ConfigurationError(
             f"no sample of run {run.run_id} has {cluster!r} in its metadata, so it names no cluster"
         )
+    labels, repeated = _with_repeated_inputs(source, ordinals, declared) if key else (declared, None)
+    clusters = _codes(labels) if any(label is not None for label in labels) else None
     if clusters is not None and np.unique(clusters).size == len(ids):
-        clusters = None  # Each sample is a cluster of its own: they are independent.
+        clusters = None  # Each sample is its own cluster: they are independent.
     groups: dict[str, Sequence[Hashable]] = dict(zip(keys, facts, strict=False))
     if inputs:
         groups |= _of_inputs(source, ordinals, inputs)
     wanted = None if metrics is None else frozenset(metrics)
-    table = _Cells(run.dataset_size, run.repeats, len(run.experiments), wanted)
+    table = _Cells(run.dataset_size, run.repeats, len(run.experiments), wanted, costs=costs)
     for page in batched(store.scores(run.run_id, experiment=source.name), _PAGE):
         table.add(page)
     outcomes, values = table.arrays(ordinals)
-    note = adaptive_note(run)
+    note = run.noted.adaptive
     return Columns(
         source.name if name is None else name,
         ids,
@@ -212,20 +354,27 @@ def read_columns(
         clusters,
         FrozenDict(groups),
         run.dataset_fingerprint,
-        None if note is None else int(np.count_nonzero(ordinals < note["samples"])),
+        None if note is None else int(np.count_nonzero(ordinals < note.samples)),
+        directions=FrozenDict(table.directions),
+        stopped_by_width=note is not None and note.rule.narrower_than is not None,
+        repeated_inputs=repeated,
     )
 
 
 class _Cells:
-    """Cells by place, sample-major as the plan is, filled many at a time."""
+    """Cells in plan order (sample-major), filled in batches."""
 
-    def __init__(self, samples: int, repeats: int, experiments: int, wanted: frozenset[str] | None) -> None:
+    def __init__(
+        self, samples: int, repeats: int, experiments: int, wanted: frozenset[str] | None, *, costs: bool = False
+    ) -> None:
         self._shape = (samples, repeats)
         self._experiments = experiments
         self._wanted = wanted
+        self._costs = [name for name in COSTS if costs or (wanted is not None and name in wanted)]
         self._wants_verdicts = wanted is None or any(name.startswith(VERDICT_PREFIX) for name in wanted)
         self._outcomes = np.zeros(samples * repeats, dtype=np.int8)
         self._values: dict[str, FloatArray] = {}
+        self.directions: dict[str, bool] = {}
         for name in (PASSED, VALUE):
             if self._wants(name):
                 self._column(name)
@@ -241,9 +390,8 @@ class _Cells:
         ordinals = np.fromiter((row.ordinal for row in rows), dtype=np.intp, count=len(rows))
         cells = ordinals // (repeats * self._experiments) * repeats + ordinals % repeats
         self._outcomes[cells] = [OUTCOME_CLASS[row.outcome] for row in rows]
-        if self._wanted is not None:
-            for name in self._wanted.intersection(COSTS):
-                self._set(name, cells, [None if row.outcome == "not_run" else getattr(row, name) for row in rows])
+        for name in self._costs:
+            self._set(name, cells, [None if row.outcome == "not_run" else getattr(row, name) for row in rows])
         places = [place for place, row in enumerate(rows) if row.value is not None]
         scored, some = cells[places], [rows[place] for place in places]
         if self._wants(PASSED):
@@ -254,11 +402,20 @@ class _Cells:
             self._set(REWARD, scored, [row.reward for row in some])
         metrics = [row.metrics for row in some]
         for name in dict.fromkeys(chain.from_iterable(metrics)):
-            # A metric that has the name of something built in gives way to it.
+            # A built-in metric takes precedence over one with the same name.
             if self._wants(name) and name not in BUILT_IN and not is_verdict(name):
                 self._set(name, scored, [found.get(name) for found in metrics])
+        for row in some:
+            if row.verdicts and not row.verdicts.isdigit():
+                self._add_directions(row)
         if self._wants_verdicts:
             self._add_verdicts(scored, some)
+
+    def _add_directions(self, row: ScoreRow) -> None:
+        for name, code in zip(row.metrics, row.verdicts or "", strict=True):
+            _, higher = METRIC_CODES[code]
+            if higher is not None:
+                self.directions.setdefault(name, higher)
 
     def _add_verdicts(self, cells: IntArray, rows: Sequence[ScoreRow]) -> None:
         judged = [dict(zip(row.metrics, row.verdicts, strict=True)) if row.verdicts else _NO_VERDICTS for row in rows]
@@ -290,6 +447,36 @@ def _facts(source: ExperimentSource, keys: Sequence[str]) -> tuple[IntArray, lis
     return ordinals, [row[1] for row in known], facts
 
 
+def _with_repeated_inputs(
+    source: ExperimentSource, ordinals: IntArray, declared: Sequence[Hashable]
+) -> tuple[Sequence[Hashable], RepeatedInputs | None]:
+    """Return the cluster of each sample; equal inputs form a cluster if none is declared."""
+    found = source.store.repeated_inputs(source.run.run_id)
+    if not found:
+        return declared, None
+    where = {ordinal: place for place, ordinal in enumerate(ordinals.tolist())}
+    groups: dict[int, list[int]] = {}
+    for ordinal, content in found:
+        if ordinal in where:
+            groups.setdefault(content, []).append(where[ordinal])
+    groups = {content: places for content, places in groups.items() if len(places) > 1}
+    count = sum(len(places) - 1 for places in groups.values())
+    if not count:
+        return declared, None
+    if source.run.noted.is_adaptive:
+        why = "in a run that used its own results to stop they count as independent, which overstates its evidence."
+        return declared, RepeatedInputs(count, independent=why)
+    if len(groups) == 1 and count == len(ordinals) - 1:
+        return declared, None  # All inputs are equal: the real input must be elsewhere, such as in metadata.
+    labels, across = list(declared), 0
+    for content, places in groups.items():
+        across += len({labels[place] for place in places if labels[place] is not None}) > 1
+        for place in places:
+            if labels[place] is None:
+                labels[place] = ("input", content)
+    return labels, RepeatedInputs(count, across)
+
+
 def _of_inputs(
     source: ExperimentSource, ordinals: IntArray, inputs: Mapping[str, Callable[[Any], Hashable]]
 ) -> dict[str, Sequence[Hashable]]:
@@ -304,12 +491,12 @@ def _of_inputs(
 
 
 def hashable(value: Any) -> Hashable:
-    """A JSON value that can stand in a set: lists and objects become their canonical text."""
+    """Return a hashable form of a JSON value: lists and objects become their canonical text."""
     return canonical(value).decode() if isinstance(value, list | dict) else value
 
 
 def _codes(labels: Sequence[Hashable] | NDArray[Any]) -> IntArray:
-    """Clusters numbered from 0; a sample without one is a cluster of its own."""
+    """Number the clusters from 0; each sample without one is its own cluster."""
     if isinstance(labels, np.ndarray) and np.issubdtype(labels.dtype, np.integer):
         return labels.astype(np.intp)
     seen: dict[Hashable, int] = {}

@@ -1,4 +1,4 @@
-"""Candidates against a baseline on the same samples."""
+"""Compare candidates with a baseline on the same samples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fairtrial.analysis.caveats import about_pairs, about_runs
-from fairtrial.analysis.columns import Columns, read_columns
+from fairtrial.analysis.caveats import about_labels, about_pairs, about_runs
+from fairtrial.analysis.columns import Columns, IntArray, read_columns
 from fairtrial.analysis.comparison import (
     SHOWN,
     CandidateComparison,
@@ -19,8 +19,10 @@ from fairtrial.analysis.comparison import (
     ScoredOnly,
     Side,
     SliceComparison,
+    SliceTest,
 )
-from fairtrial.analysis.metrics import BUILT_IN, COSTS, FAILED, PASSED, REWARD, SCORED, VALUE
+from fairtrial.analysis.labels import LabelUse, attach_labels
+from fairtrial.analysis.metrics import BUILT_IN, COSTS, FAILED, PASSED, REWARD, SCORED, VALUE, unknown_metric
 from fairtrial.analysis.pairing import ComparisonSettings, Pairs, Scores, changes, difference, pair, scores_of
 from fairtrial.analysis.slices import SliceBy
 from fairtrial.analysis.slicing import Slice, cut, needs, normalize_slices
@@ -34,9 +36,9 @@ from fairtrial.analysis.verdicts import (
     verdict_of,
 )
 from fairtrial.errors import ConfigurationError
-from fairtrial.formatting import count
+from fairtrial.formatting import count, p_text
 from fairtrial.frozen import EMPTY
-from fairtrial.stats import PairedDifference
+from fairtrial.stats import Heterogeneity, PairedDifference, Undefined, heterogeneity, holm
 
 DEFAULT_METRICS = (PASSED, VALUE, REWARD)
 """What is compared unless metrics are named: rewards only if those of one side differ from its values."""
@@ -47,29 +49,32 @@ def read_sides(
     metrics: Sequence[str] | None,
     cluster: str | None,
     slice_by: SliceBy | Sequence[SliceBy],
+    labels: LabelUse | None = None,
 ) -> list[Columns]:
-    """The columns of a baseline and its candidates; how samples are grouped is read once, from the baseline."""
+    """Read the columns of a baseline and its candidates; groups are read once, from the baseline."""
     needed = needs(normalize_slices(slice_by))
-    read = None if metrics is None else {*metrics, *needed.metrics, PASSED}
-    return [
+    about = () if labels is None else (labels.metric,)
+    read = None if metrics is None else {*metrics, *needed.metrics, *about, PASSED}
+    columns = [
         read_columns(
             source,
             metrics=read,
-            # A choice made here is the baseline's to answer for; "" keeps the candidates' own clusters out of it.
+            # The baseline's clusters are used; "" disables those of the candidates.
             cluster=cluster if place == 0 or cluster is None else "",
             keys=needed.keys if place == 0 else (),
             inputs=needed.inputs if place == 0 else EMPTY,
             name=name,
-        ).looked_at()
+        ).analysed_prefix()
         for place, (source, name) in enumerate(zip(sources, side_names(sources), strict=True))
     ]
+    return attach_labels(sources, columns, labels)
 
 
 def side_names(sources: Sequence[ExperimentSource]) -> list[str]:
-    """What to call each side: the experiment, with the run's number or id where that is not enough."""
+    """What to call each side: the experiment, with the run's name or id where that is not enough."""
     choices = (
         [source.name for source in sources],
-        [f"{source.name} #{source.run.number}" for source in sources],
+        [f"{source.run.name}:{source.name}" for source in sources],
         [f"{source.name} of {source.run.run_id}" for source in sources],
     )
     for names in choices:
@@ -87,11 +92,11 @@ def compare_columns(
     settings: ComparisonSettings | None = None,
     sources: Sequence[ExperimentSource] = (),
 ) -> ComparisonRecord:
-    """Compare columns: a pure function of numbers, but for `sources`, which say where results can be read."""
-    settings = settings or ComparisonSettings()
+    """Compare columns: a pure function, except that `sources` locate the results."""
+    settings = (settings or ComparisonSettings()).declared_by(baseline, *candidates)
     if metrics is None or metrics is DEFAULT_METRICS:
         baseline, *candidates = _with_rewards([baseline, *candidates])
-    names = _known_metrics([baseline, *candidates], metrics)
+    names = known_metrics([baseline, *candidates], metrics)
     ways = normalize_slices(slice_by)
     joined = [pair(candidate, baseline) for candidate in candidates]
     whole = [_Compared(pairs, names, settings) for pairs in joined]
@@ -100,15 +105,16 @@ def compare_columns(
         for pairs in joined
         for slices in [list(cut(ways, pairs.baseline, pairs.candidate))]
     ]
-    # Holm, not Benjamini and Hochberg: one false alarm here blocks a release. A list of slices is read through.
+    # Holm, not Benjamini-Hochberg: one false alarm here blocks a release. Slices are only a list to inspect.
     tests = adjust([found for one in whole for found in one.found()], "holm")
     adjust([found for one in whole for found in one.found_scored()], "holm")
     adjust([found for parts in sliced for _, one in parts for found in one.found()], "bh")
+    slice_tests = _slice_tests(whole, [[part for part, _ in parts] for parts in sliced], settings)
     compared: list[CandidateComparison] = []
     flipped: list[tuple[FlippedSamples, FlippedSamples]] = []
     for place, (side, one, parts) in enumerate(zip(candidates, whole, sliced, strict=True)):
         made, gained, lost = _candidate(side, baseline, one, parts, settings, sources[place + 1] if sources else None)
-        compared.append(made)
+        compared.append(replace(made, slice_tests=slice_tests[place]))
         if sources:
             flipped.append(
                 (
@@ -128,7 +134,7 @@ def compare_columns(
 
 @dataclass(slots=True)
 class _Metric:
-    """One metric of one pair of sides: its numbers, what they say, and the earlier metric they are the same as."""
+    """One metric of one pair of sides: its numbers, its tests, and an earlier metric with the same numbers."""
 
     scores: Scores
     found: AdjustedDifference
@@ -161,7 +167,7 @@ class _Compared:
         return (one.found for one in self.metrics if one.same_as is None)
 
     def found_scored(self) -> Iterator[AdjustedDifference]:
-        """The distinct tests on what was scored on both sides."""
+        """The distinct tests on pairs scored on both sides."""
         return (one.scored for one in self.metrics if one.same_as is None)
 
 
@@ -200,9 +206,48 @@ def _candidate(
         metrics=metrics,
         slices=slices,
         flips=Flips(tuple(gained[:SHOWN]), tuple(lost[:SHOWN]), len(gained), len(lost)),
-        warnings=tuple(about_pairs(one.pairs, metrics, slices, names, share)),
+        warnings=(*about_pairs(one.pairs, metrics, slices, names, share), *about_labels(one.pairs, metrics)),
     )
     return made, gained, lost
+
+
+def _slice_tests(
+    whole: Sequence[_Compared], slices: Sequence[Sequence[Slice]], settings: ComparisonSettings
+) -> list[tuple[SliceTest, ...]]:
+    """Whether slices differ from each other, by candidate; adjusted together, as one false alarm sends people looking.
+
+    A run that looked at its own results, and rates that labels correct, have no such test.
+    """
+    found: list[tuple[int, str, str, Heterogeneity]] = []
+    for place, (one, parts) in enumerate(zip(whole, slices, strict=True)):
+        adaptive = one.pairs.candidate.adaptive is not None or one.pairs.baseline.adaptive is not None
+        for by in () if adaptive else dict.fromkeys(part.by for part in parts):
+            codes = np.full(len(one.pairs.baseline.ids), -1, dtype=np.intp)
+            for code, part in enumerate(part for part in parts if part.by == by):
+                codes[part.rows] = code
+            for metric in one.metrics:
+                if metric.same_as is None and metric.scores.labelled is None:
+                    tested = _heterogeneity(one.pairs, metric.scores, codes, settings)
+                    if isinstance(tested, Heterogeneity):
+                        found.append((place, by, metric.scores.metric, tested))
+    adjusted = holm([tested.p_value for *_, tested in found]).tolist()
+    made: list[list[SliceTest]] = [[] for _ in whole]
+    for (place, by, name, tested), p in zip(found, adjusted, strict=True):
+        differ = p <= settings.alpha
+        said = "differ from each other" if differ else "do not differ detectably from each other"
+        among = f" allowing for {len(found)} tests" if len(found) > 1 else ""
+        text = f"{name}: changes by {by} {said} ({p_text(p)}{among})."
+        made[place].append(SliceTest(by, name, tested.groups, tested.n, tested.p_value, p, differ, text))
+    return [tuple(tests) for tests in made]
+
+
+def _heterogeneity(
+    pairs: Pairs, scores: Scores, codes: IntArray, settings: ComparisonSettings
+) -> Heterogeneity | Undefined:
+    known = (scores.candidate.counts > 0) & (scores.baseline.counts > 0) & (codes >= 0)
+    change = scores.candidate.only(known).means - scores.baseline.only(known).means
+    clusters = None if pairs.clusters is None else pairs.clusters[known]
+    return heterogeneity(change, codes[known], clusters=clusters, seed=settings.seed)
 
 
 def _record(
@@ -210,15 +255,18 @@ def _record(
 ) -> MetricComparison:
     name, found = metric.scores.metric, metric.found.difference
     lower = settings.lower(name)
-    verdict = verdict_of(metric.found, settings, lower)
-    # What one slice among many could show depends on the others; its own reach is the honest figure.
+    matters = settings.matters(name, metric.scores.bounds)
+    verdict = verdict_of(metric.found, settings, lower, matters)
+    # For slices, the unadjusted detectable difference: the adjusted one would depend on the other slices.
     tests = 1 if sliced else metric.found.tests
+    labels = None if metric.scores.labelled is None else metric.scores.labelled.counts
     mde = detectable(found, tests, settings, metric.scores.bounds)
-    needed = samples_needed(found, tests, settings)
+    needed = samples_needed(found, tests, settings, matters, metric.scores.repeats)
     notes = [*found.notes, *([found.reason] if found.reason else [])]
     if metric.scores.left_out:
         failures = count(metric.scores.left_out, "failed trial")
-        notes.append(f"{name} has no worst value, so {failures} could not be counted in it.")
+        why = "has no worst value" if lower is not None else "declares no direction and so no worst value"
+        notes.append(f"{name} {why}: {failures} could not be counted in it.")
     if not found.n and (absent := _absent(metric.scores, names)):
         notes = [absent]
     return MetricComparison(
@@ -241,14 +289,18 @@ def _record(
         mde=mde,
         needed=needed,
         verdict=verdict,
-        sentence=sentence(name, names, metric.found, verdict, mde, needed, notes, settings),
-        scored_only=None if sliced else _scored_only(metric.scored, settings, lower),
+        sentence=sentence(name, names, metric.found, verdict, mde, needed, notes, settings, matters, labels),
+        scored_only=None if sliced else _scored_only(metric.scored, settings, lower, matters),
         same_as=metric.same_as,
         notes=tuple(notes),
+        smallest_difference=matters,
+        labels=labels,
     )
 
 
-def _scored_only(found: AdjustedDifference, settings: ComparisonSettings, lower: bool) -> ScoredOnly:
+def _scored_only(
+    found: AdjustedDifference, settings: ComparisonSettings, lower: bool | None, matters: float | None
+) -> ScoredOnly:
     one: PairedDifference = found.difference
     return ScoredOnly(
         one.n,
@@ -256,23 +308,25 @@ def _scored_only(found: AdjustedDifference, settings: ComparisonSettings, lower:
         None if one.interval is None else float(one.interval.low),
         None if one.interval is None else float(one.interval.high),
         _plain(one.p_value),
-        verdict_of(found, settings, lower),
+        verdict_of(found, settings, lower, matters),
     )
 
 
 def _absent(scores: Scores, names: tuple[str, str]) -> str | None:
-    """Why there is no pair at all, where one side has nothing in this metric."""
+    """Return why there is no pair: no sample in common, or a side without a value in this metric."""
+    if not scores.candidate.counts.size:
+        return "they have no sample in common."
     empty = [not side.counts.any() for side in (scores.candidate, scores.baseline)]
     if all(empty):
-        return f"neither {names[0]} nor {names[1]} has a trial that says anything about {scores.metric}."
+        return f"neither {names[0]} nor {names[1]} has a trial with a value for {scores.metric}."
     for name, nothing in zip(names, empty, strict=True):
         if nothing:
-            return f"no trial of {name} says anything about {scores.metric}."
+            return f"no trial of {name} has a value for {scores.metric}."
     return None
 
 
 def _with_rewards(sides: Sequence[Columns]) -> list[Columns]:
-    """The sides, all of them with rewards if one has any that differ from its values, else none."""
+    """Return the sides with rewards if those of one side differ from its values, else without."""
     values = [side.values for side in sides]
     differ = any(REWARD in one and not np.array_equal(one[REWARD], one[VALUE], equal_nan=True) for one in values)
     made = []
@@ -283,7 +337,8 @@ def _with_rewards(sides: Sequence[Columns]) -> list[Columns]:
     return made
 
 
-def _known_metrics(sides: Sequence[Columns], metrics: Sequence[str] | None) -> list[str]:
+def known_metrics(sides: Sequence[Columns], metrics: Sequence[str] | None) -> list[str]:
+    """Return the metrics to compare; raises if no side has one of them."""
     known = list(dict.fromkeys(name for side in sides for name in side.values))
     main = [PASSED, VALUE, *([REWARD] if REWARD in known else [])]
     if metrics is DEFAULT_METRICS:
@@ -295,8 +350,7 @@ def _known_metrics(sides: Sequence[Columns], metrics: Sequence[str] | None) -> l
     names = list(dict.fromkeys(metrics))
     for name in names:
         if name not in known and name not in (PASSED, VALUE, *COSTS):
-            have = ", ".join(sorted({PASSED, VALUE, *known}))
-            raise ConfigurationError(f"no side has a metric {name!r}; there are {have}")
+            raise unknown_metric(name, known)
     return names
 
 

@@ -1,4 +1,4 @@
-"""What a comparison says, as records."""
+"""Records of a comparison."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Literal, overload
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.trials.result import EvalResult
 
-type Verdict = Literal["better", "worse", "no detectable difference", "unknown"]
+type Verdict = Literal["better", "worse", "higher", "lower", "as good as", "no detectable difference", "unknown"]
+"""What a candidate is to the baseline. "higher" and "lower" are for metrics of which nobody said which way is better;
+"as good as" says that the difference is smaller than the one that matters."""
 type Direction = Literal["gained", "lost"]
 
 SHOWN = 100
 """How many flipped samples are named in a record; `Comparison.flipped` has them all."""
 
-_PAGE = 50  # Samples whose results are read together.
+_PAGE = 50  # Samples per batch.
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the compared experiments and what became of its trials.
+    """One of the compared experiments and the outcomes of its trials.
 
     `failures` are task errors and timeouts; `missing` are trials that say nothing about the system: scorer errors,
     dead letters, trials that were not run.
@@ -44,7 +46,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class ScoredOnly:
-    """The same comparison on the pairs that were scored on both sides, errors left out."""
+    """The same comparison on pairs scored on both sides, without errors."""
 
     n: int
     difference: float | None
@@ -56,16 +58,18 @@ class ScoredOnly:
 
 @dataclass(frozen=True, slots=True)
 class MetricComparison:
-    """One metric of a candidate against the baseline. What is undefined is None, and `notes` say why.
+    """One metric of a candidate compared with the baseline. Undefined values are None; `notes` say why.
 
     `wins` are samples on which the candidate is better; `difference` is candidate - baseline, whichever is better.
     `adjusted_p` allows for all the tests made together. `mde` is the true difference that this comparison would have
-    found with power .8, `needed` the number of samples at which a true difference like the observed one would show.
-    `same_as` names an earlier metric that has the same numbers, and so the same answer.
+    found with power .8, `needed` the number of samples that would find one of `smallest_difference`, the smallest that
+    matters, with that power. `lower_is_better` is None if nobody declared it; `wins` then count what is higher.
+    `same_as` names an earlier metric that has the same numbers, and so the same answer. `labels` are the numbers of
+    people's labels, the candidate's and the baseline's, by which both sides were corrected; None if they were not.
     """
 
     metric: str
-    lower_is_better: bool
+    lower_is_better: bool | None
     n: int
     clusters: int | None
     baseline: float | None
@@ -87,11 +91,13 @@ class MetricComparison:
     scored_only: ScoredOnly | None
     same_as: str | None
     notes: tuple[str, ...]
+    smallest_difference: float | None = None
+    labels: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SliceComparison:
-    """A candidate against the baseline on some of the samples."""
+    """A candidate compared with the baseline on a slice of the samples."""
 
     name: str
     by: str
@@ -103,8 +109,25 @@ class SliceComparison:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceTest:
+    """Whether the slices by one key differ from each other in the change of one metric.
+
+    `slices` counts those with enough samples to take part. `adjusted_p` allows for all such tests of the comparison.
+    """
+
+    by: str
+    metric: str
+    slices: int
+    n: int
+    p: float
+    adjusted_p: float
+    differ: bool
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Flips:
-    """Samples whose share of passes went up or down, the largest change first; as many ids as are worth listing."""
+    """Samples whose share of passes went up or down, largest change first, with a limited number of ids."""
 
     gained: tuple[str, ...]
     lost: tuple[str, ...]
@@ -114,7 +137,7 @@ class Flips:
 
 @dataclass(frozen=True, slots=True)
 class CandidateComparison:
-    """One candidate against the baseline: `comparison["terse"]["passed"].verdict`."""
+    """One candidate compared with the baseline: `comparison["terse"]["passed"].verdict`."""
 
     candidate: Side
     matched: int
@@ -125,6 +148,7 @@ class CandidateComparison:
     slices: tuple[SliceComparison, ...]
     flips: Flips
     warnings: tuple[str, ...]
+    slice_tests: tuple[SliceTest, ...] = ()
 
     @property
     def name(self) -> str:
@@ -139,6 +163,10 @@ class CandidateComparison:
     def __getitem__(self, metric: str) -> MetricComparison:
         return _named(self.metrics, metric)
 
+    def __repr__(self) -> str:
+        verdicts = ", ".join(f"{metric.metric} {metric.verdict}" for metric in self.metrics[:3])
+        return f"<CandidateComparison {self.name}: {verdicts}>"
+
 
 @dataclass(frozen=True, slots=True)
 class Flip:
@@ -150,7 +178,7 @@ class Flip:
 
 
 class FlippedSamples(Sequence[Flip]):
-    """Flipped samples, the largest change first; their results are read from the stores as they are asked for."""
+    """Flipped samples, largest change first; their results are read lazily from the stores."""
 
     def __init__(self, ids: Sequence[str], baseline: ExperimentSource, candidate: ExperimentSource) -> None:
         self.ids = tuple(ids)
@@ -189,7 +217,7 @@ class FlippedSamples(Sequence[Flip]):
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRecord:
-    """Candidates against one baseline: `comparison["terse"]["passed"].verdict`.
+    """Candidates compared with one baseline: `comparison["terse"]["passed"].verdict`.
 
     `tests` counts the tests that were made together, for which adjusted p-values allow.
     """
@@ -221,7 +249,7 @@ class ComparisonRecord:
         return self.candidates[0].verdict
 
     def flipped(self, direction: Direction = "lost", candidate: str | None = None) -> FlippedSamples:
-        """All samples that the candidate lost (or gained) against the baseline, with both sides' results."""
+        """Return all samples that the candidate lost (or gained), with the results of both sides."""
         if not self.sources:
             raise ValueError("this comparison was made of numbers alone and has no results to show")
         if candidate is None and len(self.candidates) > 1:

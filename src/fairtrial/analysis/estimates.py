@@ -5,18 +5,49 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fairtrial.analysis.anytime import mean_at_any_time
+import numpy as np
+
+from fairtrial.analysis.anytime import LOOKED, mean_at_any_time
 from fairtrial.analysis.columns import Columns, read_columns
-from fairtrial.analysis.metrics import BUILT_IN, CRITERION, PASSED, REWARD, VALUE, View, is_verdict, verdict_column
+from fairtrial.analysis.metrics import (
+    BUILT_IN,
+    COST,
+    COSTS,
+    CRITERION,
+    NOTHING_SCORED,
+    PASSED,
+    REWARD,
+    TOKENS,
+    VALUE,
+    View,
+    is_verdict,
+    quantile_name,
+    verdict_column,
+)
 from fairtrial.analysis.slices import SliceBy
 from fairtrial.analysis.slicing import cut, needs, normalize_slices
 from fairtrial.analysis.source import ExperimentSource
-from fairtrial.stats import MeanEstimate, mean_interval, mean_pass_at_k, mean_pass_hat_k
+from fairtrial.stats import (
+    Heterogeneity,
+    MeanEstimate,
+    QuantileEstimate,
+    Repeats,
+    Undefined,
+    corrected_mean,
+    heterogeneity,
+    mean_interval,
+    mean_pass_at_k,
+    mean_pass_hat_k,
+    quantile_interval,
+)
+
+SHOWN_QUANTILES = (0.5, 0.95)
+"""The quantiles of latency, tokens, cost and other metrics without a range that a report has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A rate or mean over samples with its interval. What is undefined is None, and `note` says why.
+    """A rate, mean or quantile with its interval. Undefined values are None; `note` says why.
 
     `metric` is what was averaged and `view` which trials counted ("scored", or errors too, as failures). `n` counts
     samples, `trials` their repeats, `clusters` groups of samples that are not independent (None: all are).
@@ -37,7 +68,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class SliceEstimates:
-    """The rates and means of some of the samples: `part["pass_rate"].low`."""
+    """The rates and means of a slice of the samples: `part["pass_rate"].low`."""
 
     name: str
     by: str
@@ -59,10 +90,10 @@ def slice_estimates(
     cluster: str | None = None,
     level: float = 0.95,
 ) -> tuple[SliceEstimates, ...]:
-    """The `estimates` of each slice: metadata keys, `by_input`, `by_metric` or functions of the input."""
+    """Compute the `estimates` of each slice: metadata keys, `by_input`, `by_metric` or functions of the input."""
     ways = normalize_slices(slice_by)
     needed = needs(ways)
-    columns = read_columns(source, cluster=cluster, keys=needed.keys, inputs=needed.inputs).looked_at()
+    columns = read_columns(source, cluster=cluster, keys=needed.keys, inputs=needed.inputs).analysed_prefix()
     found = []
     for part in cut(ways, columns):
         some = columns.take(part.rows)
@@ -70,13 +101,30 @@ def slice_estimates(
     return tuple(found)
 
 
+def slice_rate_test(source: ExperimentSource, by: SliceBy) -> Heterogeneity | Undefined:
+    """Whether the pass rates of what was scored differ between slices; undefined for a run that chose its own end."""
+    ways = normalize_slices(by)
+    needed = needs(ways)
+    columns = read_columns(source, metrics=[PASSED, *needed.metrics], keys=needed.keys, inputs=needed.inputs)
+    if columns.adaptive is not None:
+        return Undefined(LOOKED)
+    codes = np.full(len(columns.ids), -1, dtype=np.intp)
+    for code, part in enumerate(cut(ways, columns)):
+        codes[part.rows] = code
+    scores = columns.scores(PASSED, "scored")
+    known = (scores.counts > 0) & (codes >= 0)
+    clusters = None if columns.clusters is None else columns.clusters[known]
+    return heterogeneity(scores.only(known).means, codes[known], clusters=clusters)
+
+
 def estimates(columns: Columns, *, level: float = 0.95) -> tuple[Estimate, ...]:
-    """Pass rate and mean score, over what was scored and with errors as failures, and every metric, with intervals.
+    """Estimate pass rate and mean score (scored trials only, and errors as failures) and every metric.
 
     They are named "pass_rate", "pass_rate_all", "mean_score", "mean_score_all", "mean_reward" (where rewards differ
-    from scores), with repeats "pass@K" and "pass^K", and then after the metrics: "polite" is the mean of that metric
-    and, if it is a criterion, "pass_rate:polite" the share of trials that met it. Repeats are averaged
-    per sample. Of a run that ended by its own rule only pass rates have an interval, one that allows for it.
+    from scores), with repeats "pass@k" and "pass^k" for every k from 2 to their number, and then after the metrics:
+    "polite" is the mean of that metric and, if it is a criterion, "pass_rate:polite" the share of trials that met it.
+    Repeats are averaged per sample. Of a run that ended by its own rule only pass rates have an interval, one that
+    allows for it.
     """
     return tuple(_estimates(columns, level))
 
@@ -94,11 +142,14 @@ def _estimates(columns: Columns, level: float) -> Iterator[Estimate]:
             yield estimate(columns, metric, view=view, name=name, level=level)
     if columns.repeats > 1 and PASSED in columns.values:
         trials = columns.scores(PASSED, "system")
+        whole = Repeats(trials.flat[np.repeat(trials.counts == columns.repeats, trials.counts)], trials.counts)
+        # A sample counts if it has all its repeats.
+        whole = replace(whole, counts=np.where(trials.counts == columns.repeats, trials.counts, 0))
         for name, formula in (("pass@", mean_pass_at_k), ("pass^", mean_pass_hat_k)):
-            found = formula(trials, columns.repeats, clusters=columns.clusters, level=level)
-            # A sample counts if it has all its repeats.
-            found = replace(found, trials=found.n * columns.repeats)
-            yield _named(f"{name}{columns.repeats}", PASSED, "system", found)
+            for k in range(2, columns.repeats + 1):
+                found = formula(whole, k, clusters=columns.clusters, level=level)
+                found = _with_reason(columns, replace(found, trials=found.n * columns.repeats))
+                yield _named(f"{name}{k}", PASSED, "system", found)
     metrics = [metric for metric in columns.values if metric not in BUILT_IN and not is_verdict(metric)]
     for metric in sorted(metrics, key=lambda metric: verdict_column(metric) not in columns.values):  # Criteria first.
         if (verdicts := verdict_column(metric)) in columns.values:
@@ -109,18 +160,81 @@ def _estimates(columns: Columns, level: float) -> Iterator[Estimate]:
 def estimate(
     columns: Columns, metric: str, *, view: View = "scored", name: str | None = None, level: float = 0.95
 ) -> Estimate:
-    """One metric's mean with its interval."""
+    """Estimate the mean of one metric with its interval."""
     return _named(metric if name is None else name, metric, view, mean_of(columns, metric, view, level=level))
 
 
 def mean_of(
     columns: Columns, metric: str, view: View, *, worst: float | None = 0.0, level: float = 0.95
 ) -> MeanEstimate:
-    """The statistics behind an estimate."""
+    """Return the statistics behind an estimate."""
     bounds = columns.bounds(metric)
     scores = columns.scores(metric, view, worst=None if bounds is None else worst)
     found = mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
+    found = _with_reason(columns, found)
     return mean_at_any_time(columns, metric, scores, found, view, level) if columns.adaptive is not None else found
+
+
+def _with_reason(columns: Columns, found: MeanEstimate) -> MeanEstimate:
+    """Return an estimate without values with the reason: there may be samples of which no trial was scored."""
+    return replace(found, reason=NOTHING_SCORED) if not found.n and columns.planned else found
+
+
+def per_trial(columns: Columns, *, level: float = 0.95) -> tuple[Estimate, ...]:
+    """Estimate the median and 95th percentile of latency, tokens, cost and metrics without a range.
+
+    They are named "median:latency_ms" and "p95:latency_ms"; before them comes the mean, "latency_ms", of what is not
+    among `estimates` already. What nobody measured is left out, and so are tokens and cost that are 0 throughout.
+    """
+    return tuple(_per_trial(columns, level))
+
+
+def _per_trial(columns: Columns, level: float) -> Iterator[Estimate]:
+    others = [name for name in columns.values if name not in BUILT_IN and not is_verdict(name)]
+    for metric in (*COSTS, *others):
+        values = columns.values.get(metric, np.empty(0))
+        measured = values[np.isfinite(values)]
+        if columns.bounds(metric) is not None or not measured.size or (metric in (TOKENS, COST) and not measured.any()):
+            continue
+        if metric in COSTS:
+            yield estimate(columns, metric, level=level)
+        for share in SHOWN_QUANTILES:
+            found = quantile_of(columns, metric, share, level=level)
+            note = " ".join([*found.notes, *filter(None, [found.reason])]) or None
+            yield Estimate(
+                quantile_name(metric, share), metric, "scored", found.value, found.low, found.high, found.n,
+                found.trials, found.clusters, found.method, note,
+            )  # fmt: skip
+
+
+def corrected_of(
+    columns: Columns, metric: str, view: View, *, worst: float | None, level: float, exact: bool
+) -> MeanEstimate:
+    """Estimate the mean that people would give, from the labels of these columns; undefined without usable labels."""
+    labels, bounds = columns.labels_of(metric), columns.bounds(metric)
+    found = mean_of(columns, metric, view, worst=worst, level=level)
+    if labels is None or not found.n:
+        return found
+    some = columns.take(columns.scores(metric, view, worst=worst).counts > 0)
+    corrected = corrected_mean(
+        some.judged_trials(view, worst=worst), clusters=some.clusters, bounds=bounds, level=level, exact=exact
+    )
+    reason = labels.refusal or corrected.reason
+    return replace(
+        found,
+        mean=corrected.estimate if reason is None else None,
+        se=corrected.se if reason is None else None,
+        interval=corrected.interval if reason is None else None,
+        effective_n=None,
+        notes=(*found.notes, *corrected.notes),
+        reason=reason,
+    )
+
+
+def quantile_of(columns: Columns, metric: str, share: float, *, level: float = 0.95) -> QuantileEstimate:
+    """Estimate a quantile of a metric over trials, such as the 95th percentile of latency_ms."""
+    found = quantile_interval(columns.scores(metric, "scored"), share, clusters=columns.clusters, level=level)
+    return found if columns.adaptive is None else replace(found, low=None, high=None, method=None, reason=LOOKED)
 
 
 def _named(name: str, metric: str, view: View, found: MeanEstimate) -> Estimate:

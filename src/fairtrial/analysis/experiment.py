@@ -1,4 +1,4 @@
-"""The figures of one experiment: counts and means from sums, everything else from one reading of its results."""
+"""The figures of one experiment: counts and means from sums, the rest from one pass over its results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.analysis.metrics import CRITERION, ERRORS
-from fairtrial.analysis.source import ExperimentSource, adaptive_note
+from fairtrial.analysis.source import ExperimentSource
 from fairtrial.analysis.summaries import describe
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
 
@@ -22,14 +22,14 @@ _ROUNDING = 1e-15
 
 
 class TotalsAnalysis:
-    """What the sums of some trials come to: those of an experiment, or of a slice of one."""
+    """Figures from the sums of an experiment, or of a slice of one."""
 
     def __init__(self, totals: Totals) -> None:
         self.totals = totals
 
     @property
     def total(self) -> int:
-        """Trials with a result, of whatever outcome."""
+        """Trials with a result, of any outcome."""
         return sum(self.totals.outcomes.values()) - self.totals.outcomes.get("not_run", 0)
 
     @property
@@ -39,7 +39,7 @@ class TotalsAnalysis:
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """How many trials ended in each kind of error; kinds that did not occur are left out."""
+        """The number of trials for each kind of error that occurred."""
         return {name: self.totals.outcomes[name] for name in ERRORS if self.totals.outcomes.get(name)}
 
     @property
@@ -69,7 +69,7 @@ class TotalsAnalysis:
 
     @property
     def mean_latency_ms(self) -> float | None:
-        """How long the task took on average, in milliseconds."""
+        """The mean duration of the task, in milliseconds."""
         return self.totals.latency_sum / self.totals.timed if self.totals.timed else None
 
     @property
@@ -79,23 +79,28 @@ class TotalsAnalysis:
 
     @property
     def cost_usd(self) -> float | None:
-        """What the task's model calls cost; None where no price is known."""
+        """The cost of the task's model calls; None if no price is known."""
         return self.totals.cost_usd
 
     @property
     def judge_cost_usd(self) -> float | None:
-        """What the judges' model calls cost; None where no price is known."""
+        """The cost of the judges' model calls; None if no price is known."""
         return self.totals.judge_cost_usd
 
     @property
     def cache_hits(self) -> int:
-        """Model calls that the response cache answered."""
+        """Model calls answered by the response cache."""
         return self.totals.cache_hits
 
     @property
     def unpriced_calls(self) -> int:
-        """Model calls of tasks and judges whose cost is not known: where there are any, costs are lower bounds."""
+        """Model calls of tasks and judges without a known price: if there are any, costs are lower bounds."""
         return self.totals.unpriced_calls + self.totals.unpriced_judge_calls
+
+    @property
+    def cut_off_calls(self) -> int:
+        """Answers to the task that were cut off by a token limit."""
+        return self.totals.cut_off_calls
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -107,7 +112,7 @@ class TotalsAnalysis:
         mean = totals.reward_sum / count if count else 0.0
         squares = totals.reward_squares - count * mean * mean
         if squares < totals.reward_squares * count * _ROUNDING:
-            squares = 0.0  # All rewards are equal: what is left is the rounding of two large sums.
+            squares = 0.0  # All rewards are equal: the rest is rounding of two large sums.
         low = math.inf if totals.reward_min is None else totals.reward_min
         high = -math.inf if totals.reward_max is None else totals.reward_max
         return describe(count, self.total - count, totals.passed, totals.value_sum, mean, squares, low, high)
@@ -128,7 +133,7 @@ class ExperimentAnalysis(TotalsAnalysis):
 
     @property
     def store(self) -> RunStore:
-        """Where the results are."""
+        """The store with the results."""
         return self.source.store
 
     @property
@@ -153,7 +158,7 @@ class ExperimentAnalysis(TotalsAnalysis):
 
     @cached_property
     def figures(self) -> Figures:
-        """Every rate and mean with its interval, read once."""
+        """All rates and means with their intervals, computed once."""
         # numpy and scipy take longer to load than a run without intervals takes to be shown.
         from fairtrial.analysis.figures import read_figures
 
@@ -161,27 +166,27 @@ class ExperimentAnalysis(TotalsAnalysis):
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
-        """Every rate and mean with its interval; repeats and clusters are allowed for."""
+        """All rates and means with their intervals, allowing for repeats and clusters."""
         return self.figures.estimates
 
     @property
     def pass_rate_interval(self) -> Interval | None:
-        """Where the pass rate over scored trials may lie."""
+        """The interval of the pass rate over scored trials."""
         return self.figures.interval("pass_rate")
 
     @property
     def pass_rate_all_interval(self) -> Interval | None:
-        """Where the pass rate may lie, with errors as failures."""
+        """The interval of the pass rate, with errors as failures."""
         return self.figures.interval("pass_rate_all")
 
     @property
     def mean_score_interval(self) -> Interval | None:
-        """Where the mean value of scored trials may lie."""
+        """The interval of the mean value of scored trials."""
         return self.figures.interval("mean_score")
 
     @property
     def mean_score_all_interval(self) -> Interval | None:
-        """Where the mean value may lie, with errors as 0."""
+        """The interval of the mean value, with errors as 0."""
         return self.figures.interval("mean_score_all")
 
     @property
@@ -197,7 +202,7 @@ class ExperimentAnalysis(TotalsAnalysis):
 
     @property
     def criteria(self) -> Mapping[str, Estimate]:
-        """The pass rate of every criterion, with its interval; a score without criteria is one of its own."""
+        """The pass rate of every criterion, with its interval; a score without criteria counts as one criterion."""
         found = {
             estimate.name.removeprefix(CRITERION): estimate
             for estimate in self.estimates
@@ -211,15 +216,15 @@ class ExperimentAnalysis(TotalsAnalysis):
         """This experiment's figures if the run stopped by its own rule: `estimate`, `low`, `high`, `n` and others.
 
         They take the place of ordinary intervals, which do not hold for such a run; None for other runs. All keys:
-        `fairtrial.runs.adaptive.Adaptive.note`.
+        `fairtrial.store.notes.AdaptiveRate`.
         """
-        note = adaptive_note(self.run)
-        return None if note is None else note["experiments"][self.name]
+        note = self.run.noted.adaptive
+        return None if note is None else note.experiments[self.name].to_json()
 
 
 @dataclass(frozen=True, slots=True)
 class RunAnalysis:
-    """What a report is about: a run, and all of its experiments or some."""
+    """The subject of a report: a run, with all or some of its experiments."""
 
     store: RunStore
     run: RunRecord

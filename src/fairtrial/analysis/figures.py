@@ -1,18 +1,18 @@
-"""All the numbers that a report gives of one experiment, made in one reading of its results."""
+"""All figures of one experiment, computed in one pass over its results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fairtrial.analysis.columns import read_columns
-from fairtrial.analysis.estimates import Estimate, estimates
-from fairtrial.analysis.metrics import PASSED, VALUE
-from fairtrial.analysis.source import ExperimentSource, adaptive_note
+from fairtrial.analysis.columns import RepeatedInputs, read_columns
+from fairtrial.analysis.estimates import Estimate, estimates, per_trial
+from fairtrial.analysis.metrics import NOTHING_SCORED, PASSED, VALUE
+from fairtrial.analysis.source import ExperimentSource
 from fairtrial.stats import Interval, VarianceSplit, variance_split
+from fairtrial.store.notes import AdaptiveNote
 
 LEVEL = 0.95
 BINS = 20
@@ -26,7 +26,8 @@ class Figures:
     `bounds` has for each estimate, by name, the range of its values if it is known. `split` and what `estimates` has
     of pass@k are there with repeats only. `distribution` counts the values of scored trials in equal parts of 0 to 1.
     `adaptive` is what the run noted if it decided by its results when to end; `estimates` are then those of the
-    samples it looked at, with intervals that stay valid, or with none.
+    samples it looked at, with intervals that stay valid, or with none. `per_trial` is what a trial takes: latency,
+    tokens, cost and other metrics without a range.
     """
 
     level: float
@@ -34,14 +35,16 @@ class Figures:
     bounds: Mapping[str, tuple[float, float] | None]
     split: VarianceSplit | None
     distribution: tuple[int, ...]
-    adaptive: Mapping[str, Any] | None = None
+    adaptive: AdaptiveNote | None = None
+    per_trial: tuple[Estimate, ...] = ()
+    repeated_inputs: RepeatedInputs | None = None
 
     def get(self, name: str) -> Estimate | None:
-        """The estimate of this name."""
+        """Return the estimate with this name."""
         return next((estimate for estimate in self.estimates if estimate.name == name), None)
 
     def interval(self, name: str) -> Interval | None:
-        """The interval of the estimate of this name; None if it is undefined."""
+        """Return the interval of the estimate with this name; None if it is undefined."""
         found = self.get(name)
         if found is None or found.low is None or found.high is None:
             return None
@@ -49,20 +52,25 @@ class Figures:
 
 
 def read_figures(source: ExperimentSource) -> Figures:
-    """Read an experiment's results once and make every figure of them."""
-    adaptive = adaptive_note(source.run)
-    level = LEVEL if adaptive is None else float(adaptive["rule"]["level"])
-    columns = read_columns(source).looked_at()
+    """Read the results of an experiment once and compute every figure."""
+    adaptive = source.run.noted.adaptive
+    level = LEVEL if adaptive is None else adaptive.rule.level
+    columns = read_columns(source, costs=True).analysed_prefix()
     found = estimates(columns, level=level)
     values = columns.values[VALUE]
-    # The rounding keeps .15 out of the part below it, where .15 * 20 would put it by a hair.
+    # Rounding prevents .15 * 20 = 2.999... from falling into the lower bin.
     places = np.floor(np.round(values[np.isfinite(values)] * BINS, 9)).astype(np.intp)
     counts = np.bincount(np.clip(places, 0, BINS - 1), minlength=BINS)
+    split = variance_split(columns.scores(PASSED, "scored")) if columns.repeats > 1 else None
+    if split is not None and not split.n and columns.planned:
+        split = replace(split, reason=NOTHING_SCORED)
     return Figures(
         level,
         found,
         {estimate.name: columns.bounds(estimate.metric) for estimate in found},
-        variance_split(columns.scores(PASSED, "scored")) if columns.repeats > 1 else None,
+        split,
         tuple(counts.tolist()),
         adaptive,
+        per_trial(columns, level=level),
+        columns.repeated_inputs,
     )

@@ -1,4 +1,4 @@
-"""Whether a run is let through: pass, fail, or not enough evidence to say."""
+"""Decide whether a run passes, fails, or is inconclusive."""
 
 from __future__ import annotations
 
@@ -8,16 +8,30 @@ from typing import Literal
 
 import numpy as np
 
+from fairtrial.analysis.attempts import GateAttempt, count_attempts, spent_alpha
 from fairtrial.analysis.caveats import about_runs
-from fairtrial.analysis.checks import Check, Floor, GateCheck, Margin, evaluate_checks
+from fairtrial.analysis.checks import Check, Floor, GateCheck, Margin, MissingRule, evaluate_checks
 from fairtrial.analysis.columns import Columns, hashable, read_columns
 from fairtrial.analysis.compare import compare_columns, side_names
 from fairtrial.analysis.comparison import ComparisonRecord
 from fairtrial.analysis.gate_rules import GateRules, SliceRule
-from fairtrial.analysis.metrics import COSTS, PASSED
+from fairtrial.analysis.labels import LabelUse, attach_labels
+from fairtrial.analysis.metrics import (
+    BUILT_IN,
+    COSTS,
+    FAILED,
+    MISSING,
+    PASSED,
+    SCORED,
+    is_verdict,
+    unknown_metric,
+    verdict_column,
+)
 from fairtrial.analysis.pairing import ComparisonSettings, Pairs, pair
 from fairtrial.analysis.slicing import Slice, cut
 from fairtrial.analysis.source import ExperimentSource
+from fairtrial.errors import ConfigurationError
+from fairtrial.store.notes import GateNote
 
 type GateStatus = Literal["pass", "fail", "inconclusive"]
 
@@ -26,10 +40,11 @@ _EXIT_CODES: Mapping[GateStatus, int] = {"pass": 0, "fail": 1, "inconclusive": 3
 
 @dataclass(frozen=True, slots=True)
 class GateRecord:
-    """What a gate decided, rule by rule; "inconclusive" means that the data allow both answers.
+    """The decision of a gate, rule by rule; "inconclusive" means that the data are compatible with both.
 
-    `reasons` say why it did not pass, or what it passed on; `needed` is the number of samples that would decide what
-    is open, None where nothing is or no number can be named.
+    `reasons` say why it did not pass, or what it passed on. `needed` is the largest number of samples that an open rule
+    about all samples asks for; rules of slices have their own, in samples of the slice (`GateCheck.needed`).
+    `missing_share` is the largest of any rule. `attempt` counts the gates of this code against this baseline.
     """
 
     status: GateStatus
@@ -41,10 +56,11 @@ class GateRecord:
     baseline: str | None
     warnings: tuple[str, ...]
     comparison: ComparisonRecord | None = None
+    attempt: int = 1
 
     @property
     def passed(self) -> bool:
-        """Whether the run is let through."""
+        """True if the run passes."""
         return self.status == "pass"
 
     @property
@@ -53,18 +69,49 @@ class GateRecord:
         return _EXIT_CODES[self.status]
 
 
-def gate_sources(candidate: ExperimentSource, rules: GateRules, baseline: ExperimentSource | None = None) -> GateRecord:
-    """Decide by intervals whether an experiment meets its rules; those with a margin need a baseline."""
+def gate_sources(
+    candidate: ExperimentSource,
+    rules: GateRules,
+    baseline: ExperimentSource | None = None,
+    labels: LabelUse | None = None,
+) -> tuple[GateRecord, GateNote | None]:
+    """Decide from intervals whether an experiment meets the rules; rules with a margin need a baseline.
+
+    Returns the decision, and the note of it for the baseline's run, if it has none yet: whoever gates keeps it there,
+    so that the next gate can tell how often it has been tried.
+    """
     rules.check_baseline(given=baseline is not None)
     sources = [candidate] if baseline is None else [candidate, baseline]
-    metrics = {*rules.metrics, PASSED}
+    metrics = {*rules.metrics, *(() if labels is None else (labels.metric,)), PASSED}
     keys = tuple(dict.fromkeys(rule.by for rule in rules.slices))
     columns = [
-        read_columns(source, metrics=metrics, cluster=rules.cluster, keys=keys, name=name).looked_at()
+        read_columns(source, metrics=metrics, cluster=rules.cluster, keys=keys, name=name).analysed_prefix()
         for source, name in zip(sources, side_names(sources), strict=True)
     ]
+    _check_metrics(rules, sources, columns)
+    columns = attach_labels(sources, columns, labels)
+    attempt = GateAttempt()
+    if baseline is not None:
+        attempt = count_attempts(candidate, baseline, columns[0].count(SCORED, FAILED), spends=rules.spend_alpha)
+        if rules.spend_alpha:
+            rules = replace(rules, alpha=spent_alpha(rules.alpha, attempt.number))
     result = gate_columns(columns[0], rules, columns[1] if baseline is not None else None, sources=sources)
-    return replace(result, warnings=(*about_runs(sources), *result.warnings))
+    warnings = (*about_runs(sources), *attempt.warnings, *result.warnings)
+    return replace(result, warnings=warnings, attempt=attempt.number), attempt.note
+
+
+def _check_metrics(rules: GateRules, sources: Sequence[ExperimentSource], columns: Sequence[Columns]) -> None:
+    """Raise if a rule is about a metric that no trial has; without scored trials, no metric is known yet."""
+    absent = [name for name in rules.metrics if name not in BUILT_IN and not any(name in one.values for one in columns)]
+    if not absent or not any(one.count(SCORED) for one in columns):
+        return
+    known: dict[str, None] = {}
+    for source in sources:
+        for name, totals in source.store.metric_totals(source.run.run_id).get(source.name, {}).items():
+            known[name] = None
+            if totals.judged:
+                known[verdict_column(name)] = None
+    raise unknown_metric(absent[0], known)
 
 
 def gate_columns(
@@ -75,12 +122,26 @@ def gate_columns(
     settings: ComparisonSettings | None = None,
     sources: Sequence[ExperimentSource] = (),
 ) -> GateRecord:
-    """Hold columns against rules: a pure function of numbers, but for `sources`, where results can be read."""
-    lower = frozenset((*rules.lower_is_better, *COSTS))
-    settings = replace(settings or ComparisonSettings(), alpha=rules.alpha, lower_is_better=lower)
+    """Evaluate rules on columns: a pure function, except that `sources` locate the results."""
+    settings = replace(
+        settings or ComparisonSettings(),
+        alpha=rules.alpha,
+        lower_is_better=frozenset((*rules.lower_is_better, *COSTS)),
+        bounds=rules.bounds,
+        smallest_difference_that_matters=rules.smallest_difference_that_matters,
+        higher_is_better=frozenset(rules.higher_is_better),
+    ).declared_by(candidate, *([] if baseline is None else [baseline]))
+    margins = [*rules.all_margins, *(name for rule in rules.slices for name in rule.all_margins)]
+    for metric in margins:
+        if settings.lower(metric) is None:
+            raise ConfigurationError(
+                f"a margin on {metric!r} needs to know which way is better: name it in lower_is_better or "
+                "higher_is_better, or declare it in the evaluator with Metric(..., higher_is_better=...)"
+            )
+    candidate = _declare(candidate, rules)
+    baseline = None if baseline is None else _declare(baseline, rules)
     pairs = None if baseline is None else pair(candidate, baseline)
     checks = evaluate_checks(list(_checks(candidate, pairs, rules)), settings)
-    share = candidate.missing / candidate.trials if candidate.trials else 0.0
     comparison = None
     if baseline is not None and pairs is not None:
         comparison = compare_columns(
@@ -90,29 +151,55 @@ def gate_columns(
             settings=settings,
             sources=tuple(reversed(sources)),
         )
-        share = max(share, comparison.candidates[0].missing_share)
     status = _overall(checks)
-    telling = [check.reason for check in checks if check.status == status or check.status == "fail"]
-    if share > rules.max_missing_share:
-        status = "inconclusive"
-        telling.insert(
-            0,
-            f"{share:.1%} of the {'trials' if pairs is None else 'trials or pairs'} are missing (not run, or not "
-            "scored through no fault of the system), more than "
-            f"the {rules.max_missing_share:.1%} that is allowed: finish the run or mend its scoring first.",
-        )
-    open_counts = [check.needed for check in checks if check.status == "inconclusive" and check.needed is not None]
+    needed = [check.needed for check in checks if check.slice is None and check.needed is not None]
     return GateRecord(
         status=status,
         checks=checks,
-        reasons=tuple(telling),
-        needed=max(open_counts, default=None),
-        missing_share=share,
+        reasons=tuple(check.reason for check in checks if check.status in (status, "fail")),
+        needed=max(needed, default=None),
+        missing_share=max((check.missing_share for check in checks), default=0.0),
         candidate=candidate.name,
         baseline=None if baseline is None else baseline.name,
-        warnings=() if comparison is None else comparison.candidates[0].warnings,
+        warnings=(
+            *_about_unscored(candidate, checks),
+            *(_remarks(candidate) if comparison is None else comparison.candidates[0].warnings),
+        ),
         comparison=comparison,
     )
+
+
+def _remarks(candidate: Columns) -> tuple[str, ...]:
+    return () if candidate.repeated_inputs is None else (candidate.repeated_inputs.remark,)
+
+
+def _about_unscored(candidate: Columns, checks: Sequence[GateCheck]) -> Iterator[str]:
+    """Yield why the pass rate of the report differs: scorer errors and dead letters are missing here."""
+    unscored = candidate.count(MISSING)
+    if unscored and any(check.kind != "margin" and is_verdict(check.metric) for check in checks):
+        trials = (
+            "1 trial has a scorer error or is a dead letter"
+            if unscored == 1
+            else (f"{unscored:,} trials have scorer errors or are dead letters")
+        )
+        yield (
+            f"{trials}. That says nothing about the system: the gate counts it as missing and other errors as "
+            'failures. The report shows the pass rate of scored trials, and under "with errors as failures" counts '
+            "every error."
+        )
+
+
+def _declare(columns: Columns, rules: GateRules) -> Columns:
+    """Return the columns with the ranges that the rules declare; a value outside raises an error."""
+    for metric, (low, high) in rules.bounds.items():
+        values = columns.values.get(metric, np.empty(0))
+        outside = values[(values < low) | (values > high)]
+        if outside.size:
+            raise ConfigurationError(
+                f"bounds.{metric} must contain every number of {columns.name} (got {outside[0]:g}, outside of "
+                f"{low:g} to {high:g})"
+            )
+    return replace(columns, limits={**columns.limits, **rules.bounds})
 
 
 def _overall(checks: Sequence[GateCheck]) -> GateStatus:
@@ -121,7 +208,8 @@ def _overall(checks: Sequence[GateCheck]) -> GateStatus:
 
 
 def _checks(candidate: Columns, pairs: Pairs | None, rules: GateRules) -> Iterator[Check]:
-    yield from _of(rules, candidate, pairs, None)
+    yield from _of(rules, candidate, pairs, None, _missing(rules, rules))
+    unknown = candidate.planned - len(candidate.ids)  # Samples that were not run: their slice is unknown.
     for rule in rules.slices:
         slices = _slices(rule, candidate)
         paired = {} if pairs is None else {part.name: part for part in _slices(rule, pairs.baseline, pairs.candidate)}
@@ -131,21 +219,31 @@ def _checks(candidate: Columns, pairs: Pairs | None, rules: GateRules) -> Iterat
             if pairs is not None:
                 part = paired.get(name)
                 both = pairs.take(np.zeros(pairs.matched, np.bool_) if part is None else part.rows)
-            yield from _of(rule, candidate.take(here), both, name)
+            part_of = candidate.take(here)
+            part_of = replace(part_of, planned=part_of.planned + unknown)
+            yield from _of(rule, part_of, both, name, _missing(rule, rules))
         if not slices and not paired:
             nobody = candidate.take(np.zeros(len(candidate.ids), np.bool_))
             none_paired = None if pairs is None else pairs.take(np.zeros(pairs.matched, np.bool_))
-            yield from _of(rule, nobody, none_paired, f"{rule.by} = {rule.value}")
+            yield from _of(rule, nobody, none_paired, f"{rule.by} = {rule.value}", _missing(rule, rules))
 
 
-def _of(rules: GateRules | SliceRule, candidate: Columns, pairs: Pairs | None, name: str | None) -> Iterator[Check]:
+def _missing(rule: GateRules | SliceRule, rules: GateRules) -> MissingRule:
+    """Return the treatment of missing values; the setting of a slice rule overrides the general one."""
+    own = rule.max_missing if rule.max_missing is not None else rules.max_missing
+    return MissingRule(rules.max_missing_share) if own is None else MissingRule(own, at_random=True)
+
+
+def _of(
+    rules: GateRules | SliceRule, candidate: Columns, pairs: Pairs | None, name: str | None, missing: MissingRule
+) -> Iterator[Check]:
     for metric, least in rules.all_floors.items():
-        yield Floor(metric, name, least, candidate, ceiling=False)
+        yield Floor(metric, name, least, candidate, ceiling=False, missing=missing)
     for metric, most in rules.ceilings.items():
-        yield Floor(metric, name, most, candidate, ceiling=True)
+        yield Floor(metric, name, most, candidate, ceiling=True, missing=missing)
     if pairs is not None:
         for metric, margin in rules.all_margins.items():
-            yield Margin(metric, name, margin, pairs)
+            yield Margin(metric, name, margin, pairs, missing)
 
 
 def _slices(rule: SliceRule, *sides: Columns) -> list[Slice]:

@@ -1,10 +1,13 @@
-"""The names of metrics and the classes of outcomes. Imported by much that makes no numbers, so without numpy."""
+"""Names of metrics and classes of outcomes. Does not import numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
+from fairtrial.errors import ConfigurationError
 from fairtrial.trials.result import Outcome
 
 type View = Literal["scored", "system", "all"]
@@ -24,20 +27,56 @@ LAST_COUNTED: Mapping[View, int] = {"scored": SCORED, "system": FAILED, "all": M
 ERRORS: tuple[Outcome, ...] = ("task_error", "scorer_error", "timeout", "dead_letter")
 
 PASSED, VALUE, REWARD = "passed", "value", "reward"
-COSTS = ("latency_ms", "tokens", "cost_usd")
+LATENCY, TOKENS, COST = "latency_ms", "tokens", "cost_usd"
+COSTS = (LATENCY, TOKENS, COST)
 """What every trial has beside its score; less of it is better."""
 BUILT_IN = (PASSED, VALUE, REWARD, *COSTS)
 UNIT = (0.0, 1.0)
+NOTHING_SCORED = "No trial was scored."
+OVERSTATED = "The size is likely overstated, because the run stopped when it looked large."
+SMALLEST_DIFFERENCE = 0.05
+"""The smallest difference that matters, unless told otherwise: five points of a pass rate."""
 VERDICT_PREFIX = f"{PASSED}:"
 CRITERION = "pass_rate:"
 """What begins the name of an estimate that is the pass rate of one criterion."""
 
 
 def verdict_column(criterion: str) -> str:
-    """The column with the verdicts on a criterion: "passed:polite"."""
+    """Return the column with the verdicts on a criterion: "passed:polite"."""
     return VERDICT_PREFIX + criterion
 
 
 def is_verdict(metric: str) -> bool:
-    """Whether a metric says of each trial whether it, or one criterion of it, passed: its mean is a rate."""
+    """True if a metric is a verdict (passed or failed) on trials or on one criterion: its mean is a rate."""
     return metric == PASSED or metric.startswith(VERDICT_PREFIX)
+
+
+_QUANTILE = re.compile(r"(?:median|p(\d{1,2}(?:\.\d+)?)):(.+)", re.DOTALL)
+
+
+def quantile_name(metric: str, share: float) -> str:
+    """Return the name of a quantile: "median:latency_ms", "p95:latency_ms"."""
+    return f"{'median' if share == 0.5 else f'p{100 * share:g}'}:{metric}"
+
+
+def parse_quantile(name: str) -> tuple[str, float] | None:
+    """Return the metric and the share of a quantile's name; None if it is not a quantile."""
+    found = _QUANTILE.fullmatch(name)
+    if found is None:
+        return None
+    share = 0.5 if found[1] is None else round(float(found[1]) / 100, 12)
+    return (found[2], share) if 0 < share < 1 else None
+
+
+def measured_metric(name: str) -> str:
+    """Return the metric of a name: "latency_ms" for "p95:latency_ms", else the name itself."""
+    quantile = parse_quantile(name)
+    return name if quantile is None else quantile[0]
+
+
+def unknown_metric(name: str, known: Iterable[str]) -> ConfigurationError:
+    """Return the error for a metric that no trial has, with the names of those that there are."""
+    names = sorted({PASSED, VALUE, *known})
+    near = difflib.get_close_matches(name, [*names, *COSTS], 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return ConfigurationError(f"no metric {name!r}: the metrics are {', '.join(names)}{hint}")

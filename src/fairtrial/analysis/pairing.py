@@ -1,9 +1,9 @@
-"""Two experiments on the same samples, paired by sample id, and what one metric says about them."""
+"""Pair two experiments by sample id, and compute differences of metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from fairtrial.analysis.anytime import difference_at_any_time
 from fairtrial.analysis.columns import Columns, FloatArray, IntArray
-from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, UNIT, VALUE, View, is_verdict
+from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, REWARD, SMALLEST_DIFFERENCE, UNIT, VALUE, View, is_verdict
 from fairtrial.frozen import EMPTY
-from fairtrial.stats import PairedDifference, Repeats, paired_difference
+from fairtrial.stats import JudgedTrials, PairedDifference, Repeats, corrected_difference, paired_difference
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
-    """How differences are computed; `bounds` are ranges of metrics, None for a metric without limits."""
+    """Settings of a comparison; `bounds` are ranges of metrics, None for a metric without limits."""
 
     alpha: float = 0.05
     power: float = 0.8
@@ -28,15 +28,54 @@ class ComparisonSettings:
     test: Literal["midp", "exact"] = "midp"
     draws: int | None = None
     seed: int = 0
+    smallest_difference_that_matters: float | Mapping[str, float] = SMALLEST_DIFFERENCE
+    higher_is_better: frozenset[str] = frozenset()
 
     @property
     def level(self) -> float:
         """The confidence level of intervals."""
         return 1 - self.alpha
 
-    def lower(self, metric: str) -> bool:
-        """Whether less of a metric is better."""
-        return metric in self.lower_is_better
+    def lower(self, metric: str) -> bool | None:
+        """Return True if lower is better for a metric; None if the direction is not declared."""
+        if metric in self.lower_is_better:
+            return True
+        known = metric in (PASSED, VALUE, REWARD) or is_verdict(metric) or metric in self.higher_is_better
+        return False if known else None
+
+    def declared_by(self, *sides: Columns) -> ComparisonSettings:
+        """Return the settings with the directions that metrics declare; explicit settings take precedence."""
+        found = {name: higher for side in reversed(sides) for name, higher in side.directions.items()}
+        unsaid = {name: higher for name, higher in found.items() if self.lower(name) is None}
+        return replace(
+            self,
+            lower_is_better=self.lower_is_better.union(name for name, higher in unsaid.items() if not higher),
+            higher_is_better=self.higher_is_better.union(name for name, higher in unsaid.items() if higher),
+        )
+
+    def matters(self, metric: str, bounds: tuple[float, float] | None) -> float | None:
+        """Return the smallest difference in a metric that matters; None for a metric without a range, unless set."""
+        given = self.smallest_difference_that_matters
+        if isinstance(given, Mapping):
+            if metric in given:
+                return given[metric]
+            given = SMALLEST_DIFFERENCE
+        return given if bounds == UNIT else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelledSides:
+    """The judged trials of both sides on their common samples, with people's labels."""
+
+    candidate: JudgedTrials
+    baseline: JudgedTrials
+    clusters: IntArray | None
+    refusal: str | None  # Why the labels are unusable.
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The numbers of labels of candidate and baseline."""
+        return int(np.count_nonzero(self.candidate.labelled)), int(np.count_nonzero(self.baseline.labelled))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,11 +86,20 @@ class Scores:
     candidate: Repeats
     baseline: Repeats
     bounds: tuple[float, float] | None
-    left_out: int  # Failures of the system that have no number in this metric.
+    left_out: int  # Failures of the system without a value in this metric.
+    labelled: LabelledSides | None = None
+
+    @property
+    def repeats(self) -> int | None:
+        """The maximum number of repeats of pass/fail scores; None for graded scores."""
+        sides = (self.candidate, self.baseline)
+        if self.bounds != UNIT or not all(side.binary for side in sides):
+            return None
+        return max(1, *(int(side.counts.max(initial=0)) for side in sides))
 
     def same_as(self, other: Scores) -> bool:
-        """Whether the two metrics have the same numbers throughout: then they are one and the same test."""
-        return all(
+        """True if two metrics have the same numbers: then they are one test."""
+        return (self.labelled is None) == (other.labelled is None) and all(
             np.array_equal(mine.counts, its.counts) and np.array_equal(mine.flat, its.flat)
             for mine, its in ((self.candidate, other.candidate), (self.baseline, other.baseline))
         )
@@ -59,7 +107,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """The samples that both sides have, in the baseline's order, and what the join left over."""
+    """The common samples of both sides, in the baseline's order, and counts of the others."""
 
     candidate: Columns
     baseline: Columns
@@ -71,28 +119,45 @@ class Pairs:
 
     @property
     def matched(self) -> int:
-        """How many samples both sides have."""
+        """The number of common samples."""
         return len(self.baseline.ids)
 
     @property
     def missing_share(self) -> float:
-        """The share of planned pairs of which a side says nothing about its system."""
+        """The share of planned pairs with a missing side."""
         if not self.planned:
             return 0.0
         usable = self.candidate.counted("system").any(axis=1) & self.baseline.counted("system").any(axis=1)
         return 1 - int(np.count_nonzero(usable)) / self.planned
 
     def take(self, rows: NDArray[np.bool_]) -> Pairs:
-        """Some of the pairs."""
-        labels = None if self.clusters is None else _independent(self.clusters[rows])
-        count = int(np.count_nonzero(rows))
+        """Return some of the pairs. Samples that were not run may belong to them; that is not known."""
+        labels = None if self.clusters is None else shared_clusters(self.clusters[rows])
+        planned = int(np.count_nonzero(rows)) + self.planned - self.matched
+        candidate, baseline = self.candidate.take(rows), self.baseline.take(rows)
+        return replace(self, candidate=candidate, baseline=baseline, clusters=labels, planned=planned)
+
+    def missing_values(self, metric: str) -> int:
+        """Count planned pairs with at least one trial without a value in this metric."""
+        gaps = self.candidate.gaps(metric).any(axis=1) | self.baseline.gaps(metric).any(axis=1)
+        return int(np.count_nonzero(gaps)) + self.planned - self.matched
+
+    def completed(self, metric: str, candidate: float, baseline: float) -> Pairs:
+        """Return the pairs with missing values replaced by `candidate` and `baseline`."""
+        clusters = self.clusters
+        if clusters is not None:
+            extra = np.arange(self.planned - self.matched, dtype=np.intp)
+            clusters = np.append(clusters, extra + clusters.max(initial=-1) + 1)
         return replace(
-            self, candidate=self.candidate.take(rows), baseline=self.baseline.take(rows), clusters=labels, planned=count
+            self,
+            candidate=self.candidate.completed(metric, candidate, rows=self.planned),
+            baseline=self.baseline.completed(metric, baseline, rows=self.planned),
+            clusters=clusters,
         )
 
 
 def pair(candidate: Columns, baseline: Columns) -> Pairs:
-    """Join two experiments on sample id. An id that a side has twice names no pair and is left out."""
+    """Join two experiments on sample id; ids that occur twice on a side are left out."""
     repeated = 0
     if list(candidate.ids) == list(baseline.ids) and len(set(baseline.ids)) == len(baseline.ids):
         left, right = candidate, baseline
@@ -114,7 +179,7 @@ def pair(candidate: Columns, baseline: Columns) -> Pairs:
     return Pairs(
         left,
         right,
-        None if labels is None else _independent(labels),
+        None if labels is None else shared_clusters(labels),
         only_candidate,
         only_baseline,
         repeated,
@@ -122,9 +187,10 @@ def pair(candidate: Columns, baseline: Columns) -> Pairs:
     )
 
 
-def scores_of(pairs: Pairs, metric: str, view: View, settings: ComparisonSettings) -> Scores:
-    """A metric's numbers on both sides; failures of the system count as its worst value, if it has one."""
-    sides = (pairs.candidate, pairs.baseline)
+def range_of(
+    sides: Sequence[Columns], metric: str, settings: ComparisonSettings
+) -> tuple[tuple[float, float] | None, float | None]:
+    """Return the range of a metric (None if it has none) and its worst value, used for failures."""
     if metric in settings.bounds:
         bounds = settings.bounds[metric]
     else:
@@ -132,16 +198,40 @@ def scores_of(pairs: Pairs, metric: str, view: View, settings: ComparisonSetting
         bounds = (
             UNIT if metric == VALUE or is_verdict(metric) or (found and all(one == UNIT for one in found)) else None
         )
-    worst = None if bounds is None else bounds[1] if settings.lower(metric) else bounds[0]
+    lower = settings.lower(metric)
+    # Without a declared direction a failure has no worst value: the least toxicity would be the best.
+    worst = None if bounds is None or lower is None else bounds[1] if lower else bounds[0]
+    return bounds, worst
+
+
+def scores_of(pairs: Pairs, metric: str, view: View, settings: ComparisonSettings) -> Scores:
+    """Return the scores of a metric on both sides; failures count as its worst value, if it has one."""
+    sides = (pairs.candidate, pairs.baseline)
+    bounds, worst = range_of(sides, metric, settings)
     left_out = 0
     if worst is None and view != "scored" and metric not in COSTS:
         left_out = sum(side.count(FAILED) for side in sides)
     candidate, baseline = (side.scores(metric, view, worst=worst) for side in sides)
-    return Scores(metric, candidate, baseline, bounds, left_out)
+    both_counted = (candidate.counts > 0) & (baseline.counts > 0)
+    return Scores(metric, candidate, baseline, bounds, left_out, _labelled(pairs, metric, view, worst, both_counted))
+
+
+def _labelled(
+    pairs: Pairs, metric: str, view: View, worst: float | None, rows: NDArray[np.bool_]
+) -> LabelledSides | None:
+    labels = [side.labels_of(metric) for side in (pairs.candidate, pairs.baseline)]
+    if labels[0] is None or labels[1] is None:
+        return None
+    return LabelledSides(
+        pairs.candidate.take(rows).judged_trials(view, worst=worst),
+        pairs.baseline.take(rows).judged_trials(view, worst=worst),
+        None if pairs.clusters is None else pairs.clusters[rows],
+        " ".join(dict.fromkeys(one.refusal for one in labels if one is not None and one.refusal)) or None,
+    )
 
 
 def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> PairedDifference:
-    """candidate - baseline, with all that is to be said about it."""
+    """Compute candidate - baseline with its interval and test."""
     if pairs.candidate.adaptive is not None or pairs.baseline.adaptive is not None:
         return difference_at_any_time(
             scores.candidate,
@@ -150,6 +240,8 @@ def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> Pa
             bounds=scores.bounds,
             level=settings.level,
         )
+    if scores.labelled is not None:
+        return _corrected(scores, scores.labelled, settings)
     return paired_difference(
         scores.candidate,
         scores.baseline,
@@ -163,8 +255,24 @@ def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> Pa
     )
 
 
+def _corrected(scores: Scores, sides: LabelledSides, settings: ComparisonSettings) -> PairedDifference:
+    found = corrected_difference(
+        sides.candidate,
+        sides.baseline,
+        clusters=sides.clusters,
+        bounds=scores.bounds,
+        level=settings.level,
+        power=settings.power,
+    )
+    if sides.refusal is None:
+        return found
+    return replace(
+        found, mean_a=None, mean_b=None, difference=None, interval=None, p_value=None, mde=None, reason=sides.refusal
+    )
+
+
 def changes(pairs: Pairs) -> FloatArray:
-    """How much each sample's share of passes changed, failures of the system counting as such; 0 where unknown."""
+    """Return the change of each sample's share of passes, with failures of the system; 0 where unknown."""
     sides = [side.scores(PASSED, "system") for side in (pairs.candidate, pairs.baseline)]
     known = (sides[0].counts > 0) & (sides[1].counts > 0)
     change = np.zeros(known.size)
@@ -173,6 +281,6 @@ def changes(pairs: Pairs) -> FloatArray:
     return change
 
 
-def _independent(labels: IntArray) -> IntArray | None:
-    """None where every sample is a cluster of its own."""
+def shared_clusters(labels: IntArray) -> IntArray | None:
+    """Return the clusters; None if every sample is its own cluster."""
     return None if labels.size and np.unique(labels).size == labels.size else labels

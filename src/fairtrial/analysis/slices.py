@@ -1,4 +1,4 @@
-"""Ways to slice samples: by metadata, by what an input is like, by a metric. Needs no numbers yet, so without numpy."""
+"""Ways to slice samples: by metadata, by a function of the input, by a metric. Does not import numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ type SliceBy = str | ByInput | ByMetric | Callable[[Any], Hashable]
 
 @dataclass(frozen=True, slots=True)
 class ByInput:
-    """Samples by what a function says of their input."""
+    """Slice samples by a function of their input."""
 
     name: str
     predicate: Callable[[Any], Hashable]
@@ -22,7 +22,7 @@ class ByInput:
 
 @dataclass(frozen=True, slots=True)
 class ByMetric:
-    """Samples by a metric, cut at these values, or into so many parts of equal size."""
+    """Slice samples by a metric: at thresholds, or into parts of equal size."""
 
     metric: str
     at: tuple[float, ...] = ()
@@ -30,12 +30,12 @@ class ByMetric:
 
 
 def by_input(name: str, predicate: Callable[[Any], Hashable]) -> ByInput:
-    """Slices by what `predicate` says of a sample's input, which it gets as plain JSON: yes or no, or one of a few."""
+    """Slice by the result of `predicate` on the input of a sample, passed as plain JSON."""
     return ByInput(name, predicate)
 
 
 def by_metric(metric: str, *, at: float | Sequence[float] = (), quantiles: int | None = None) -> ByMetric:
-    """Slices by the value of a metric: below and from each threshold in `at`, or in `quantiles` parts of equal size.
+    """Slice by a metric: below and from each threshold in `at`, or in `quantiles` parts of equal size.
 
     In a comparison a sample's value is the average of both sides. By one side alone, samples where it was unlucky
     would gather in the low slice and the other side would look better there, without being so.
@@ -44,5 +44,5 @@ def by_metric(metric: str, *, at: float | Sequence[float] = (), quantiles: int |
     if bool(cuts) == (quantiles is not None):
         raise ConfigurationError(f"slices by {metric!r} need either at=, where to cut, or quantiles=, how many parts")
     if quantiles is not None and quantiles < 2:
-        raise ConfigurationError(f"slices by {metric!r}: quantiles counts the parts, at least 2, not {quantiles}")
+        raise ConfigurationError(f"slices by {metric!r}: quantiles must be at least 2 (got {quantiles})")
     return ByMetric(metric, cuts, quantiles)

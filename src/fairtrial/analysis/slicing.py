@@ -1,4 +1,4 @@
-"""Which samples are in which slice."""
+"""Assign samples to slices: segments of the samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL_SLICE = 30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """Some of the samples: those in `rows`. `by` says what was sliced by, `value` which part this is."""
+    """A subset of the samples: `rows`, with the slicing key `by` and its `value`."""
 
     by: str
     value: Hashable
@@ -33,7 +33,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What has to be read to make the slices: metadata keys, functions of inputs, metrics."""
+    """The data needed for slices: metadata keys, functions of inputs, metrics."""
 
     keys: tuple[str, ...]
     inputs: dict[str, Callable[[Any], Hashable]]
@@ -41,7 +41,7 @@ class Needs:
 
 
 def normalize_slices(slice_by: SliceBy | Sequence[SliceBy]) -> tuple[str | ByInput | ByMetric, ...]:
-    """The ways to slice; one alone need not be in a list."""
+    """Return the ways to slice as a tuple; a single one need not be in a list."""
     ways: Sequence[SliceBy] = (
         (slice_by,) if isinstance(slice_by, str | ByInput | ByMetric) or callable(slice_by) else slice_by
     )
@@ -55,7 +55,7 @@ def normalize_slices(slice_by: SliceBy | Sequence[SliceBy]) -> tuple[str | ByInp
                 raise ConfigurationError("a function without a name cannot name its slices: use by_input(name, ...)")
             found.append(ByInput(name, way))
         else:
-            raise ConfigurationError(f"slice_by takes metadata keys, by_input, by_metric or functions, not {way!r}")
+            raise ConfigurationError(f"slice_by must be metadata keys, by_input, by_metric or functions (got {way!r})")
     names = [_name_of(way) for way in found]
     if len(set(names)) != len(names):
         raise ConfigurationError(f"two of the slices share a name: {', '.join(names)}")
@@ -63,7 +63,7 @@ def normalize_slices(slice_by: SliceBy | Sequence[SliceBy]) -> tuple[str | ByInp
 
 
 def needs(ways: Sequence[str | ByInput | ByMetric]) -> Needs:
-    """What the columns must hold for these slices."""
+    """Return the data needed for these slices."""
     return Needs(
         tuple(way for way in ways if isinstance(way, str)),
         {way.name: way.predicate for way in ways if isinstance(way, ByInput)},
@@ -72,7 +72,7 @@ def needs(ways: Sequence[str | ByInput | ByMetric]) -> Needs:
 
 
 def cut(ways: Sequence[str | ByInput | ByMetric], *sides: Columns) -> Iterator[Slice]:
-    """The slices of samples that all sides have, row by row; groups are those of the first side that has them."""
+    """Yield the slices of the common samples; groups come from the first side that has them."""
     for way in ways:
         if isinstance(way, ByMetric):
             yield from _by_metric(way, sides)

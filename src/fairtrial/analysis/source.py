@@ -1,10 +1,8 @@
-"""Where the results of one experiment are read."""
+"""The source of the results of one experiment."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import EvalConfig
@@ -22,12 +20,6 @@ class ExperimentSource:
 
     @property
     def cluster_key(self) -> str:
-        """The metadata key that names clusters in this run; "" if it said that samples are independent."""
+        """Return the metadata key of clusters in this run; "" if samples were declared independent."""
         key = self.run.config.get("cluster", _CLUSTER_KEY)
         return key if isinstance(key, str) else _CLUSTER_KEY
-
-
-def adaptive_note(run: RunRecord) -> Mapping[str, Any] | None:
-    """The record of adaptive stopping (its keys: `fairtrial.runs.adaptive.Adaptive.note`); None for other runs."""
-    note = run.notes.get("adaptive")
-    return note if isinstance(note, Mapping) else None

@@ -1,4 +1,4 @@
-"""Results by group, and what a group of results comes to."""
+"""Group results and summarize them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairtrial.trials.result import EvalResult
 
 
 def group_by[K: Hashable](results: Iterable[EvalResult], key: Callable[[EvalResult], K]) -> dict[K, list[EvalResult]]:
-    """Results by what `key` says of each, in the order they come."""
+    """Group results by `key`, in order of appearance."""
     groups: dict[K, list[EvalResult]] = {}
     for result in results:
         groups.setdefault(key(result), []).append(result)
@@ -18,7 +18,7 @@ def group_by[K: Hashable](results: Iterable[EvalResult], key: Callable[[EvalResu
 
 
 def summarize(results: Iterable[EvalResult]) -> dict[str, Any]:
-    """The summary of results, in one pass: the same figures as `report.summary` and `report.group_by`.
+    """Summarize results in one pass: the same figures as `report.summary` and `report.group_by`.
 
     `mean`, `std`, `min` and `max` are those of the rewards, which may be below 0 and above 1; `mean_score` is the mean
     of the values, which lie between 0 and 1. The two differ only where metrics have weights. `n` counts scored
@@ -46,7 +46,7 @@ def summarize(results: Iterable[EvalResult]) -> dict[str, Any]:
 def describe(
     count: int, errors: int, passed: int, values: float, mean: float, squares: float, low: float, high: float
 ) -> dict[str, Any]:
-    """The summary of results: `values` is the sum of their values, the rest is about their rewards."""
+    """Build the summary of results: `values` is the sum of their values, the rest is about rewards."""
     return {
         "n": count,
         "mean": mean if count else None,

@@ -1,32 +1,39 @@
-"""From a difference to a verdict: several tests at once, what could have shown, and how it is said."""
+"""Verdicts on differences: adjustment for several tests, detectable differences, and sentences."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy import stats as scipy_stats
-
 from fairtrial.analysis.anytime import E_PROCESS
 from fairtrial.analysis.comparison import Verdict
-from fairtrial.analysis.metrics import is_verdict
+from fairtrial.analysis.metrics import OVERSTATED, is_verdict
 from fairtrial.analysis.pairing import ComparisonSettings
 from fairtrial.formatting import change_text, count, level, mean_text, p_text, range_text, samples_text, size_text
 from fairtrial.stats import (
+    FEW_CLUSTERS,
+    LABELS_TEST,
+    MeanEstimate,
     PairedDifference,
+    QuantileEstimate,
     Undefined,
     benjamini_hochberg,
     binary_mde,
+    detectable_shift,
     holm,
-    pairs_to_clear,
+    pairs_to_detect,
     samples_to_detect,
 )
+
+FEW_UNEQUAL = 10
+"""Below this many unequal pairs nothing tells how often two systems disagree, so no number of samples is named."""
 
 
 @dataclass(slots=True)
 class AdjustedDifference:
-    """A difference, its p-value allowing for the tests made with it, and how many those are."""
+    """A difference, its p-value adjusted for all tests made together, and their number."""
 
     difference: PairedDifference
     adjusted: float | None = None
@@ -34,7 +41,7 @@ class AdjustedDifference:
 
 
 def adjust(found: Sequence[AdjustedDifference], how: Literal["holm", "bh"], *, others: int = 0) -> int:
-    """Allow for all these tests being made together, and say how many there are; without a p there is no test.
+    """Adjust p-values for all these tests; returns their number. Differences without a p-value are no tests.
 
     `others` are made with them that have no p-value to be sorted by; they count as if it were 1.
     """
@@ -46,22 +53,41 @@ def adjust(found: Sequence[AdjustedDifference], how: Literal["holm", "bh"], *, o
     return len(tested)
 
 
-def verdict_of(found: AdjustedDifference, settings: ComparisonSettings, lower: bool) -> Verdict:
-    """The verdict is the interval's; among several tests the adjusted p-value must agree.
+def verdict_of(
+    found: AdjustedDifference, settings: ComparisonSettings, lower: bool | None, matters: float | None = None
+) -> Verdict:
+    """Return the verdict from the interval; among several tests, at the level required by Holm.
 
+    A p-value is the largest 1 - level at which its interval still holds 0, so an adjusted one of at most alpha says
+    that the interval at the adjusted level leaves out 0. Too few clusters have no verdict, whatever the interval.
     Where a run looked at its own results it is the e-process that decides: its interval is the more cautious one.
     """
     interval = found.difference.interval
-    if interval is None:
+    if interval is None or has_few_clusters(found.difference):
         return "unknown"
     if found.difference.test == E_PROCESS:
         p = found.difference.p_value if found.adjusted is None else found.adjusted
         if p is None or p > settings.alpha * (1 + 1e-9):
             return "no detectable difference"
-        return "better" if (found.difference.wins > found.difference.losses) is not lower else "worse"
+        return _word(lower, rises=found.difference.wins > found.difference.losses)
     if interval.contains(0.0) or not _holds_among_others(found, settings):
+        # Two one-sided tests: an interval inside the difference that matters rules out both (Schuirmann 1987).
+        if matters is not None and -matters < interval.low <= interval.high < matters:
+            return "as good as"
         return "no detectable difference"
-    return "better" if (interval.low > 0) is not lower else "worse"
+    return _word(lower, rises=interval.low > 0)
+
+
+def _word(lower: bool | None, *, rises: bool) -> Verdict:
+    """Return the verdict for a direction; without a declared direction it is higher or lower."""
+    if lower is None:
+        return "higher" if rises else "lower"
+    return "better" if rises is not lower else "worse"
+
+
+def has_few_clusters(found: PairedDifference | MeanEstimate | QuantileEstimate) -> bool:
+    """True if the effective number of clusters is too small for a verdict."""
+    return found.effective_clusters is not None and found.effective_clusters < FEW_CLUSTERS
 
 
 def _holds_among_others(found: AdjustedDifference, settings: ComparisonSettings) -> bool:
@@ -71,10 +97,10 @@ def _holds_among_others(found: AdjustedDifference, settings: ComparisonSettings)
 def detectable(
     found: PairedDifference, tests: int, settings: ComparisonSettings, bounds: tuple[float, float] | None
 ) -> float | None:
-    """The true difference found with the power asked for, when it has to show among so many tests.
+    """Return the true difference that is detected with the given power among this many tests.
 
     The first of m tests must reach alpha/m (Holm): so does the level here, exactly for pass/fail pairs, elsewhere by
-    the ratio of normal quantiles.
+    the ratio of what tests at the two levels detect.
     """
     if found.mde is None or tests <= 1:
         return None if found.mde is None else float(found.mde)
@@ -82,48 +108,58 @@ def detectable(
     if is_mcnemar(found):
         exact = binary_mde(found.wins, found.losses, found.n, level=level, power=settings.power)
         return None if isinstance(exact, Undefined) else exact
-    effect = float(found.mde) * _reach(level, settings.power) / _reach(settings.level, settings.power)
+    units = found.n if found.clusters is None else found.clusters
+    stricter, usual = (
+        detectable_shift(math.inf if found.df is None else found.df, units=units, level=one, power=settings.power)
+        for one in (level, settings.level)
+    )
+    effect = float(found.mde) * stricter / usual
     return None if bounds is not None and effect > bounds[1] - bounds[0] else effect
 
 
-def samples_needed(found: PairedDifference, tests: int, settings: ComparisonSettings) -> int | None:
-    """How many samples would show a true difference as large as the observed one."""
-    if found.difference is None:
-        return None
-    return samples_beyond(found, 0.0, level=1 - settings.alpha / max(1, tests), settings=settings)
+def added_variance(difference: float, repeats: int) -> float:
+    """Return the variance that a true difference adds to pass/fail scores; half of it is assumed to flip samples.
 
-
-def samples_beyond(found: PairedDifference, bound: float, *, level: float, settings: ComparisonSettings) -> int | None:
-    """How many samples would tell a true difference as large as the observed one from `bound`.
-
-    None where there is no number: the observed difference is the bound, or the run looked at its own results, for
-    which the arithmetic of a fixed number of samples does not hold.
+    Where a sample flips in every repeat, more repeats do not average it out; where it passes a little more often, they
+    do.
     """
-    if found.difference is None or found.test == E_PROCESS:
+    return difference * (1 + 1 / repeats) / 2
+
+
+def samples_needed(
+    found: PairedDifference, tests: int, settings: ComparisonSettings, matters: float | None, repeats: int | None = None
+) -> int | None:
+    """Return the samples needed to detect the smallest difference that matters with the given power.
+
+    Only how often the two disagree, or the error of the difference, is taken from the data: what was observed of the
+    difference itself is mostly noise. None while fewer than 10 pairs are unequal, for a run that looked at its own
+    results, for which the arithmetic of a fixed number of samples does not hold, and where labels correct a judge: then
+    it is not samples alone that are missing.
+
+    `repeats` is the number of repeats of pass/fail scores, to which a true difference brings variance of its own.
+    """
+    if matters is None or found.difference is None or found.test in (E_PROCESS, LABELS_TEST):
         return None
+    if found.wins + found.losses < FEW_UNEQUAL:
+        return None
+    level = 1 - settings.alpha / max(1, tests)
     needed: int | Undefined
-    if is_mcnemar(found) and found.wins + found.losses:
-        needed = pairs_to_clear(found.wins, found.losses, found.n, bound=bound, level=level, power=settings.power)
-    else:
-        error = found.se
-        if not error and bound and found.interval is not None:
-            # Pairs that are all equal have no error of their own; the interval's width stands in for it.
-            error = found.interval.width / (2 * float(scipy_stats.norm.ppf((1 + found.interval.level) / 2)))
-        if not error:
-            return None
+    if is_mcnemar(found):
+        unequal = (found.wins + found.losses) / found.n
+        needed = pairs_to_detect(unequal, matters, level=level, power=settings.power)
+    elif found.se:
         units = found.n if found.clusters is None else found.clusters
-        distance = found.difference - bound
-        needed = samples_to_detect(found.n, error, distance, units=units, level=level, power=settings.power)
+        extra = 0.0 if repeats is None else added_variance(matters, repeats) / found.n
+        error = math.sqrt(found.se**2 + extra)
+        needed = samples_to_detect(found.n, error, matters, units=units, df=found.df, level=level, power=settings.power)
+    else:
+        return None
     return None if isinstance(needed, Undefined) else needed
 
 
 def is_mcnemar(found: PairedDifference) -> bool:
-    """Whether these are single pass/fail outcomes of independent samples."""
+    """True for single pass/fail outcomes of independent samples."""
     return found.test is not None and "McNemar" in found.test
-
-
-def _reach(level: float, power: float) -> float:
-    return float(scipy_stats.norm.ppf((1 + level) / 2) + scipy_stats.norm.ppf(power))
 
 
 def sentence(
@@ -135,35 +171,63 @@ def sentence(
     needed: int | None,
     notes: Sequence[str],
     settings: ComparisonSettings,
+    matters: float | None = None,
+    labels: tuple[int, int] | None = None,
 ) -> str:
-    """The verdict on one metric in words."""
+    """Return the verdict on one metric as a sentence."""
     candidate, baseline = names
     one, percent = found.difference, is_verdict(metric)
     if one.difference is None or one.interval is None:
         why = " ".join(notes) or "there is no interval."
-        return f"{metric}: nothing can be said about {candidate} and {baseline}: {why}"
-    among = f", {p_text(found.adjusted)} allowing for {found.tests} tests" if found.tests > 1 else ""
+        return f"{metric}: {candidate} and {baseline} cannot be compared: {why}"
+    among = f", adjusted for {found.tests} tests" if found.tests > 1 else ""
     figures = (
         f"{mean_text(one.mean_a, percent=percent)} against {mean_text(one.mean_b, percent=percent)}, "
         f"{change_text(one.difference, percent=percent)} "
         f"({level(settings.level)} interval {range_text(one.interval.low, one.interval.high, percent=percent)}), "
-        f"{p_text(one.p_value)}{among}"
+        f"{p_text(one.p_value if found.adjusted is None else found.adjusted)}{among}"
     )
+    if labels is not None:
+        figures += f", by {count(labels[0], 'label')} of {candidate} and {labels[1]:,} of {baseline}"
+    if verdict == "unknown":
+        return f"{metric}: no verdict on {candidate} and {baseline}: {figures}. {' '.join(one.notes)}"
+    size_that_matters = "" if matters is None else size_text(matters, percent=percent)
+    if verdict in ("higher", "lower"):
+        return (
+            f"{metric}: {candidate} is {verdict} than {baseline}: {figures}. Declare which way is better with "
+            "lower_is_better or higher_is_better (--lower-is-better, --higher-is-better)."
+        )
     if verdict in ("better", "worse"):
-        return f"{metric}: {candidate} is {verdict} than {baseline}: {figures}."
-    parts = [f"{metric}: no detectable difference between {candidate} and {baseline}: {figures}."]
+        said = f"{metric}: {candidate} is {verdict} than {baseline}: {figures}."
+        if one.test == E_PROCESS:
+            return f"{said} {OVERSTATED}"
+        if matters is not None and max(abs(one.interval.low), abs(one.interval.high)) < matters:
+            said += f" That is less than the {size_that_matters} that matter."
+        return said
+    if verdict == "as good as":
+        return f"{metric}: {candidate} is as good as {baseline}, within {size_that_matters}: {figures}."
+    opening = f"no detectable difference between {candidate} and {baseline}"
+    if one.test != E_PROCESS and (mde is None or abs(one.difference) >= mde):
+        # The difference is large enough, but there are too few samples.
+        opening = f"too few samples to tell {candidate} from {baseline}"
+    parts = [f"{metric}: {opening}: {figures}."]
     if not one.interval.contains(0.0) and one.test != E_PROCESS:
-        parts.append(f"Alone it would count as a difference; as one of {found.tests} tests it may be chance.")
+        parts.append(f"On its own this would count as a difference; among {found.tests} tests it may be chance.")
     if one.test == E_PROCESS:
-        parts.append("The run looked at its own results to know when to end, so only strong evidence counts.")
+        parts.append("The run used its own results to decide when to stop, so only strong evidence counts.")
         return " ".join(parts)
-    size = count(one.n, "sample")
+    size = count(one.n, "sample") + ("" if labels is None else " and these labels")
     if not one.wins + one.losses:
         parts.append("Every pair is equal.")
     if mde is None:
         parts.append(f"With {size}, even the largest possible difference might be missed.")
     else:
-        parts.append(f"With {size}, a true difference below {size_text(mde, percent=percent)} may well go unseen.")
+        parts.append(
+            f"With {size}, differences below {size_text(mde, percent=percent)} would probably not be detected."
+        )
     if needed is not None and needed > one.n:
-        parts.append(f"About {samples_text(needed)} samples would settle one as small as this.")
+        enough = f"{samples_text(needed)} samples"
+        if one.clusters is not None:
+            enough = f"{samples_text(-(-needed * one.clusters // one.n))} clusters like these ({enough})"
+        parts.append(f"Detecting a difference of {size_that_matters} four times in five takes about {enough}.")
     return " ".join(parts)

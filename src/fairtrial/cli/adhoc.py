@@ -10,76 +10,96 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.cli.faults import Mistake
 from fairtrial.cli.loading import load_object
+from fairtrial.cli.user_errors import UserError
+from fairtrial.errors import ConfigurationError, DatasetError
 
 if TYPE_CHECKING:
     from fairtrial.models.prompt import PromptTemplate
     from fairtrial.suites import EvalSuite
 
-PROVIDERS = ("openai", "anthropic")
-
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The options that make a suite."""
+class AdHocOptions:
+    """Options that define a suite on the command line."""
 
     prompt: str | None = None
     dataset: str | None = None
     models: tuple[str, ...] = ()
     evaluators: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.prompt or self.dataset or self.models or self.evaluators)
+        return bool(self.prompt or self.dataset or self.models or self.evaluators or self.columns)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The options as they are typed."""
+        """Return the options as typed on the command line."""
         words = ["--prompt", self.prompt or "", "--dataset", self.dataset or ""]
         for model in self.models:
             words += ["--model", model]
         for evaluator in self.evaluators:
             words += ["--evaluator", evaluator]
+        for column in self.columns:
+            words += ["--column", column]
         return tuple(words)
 
 
-def suite_of(asked: Asked) -> EvalSuite:
-    """The suite that was asked for; several models become experiments."""
+def suite_of(adhoc_options: AdHocOptions) -> EvalSuite:
+    """Build the suite from the options; several models become experiments."""
     from fairtrial.data.dataset import Dataset
+    from fairtrial.data.rows import COLUMNS_EXAMPLE
     from fairtrial.models.main_loop import prompt_task
     from fairtrial.suites import EvalSuite
     from fairtrial.trials.experiment import Experiment
 
-    lacking = [
+    missing = [
         option
         for option, value in (
-            ("--prompt", asked.prompt),
-            ("--dataset", asked.dataset),
-            ("--model", asked.models),
-            ("--evaluator", asked.evaluators),
+            ("--prompt", adhoc_options.prompt),
+            ("--dataset", adhoc_options.dataset),
+            ("--model", adhoc_options.models),
+            ("--evaluator", adhoc_options.evaluators),
         )
         if not value
     ]
-    if lacking or asked.prompt is None or asked.dataset is None:
-        raise Mistake(
-            f"a prompt is run with --prompt, --dataset, --model and --evaluator together; {' and '.join(lacking)} "
-            f"{'is' if len(lacking) == 1 else 'are'} missing",
-            "as in: fairtrial run --prompt ask.md --dataset q.jsonl --model openai:gpt-5 --evaluator exact_match",
+    if missing or adhoc_options.prompt is None or adhoc_options.dataset is None:
+        raise UserError(
+            f"--prompt, --dataset, --model and --evaluator must be given together (missing: {', '.join(missing)})",
+            "as in: fairtrial run --prompt ask.md --dataset q.jsonl --model openai:gpt-6.1-sol --evaluator exact_match",
         )
-    template = _template(asked.prompt)
-    if not Path(asked.dataset).is_file():
-        raise Mistake(f"there is no dataset file {asked.dataset}", "--dataset takes a .jsonl, .json, .csv or .parquet")
-    dataset = Dataset.load(asked.dataset)
-    scorer = _evaluator(asked.evaluators)
-    adapters = {_named(model): _adapter(model) for model in asked.models}
-    if len(adapters) < len(asked.models):
-        raise Mistake("the same --model was given twice", "to try samples several times, use --repeats")
+    template = _template(adhoc_options.prompt)
+    if not Path(adhoc_options.dataset).is_file():
+        raise UserError(
+            f"there is no dataset file {adhoc_options.dataset}", "--dataset takes a .jsonl, .json, .csv or .parquet"
+        )
+    try:
+        dataset = Dataset.load(adhoc_options.dataset, columns=_columns(adhoc_options.columns))
+    except (ConfigurationError, DatasetError) as error:
+        if COLUMNS_EXAMPLE not in str(error):
+            raise
+        what, _, remedy = str(error).partition("\n")
+        example = "--column input=question --column expected=answer"
+        raise UserError(what, remedy.replace(COLUMNS_EXAMPLE, example)) from None
+    scorer = _evaluator(adhoc_options.evaluators)
+    adapters = {_named(model): _adapter(model) for model in adhoc_options.models}
+    if len(adapters) < len(adhoc_options.models):
+        raise UserError("the same --model was given twice", "to run samples several times, use --repeats")
     experiments = [Experiment(name, task=prompt_task(template, adapter)) for name, adapter in adapters.items()]
     return EvalSuite(_named(template.name), dataset, evaluator=scorer, experiments=experiments)
 
 
+def _columns(options: Sequence[str]) -> dict[str, str | list[str]] | None:
+    """Parse FIELD=COLUMN options; several columns, separated by commas, become a list."""
+    pairs = [text.partition("=") for text in options]
+    for text, (field, _, column) in zip(options, pairs, strict=True):
+        if not field or not column:
+            raise UserError(f"--column must be FIELD=COLUMN (got {text!r})", "as in: --column input=question")
+    return {field: column.split(",") if "," in column else column for field, _, column in pairs} or None
+
+
 def _named(text: str) -> str:
-    """A name for a suite or an experiment; the marks that have a meaning in names of runs are taken out."""
+    """Return a valid name for a suite or an experiment: ':', '@', '/' and spaces become '-'."""
     return re.sub(r"[:@/\s]+", "-", text).strip("-") or "prompt"
 
 
@@ -91,58 +111,58 @@ def _template(where: str) -> PromptTemplate[Any]:
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise Mistake(f"the prompt {where} cannot be read: {error.strerror}", "name a text file") from None
+            raise UserError(f"the prompt {where} cannot be read: {error.strerror}", "name a text file") from None
         return PromptTemplate(name=path.stem, sections=[MarkdownSection("", text, "text")])
     template = load_object(where, "a prompt")
     if not isinstance(template, PromptTemplate):
-        raise Mistake(f"{where} is not a PromptTemplate but {type(template).__name__}")
+        raise UserError(f"{where} must be a PromptTemplate (got {type(template).__name__})")
     return template
 
 
 def _adapter(model: str) -> Any:
     provider, _, name = model.partition(":")
-    if provider in PROVIDERS:
-        if not name:
-            raise Mistake(f"--model {model} does not say which", f"as in: --model {provider}:NAME")
-        from fairtrial.models import AnthropicAdapter, OpenAIAdapter
-
-        return OpenAIAdapter(name) if provider == "openai" else AnthropicAdapter(name)
     if provider.endswith(".py"):
         return load_object(model, "a model")
+    from fairtrial.models.providers import PROVIDERS, model_from_name
+
+    if provider in PROVIDERS:
+        if not name:
+            raise UserError(f"--model must be PROVIDER:NAME (got {model!r})", f"as in: --model {provider}:NAME")
+        return model_from_name(model)
     near = difflib.get_close_matches(provider, PROVIDERS, 1)
     meant = (
         f"did you mean --model {near[0]}:{name or 'NAME'}?"
         if near
-        else "use openai:NAME, anthropic:NAME or file.py:adapter"
+        else f"use PROVIDER:NAME ({', '.join(PROVIDERS)}) or file.py:adapter"
     )
-    raise Mistake(f"there is no provider {provider!r}", meant)
+    raise UserError(f"there is no provider {provider!r}", meant)
 
 
 def _evaluator(names: Sequence[str]) -> Any:
     from fairtrial.scoring import all_of
 
-    found = [load_object(name, "an evaluator") if ":" in name else _built_in(name) for name in names]
-    return found[0] if len(found) == 1 else all_of(*found)
+    evaluators = [load_object(name, "an evaluator") if ":" in name else _built_in(name) for name in names]
+    return evaluators[0] if len(evaluators) == 1 else all_of(*evaluators)
 
 
 def _built_in(name: str) -> Any:
-    known = built_in_evaluators()
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, 1)
-    meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}; your own is file.py:name"
-    raise Mistake(f"there is no evaluator {name!r} that works without parameters", meant)
+    evaluators = built_in_evaluators()
+    if name in evaluators:
+        return evaluators[name]
+    near = difflib.get_close_matches(name, evaluators, 1)
+    meant = f"did you mean {near[0]}?" if near else f"use one of {', '.join(evaluators)}, or your own: file.py:name"
+    raise UserError(f"there is no evaluator {name!r} that works without parameters", meant)
 
 
 def built_in_evaluators() -> dict[str, Any]:
-    """The built-in evaluators that need no parameters: they take an output and what was expected."""
+    """Return the built-in evaluators that need no parameters: their first argument is the output."""
     from fairtrial import scoring
 
-    found = {}
+    evaluators = {}
     for name in scoring.__all__:
         value = getattr(scoring, name)
         if name.islower() and callable(value):
             first = next(iter(inspect.signature(value).parameters), "")
             if first == "output":
-                found[name] = value
-    return found
+                evaluators[name] = value
+    return evaluators

@@ -1,4 +1,4 @@
-"""The checks of `fairtrial doctor`. None of them changes anything; none shows a secret."""
+"""The checks of `fairtrial doctor`. They change nothing and print no secrets."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairtrial._version import __version__
 from fairtrial.backoff import PATIENCE_VARIABLE, patience_seconds
-from fairtrial.cli.faults import explain
 from fairtrial.cli.settings import KNOWN, Settings, load_settings
+from fairtrial.cli.user_errors import explain
 from fairtrial.errors import FairtrialError, MailboxAccessError
 from fairtrial.mailbox.sealing import KEY_VARIABLE
 from fairtrial.store.redact import NOT_SECRET_VARIABLES, SECRET_VARIABLES, current
@@ -47,7 +47,7 @@ _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)(?:; *extra == ['\"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What one check found, and what to do about it."""
+    """The result of one check, and the remedy."""
 
     name: str
     status: Status
@@ -56,20 +56,20 @@ class Check:
 
 
 def run_checks(store: str | None, mailbox: str | None) -> list[Check]:
-    """Run all checks that apply; `store` and `mailbox` come before the settings."""
-    found = [_python(), _libraries(), *_redis_library()]
+    """Run all applicable checks; `store` and `mailbox` override the settings."""
+    checks = [_python(), _libraries(), *_redis_library()]
     try:
         settings = load_settings()
         patience_seconds()
     except FairtrialError as error:
-        return [*found, _failed("settings", error), _credentials()]
-    found += [_settings(settings), _credentials()]
-    found += _guarded("store", lambda: _store(store or settings.store))
+        return [*checks, _failed("settings", error), _credentials()]
+    checks += [_settings(settings), _credentials()]
+    checks += _guarded("store", lambda: _store(store or settings.store))
     queue = mailbox or settings["mailbox"]
     if queue:
-        found += _guarded("queue", lambda: iter(asyncio.run(_queue(queue))))
+        checks += _guarded("queue", lambda: iter(asyncio.run(_queue(queue))))
     redact = current().text
-    return [Check(check.name, check.status, redact(check.detail), redact(check.remedy)) for check in found]
+    return [Check(check.name, check.status, redact(check.detail), redact(check.remedy)) for check in checks]
 
 
 def _failed(name: str, error: BaseException) -> Check:
@@ -78,7 +78,7 @@ def _failed(name: str, error: BaseException) -> Check:
 
 
 def _guarded(name: str, checks: Callable[[], Iterator[Check]]) -> list[Check]:
-    """The checks of one part; what they raise is the last of them."""
+    """Collect the checks of one part; an exception becomes the last, failed check."""
     found: list[Check] = []
     try:
         found.extend(checks())
@@ -92,7 +92,7 @@ def _python() -> Check:
 
 
 def _libraries() -> Check:
-    """Compare what is installed with what this version of Fairtrial declares; extras only if they are installed."""
+    """Compare installed libraries with the versions that Fairtrial requires; extras only if installed."""
     missing, old, checked = [], [], 0
     for line in metadata.requires("fairtrial") or ():
         match = _REQUIREMENT.match(line)
@@ -140,10 +140,10 @@ def _redis_library() -> Iterator[Check]:
 
 
 def _settings(settings: Settings) -> Check:
-    known = {f"FAIRTRIAL_{name.upper().replace('-', '_')}" for name in KNOWN} | set(_OTHER_VARIABLES)
+    variables = {f"FAIRTRIAL_{name.upper().replace('-', '_')}" for name in KNOWN} | set(_OTHER_VARIABLES)
     unknown = [name for name, value in os.environ.items() if name.startswith("FAIRTRIAL_") and value]
-    if unknown := sorted(set(unknown) - known):
-        near = difflib.get_close_matches(unknown[0], known, 1)
+    if unknown := sorted(set(unknown) - variables):
+        near = difflib.get_close_matches(unknown[0], variables, 1)
         remedy = (
             f"did you mean {near[0]}?" if near else "remove it, or see docs/reference/configuration.md for the names"
         )
@@ -158,8 +158,8 @@ def _credentials() -> Check:
     if broken:
         detail = f"{', '.join(broken)} starts or ends with a space, a line break or a quotation mark"
         return Check("credentials", "warning", detail, "set it to the key alone")
-    said = [f"{name} is {'set' if value else 'not set'}" for name, value in values.items()]
-    return Check("credentials", "ok", ", ".join(said))
+    states = [f"{name} is {'set' if value else 'not set'}" for name, value in values.items()]
+    return Check("credentials", "ok", ", ".join(states))
 
 
 def _store(url: str) -> Iterator[Check]:
@@ -168,7 +168,12 @@ def _store(url: str) -> Iterator[Check]:
 
     database = find_database(url)
     if database is None:
-        yield Check("store", "warning", "in memory: results end with the process", "name a file or a database: --store")
+        yield Check(
+            "store",
+            "warning",
+            "in memory: results are lost when the process ends",
+            "name a file or a database: --store",
+        )
     elif isinstance(database, Path):
         yield from _sqlite(database)
     else:
@@ -187,7 +192,9 @@ def _sqlite(path: Path) -> Iterator[Check]:
         if os.access(folder, os.W_OK):
             yield Check("store", "ok", f"{path} does not exist yet; the first run creates it")
         else:
-            yield Check("store", "failed", f"{path} cannot be created in {folder}", "change the rights, or use --store")
+            yield Check(
+                "store", "failed", f"{path} cannot be created in {folder}", "change the permissions, or use --store"
+            )
         yield _disk(folder)
         return
     engine = engines.sqlite_engine(path, read_only=True)
@@ -197,7 +204,7 @@ def _sqlite(path: Path) -> Iterator[Check]:
         engine.dispose()
     mode = stat.S_IMODE(path.stat().st_mode)
     if not os.access(path, os.W_OK):
-        yield Check("permissions", "warning", f"{path} can only be read", "runs need the right to write it")
+        yield Check("permissions", "warning", f"{path} can only be read", "make it writable: runs are written to it")
     elif mode & 0o077:
         yield Check("permissions", "warning", f"{path} can be read by others (mode {mode:o})", f"chmod 600 {path}")
     else:
@@ -210,26 +217,26 @@ def _disk(folder: Path) -> Check:
     detail = f"{free / 1e9:.1f} GB free for the store"
     if free < _LOW_DISK_BYTES:
         status: Status = "failed" if free < _LEAST_DISK_BYTES else "warning"
-        return Check("disk", status, detail, "make room, delete old runs (fairtrial store prune), or use --store")
+        return Check("disk", status, detail, "free disk space, delete old runs (fairtrial store prune), or use --store")
     return Check("disk", "ok", detail)
 
 
-def _version_of_schema(engine: Engine, place: str) -> int:
+def _version_of_schema(engine: Engine, address: str) -> int:
     from fairtrial.store import engine as engines
 
     with engines.translated():
-        return engines.found_version(engine, place)
+        return engines.found_version(engine, address)
 
 
-def _schema(found: int, described: str) -> Check:
+def _schema(version: int, described: str) -> Check:
     from fairtrial.store import schema
 
-    if found == 0:
+    if version == 0:
         return Check("store", "ok", f"{described}, empty; the first run creates the tables")
-    if found < schema.VERSION:
-        detail = f"{described}, schema {found}: it can be read, and runs need schema {schema.VERSION}"
+    if version < schema.VERSION:
+        detail = f"{described}, schema {version}: it can be read, but new runs need schema {schema.VERSION}"
         return Check("store", "warning", detail, "stop processes of older versions, then: fairtrial store migrate")
-    return Check("store", "ok", f"{described}, schema {found}")
+    return Check("store", "ok", f"{described}, schema {version}")
 
 
 def _postgres(engine: Engine) -> Iterator[Check]:
@@ -237,14 +244,14 @@ def _postgres(engine: Engine) -> Iterator[Check]:
 
     from fairtrial.store import engine as engines
 
-    place = engine.url.render_as_string(hide_password=True).replace("postgresql+psycopg", "postgresql")
+    address = engine.url.render_as_string(hide_password=True).replace("postgresql+psycopg", "postgresql")
     with engines.translated(), engine.begin() as connection:
         version = str(connection.execute(text("SHOW server_version")).scalar_one()).split(" ")[0]
         before = time.time()
         there = float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
         ahead = there - (before + time.time()) / 2
-    found = _version_of_schema(engine, place)
-    yield _schema(found, f"{place}, PostgreSQL {version}")
+    found = _version_of_schema(engine, address)
+    yield _schema(found, f"{address}, PostgreSQL {version}")
     with engines.translated(), engine.begin() as connection:
         right, query = (
             ("CREATE on the schema", "SELECT has_schema_privilege(current_schema(), 'CREATE')")
@@ -285,21 +292,21 @@ async def _redis(connection: RedisConnection) -> Any:
 
     from fairtrial.mailbox.redis.errors import translated
 
-    place = repr(connection).removeprefix("RedisConnection(").removesuffix(")")
+    address = repr(connection).removeprefix("RedisConnection(").removesuffix(")")
     try:
         ahead = await connection.clock_difference()
     except NoPermissionError:
         ahead = 0.0
     except (RedisError, OSError) as error:
-        raise translated(error, f"asking {place}") from None
+        raise translated(error, f"asking {address}") from None
     await connection.check_server()
     try:
         server: Any = await connection.command("INFO")
     except NoPermissionError:
-        detail = f"{place}; its version and settings cannot be checked"
-        yield Check("queue", "warning", detail, "give the user the right +info")
+        detail = f"{address}; its version and settings cannot be checked"
+        yield Check("queue", "warning", detail, "grant the user +info")
     else:
-        yield Check("queue", "ok", f"{place}, Redis {server.get('redis_version')}")
+        yield Check("queue", "ok", f"{address}, Redis {server.get('redis_version')}")
         yield _persistence(server)
     yield await _rights(connection)
     yield _clock("queue clock", ahead)
@@ -318,7 +325,7 @@ def _persistence(server: Any) -> Check:
 
 
 async def _rights(connection: RedisConnection) -> Check:
-    """Send, receive and acknowledge one message in a queue of our own, which is then deleted."""
+    """Send, receive and acknowledge one message in a separate queue, which is then deleted."""
     from fairtrial.mailbox.redis.mailbox import RedisMailbox
 
     mailbox = RedisMailbox(f"doctor.{secrets.token_hex(6)}", str, connection, ttl_seconds=60.0, sweep_seconds=None)
@@ -330,9 +337,9 @@ async def _rights(connection: RedisConnection) -> Check:
                 await message.extend_visibility(30.0)
                 await message.acknowledge()
     except MailboxAccessError as error:
-        remedy = "give the user the rights in deploy/redis-user.acl; a user of one suite only is refused here"
+        remedy = "give the user the rights in deploy/redis-user.acl; a user limited to one suite cannot pass this check"
         return Check("queue rights", "warning", str(error), remedy)
     if not measured:
         detail = "a message passes; the age of waiting messages cannot be measured"
-        return Check("queue rights", "warning", detail, "give the user the right +xinfo|groups")
+        return Check("queue rights", "warning", detail, "grant the user +xinfo|groups")
     return Check("queue rights", "ok", "a message was sent, received and acknowledged")

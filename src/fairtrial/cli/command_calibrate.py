@@ -1,13 +1,15 @@
-"""`fairtrial calibrate`: a judge held against people's labels."""
+"""`fairtrial calibrate`: compare a judge with people's labels."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.label_file import ByVerdict
+from fairtrial.cli.user_errors import UserError
 
 
 def register(app: typer.Typer) -> None:
@@ -19,29 +21,37 @@ def calibrate(
     run: options.Run,
     labels: Annotated[
         Path | None,
-        typer.Option("--labels", metavar="FILE", help="A .csv or .jsonl with id and label; the store's labels else."),
+        typer.Option(
+            "--labels", metavar="FILE", help="A .csv or .jsonl file with id and label (default: labels in the store)."
+        ),
     ] = None,
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="Which of the judge's figures: passed, value or a metric.")
+        str,
+        typer.Option(
+            "--metric", metavar="NAME", help="The judge's metric to check: passed, value, or a metric's name."
+        ),
     ] = "passed",
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Which labels of the store, if there are several.")
+        str | None, typer.Option("--name", metavar="NAME", help="The set of labels to use, if the store has several.")
     ] = None,
-    level: Annotated[float, typer.Option("--level", metavar="SHARE", help="The confidence of intervals.")] = 0.95,
+    by_verdict: ByVerdict = False,
+    level: Annotated[float, typer.Option("--level", metavar="SHARE", help="Confidence level of intervals.")] = 0.95,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Hold a judge's scores against people's labels.
+    """Compare a judge's scores with people's labels.
 
-    Shows how far they agree, and the pass rate corrected by it. Labels are true or false, pass or fail, a number, or
-    one of the judge's ratings, for a random sample of the trials.
+    Shows how often they agree, and the pass rate corrected with the labels. A label is true or false, pass or fail,
+    a number, or one of the judge's ratings. The labelled trials must be a random sample of all trials, or of the
+    trials with each verdict. If some trials were more likely to be labelled, the column `weight` holds how many
+    trials a label represents.
 
     \b
     Examples:
       fairtrial calibrate support:careful --labels labels.csv
       fairtrial calibrate support:careful --metric helpful --json
     """
-    from fairtrial.cli.faults import Mistake
+    from fairtrial.cli.label_file import read_labels
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import out, print_json
     from fairtrial.report import EvalReport
@@ -50,63 +60,25 @@ def calibrate(
     opened = options.open_existing(store)
     named = find_run(opened, run)
     if len(named.experiments) > 1:
-        known = " or ".join(f"{name_of(named.run)}:{experiment}" for experiment in named.experiments)
-        raise Mistake(f"{run} has {len(named.experiments)} experiments", f"say which is meant: {known}")
+        choices = " or ".join(f"{name_of(named.run)}:{experiment}" for experiment in named.experiments)
+        raise UserError(f"{run} has {len(named.experiments)} experiments", f"choose one: {choices}")
     part = EvalReport(opened, named.run)[named.experiments[0]]
-    found = calibrated(part, None if labels is None else _read(labels), metric=metric, name=name, level=level)
-    if not found.labelled:
+    file_labels = None if labels is None else read_labels(labels, [part])
+    calibration = calibrated(part, file_labels, metric=metric, name=name, level=level, by_verdict=by_verdict)
+    if not calibration.labelled:
         raise _no_labels(str(named), labels)
     if json:
-        print_json(found.to_json())
+        print_json(calibration.to_json())
         return 0
-    out().print(found)
+    out().print(calibration)
     return 0
 
 
 def _no_labels(name: str, file: Path | None) -> Exception:
-    from fairtrial.cli.faults import Mistake
-
     if file is None:
-        return Mistake(
+        return UserError(
             f"no trial of {name} has a label",
-            "let people judge a random sample of its trials, and name the file: --labels labels.csv, with the columns "
+            "label a random sample of its trials and pass the file: --labels labels.csv, with the columns "
             "id and label (pass or fail)",
         )
-    return Mistake(f"no label in {file} is for a judged trial of {name}", "the ids of samples go under id")
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """Labels by sample id."""
-    import csv
-    import json as json_text
-
-    from fairtrial.cli.faults import Mistake
-    from fairtrial.cli.pairs import parse_value
-
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise Mistake(f"the labels in {file} cannot be read: {error.strerror}") from None
-    rows: list[tuple[int, Any]]
-    if file.suffix == ".csv":
-        rows = [(number, row) for number, row in enumerate(csv.DictReader(text.splitlines()), 2)]
-    elif file.suffix in (".jsonl", ".ndjson"):
-        rows = []
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip():
-                try:
-                    rows.append((number, json_text.loads(line)))
-                except ValueError as error:
-                    raise Mistake(f"{file}:{number}: not JSON: {error}") from None
-    else:
-        raise Mistake(f"labels are read from .csv and .jsonl files, not from {file.name}")
-    found: dict[str, Any] = {}
-    for number, row in rows:
-        fields = row if isinstance(row, dict) else {}
-        key = fields.get("id") or fields.get("sample_id")
-        value = fields.get("label", fields.get("value"))
-        if key is None or value is None:
-            has = ", ".join(map(str, fields)) or "neither"
-            raise Mistake(f"{file}:{number}: a label needs id and label", f"this row has {has}")
-        found[str(key)] = parse_value(value.lower()) if isinstance(value, str) else value
-    return found
+    return UserError(f"no label in {file} is for a judged trial of {name}", "the ids of samples go under id")

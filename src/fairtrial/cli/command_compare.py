@@ -1,16 +1,20 @@
-"""`fairtrial compare`: is the difference real?"""
+"""`fairtrial compare`: compare candidates with a baseline."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import shlex
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.label_file import ByVerdict, Correcting, LabelName
+from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fairtrial.cli.names import RunName
     from fairtrial.report import ExperimentReport
     from fairtrial.store.protocol import RunStore
 
@@ -25,40 +29,65 @@ def compare(
         list[str],
         typer.Argument(
             metavar="BASELINE [CANDIDATE]...",
-            help="Runs, or experiments of runs; one run of several experiments compares them with its first.",
+            help="Runs or experiments. One run with several experiments: compares them with its first.",
             autocompletion=options.complete_run,
         ),
     ],
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            "--metric", metavar="NAME", help="passed, value, latency_ms, tokens, cost_usd or a metric's name."
+            "--metric", metavar="NAME", help="passed, value, latency_ms, tokens, cost_usd, or a metric's name."
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all-metrics", help="Every metric there is.")] = False,
+    every: Annotated[bool, typer.Option("--all-metrics", help="Compare every metric.")] = False,
     by: Annotated[
-        list[str] | None, typer.Option("--by", metavar="KEY", help="Repeat it on slices by this metadata key.")
+        list[str] | None,
+        typer.Option("--by", metavar="KEY", help="Also compare each slice of the samples by this metadata key."),
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="KEY", help="Samples with the same value are not independent.")
+        str | None,
+        typer.Option("--cluster", metavar="KEY", help="Metadata key: samples with the same value form a cluster."),
     ] = None,
     alpha: Annotated[
-        float, typer.Option("--alpha", metavar="SHARE", help="The accepted chance of a false alarm.")
+        float, typer.Option("--alpha", metavar="SHARE", help="Accepted probability of a false alarm.")
     ] = 0.05,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of random draws.")] = 0,
+    lower_is_better: Annotated[
+        list[str] | None, typer.Option("--lower-is-better", metavar="NAME", help="A metric for which lower is better.")
+    ] = None,
+    higher_is_better: Annotated[
+        list[str] | None,
+        typer.Option("--higher-is-better", metavar="NAME", help="A metric for which higher is better."),
+    ] = None,
+    smallest_difference: Annotated[
+        float,
+        typer.Option(
+            "--smallest-difference", metavar="SHARE", help="The smallest difference in a rate that matters to you."
+        ),
+    ] = 0.05,
+    labels: Correcting = None,
+    labels_by_verdict: ByVerdict = False,
+    label_name: LabelName = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also show tests, trial counts, and the comparison without errors.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random number generator.")] = 0,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Compare candidates with a baseline: is the difference real?
+    """Compare candidates with a baseline, sample by sample.
 
-    Sample by sample: the difference with its interval, a verdict, and how many samples would settle it.
+    Shows the difference of each metric with its interval and a verdict. If only differences smaller than
+    --smallest-difference are plausible, the verdict is "as good". If the data are inconclusive, it says how many
+    samples would decide.
 
     \b
     Examples:
       fairtrial compare support:baseline support:careful
       fairtrial compare support@3 support@4 --by kind
       fairtrial compare support --all-metrics --json
+      fairtrial compare support --labels labels.csv
     """
+    from fairtrial.cli.label_file import correcting_labels
     from fairtrial.cli.reporting import record_of
     from fairtrial.cli.screen import out, print_json
     from fairtrial.report.compare import DEFAULT_METRICS
@@ -67,35 +96,52 @@ def compare(
     opened = options.open_existing(store)
     sides = sides_of(opened, runs)
     wanted = None if every else tuple(metric) if metric else DEFAULT_METRICS
-    found = compared(*sides, metrics=wanted, cluster=cluster, slice_by=tuple(by or ()), alpha=alpha, seed=seed)
+    comparison = compared(
+        *sides,
+        metrics=wanted,
+        cluster=cluster,
+        slice_by=tuple(by or ()),
+        alpha=alpha,
+        lower_is_better=tuple(lower_is_better or ()),
+        higher_is_better=tuple(higher_is_better or ()),
+        smallest_difference_that_matters=smallest_difference,
+        seed=seed,
+        labels=correcting_labels(labels, sides),
+        label_name=label_name,
+        labels_by_verdict=labels_by_verdict,
+    )
     if json:
-        print_json(record_of(found))
+        print_json(record_of(comparison))
         return 0
-    out().print(found)
+    out().print(comparison.in_detail() if verbose else comparison)
     return 0
 
 
 def sides_of(store: RunStore, names: Sequence[str]) -> list[ExperimentReport]:
-    """The experiments that are meant; a run of several stands for all of them only when it stands alone."""
-    from fairtrial.cli.faults import Mistake
+    """Resolve names to experiments; a run with several experiments is allowed only if it is the only name."""
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.report import EvalReport
 
-    found = [find_run(store, name) for name in names]
-    if len(found) == 1:
-        if len(found[0].experiments) < 2:
-            raise Mistake(f"{names[0]} is one experiment, and a comparison needs two", _example(found[0].run))
-        report = EvalReport(store, found[0].run)
-        return [report[name] for name in found[0].experiments]
-    for given, named in zip(names, found, strict=True):
+    named_runs = [find_run(store, name) for name in names]
+    if len(named_runs) == 1:
+        if len(named_runs[0].experiments) < 2:
+            raise UserError(f"a comparison needs two experiments (got {names[0]})", _example(store, named_runs[0]))
+        report = EvalReport(store, named_runs[0].run)
+        return [report[name] for name in named_runs[0].experiments]
+    for text, named in zip(names, named_runs, strict=True):
         if len(named.experiments) > 1:
-            known = " or ".join(f"{name_of(named.run)}:{name}" for name in named.experiments)
-            raise Mistake(f"{given} has {len(named.experiments)} experiments", f"say which is meant: {known}")
-    return [EvalReport(store, named.run)[named.experiments[0]] for named in found]
+            choices = " or ".join(f"{name_of(named.run)}:{name}" for name in named.experiments)
+            raise UserError(f"{text} has {len(named.experiments)} experiments", f"choose one: {choices}")
+    return [EvalReport(store, named.run)[named.experiments[0]] for named in named_runs]
 
 
-def _example(run: Any) -> str:
-    others = run.experiments[:2]
-    if len(others) > 1:
-        return f"as in: fairtrial compare {run.suite}:{others[0]} {run.suite}:{others[1]}"
-    return f"as in: fairtrial compare {run.suite}@{max(run.number - 1, 1)} {run.suite}@{max(run.number, 2)}"
+def _example(store: RunStore, named: RunName) -> str:
+    from fairtrial.cli.names import other_experiment
+
+    other = other_experiment(store, named.run, named.experiments[0])
+    if other is None:
+        return f"there is no other run of suite {named.run.suite!r} yet: run it again after a change"
+    pair = [other, shlex.quote(str(named))]
+    if named.experiment is not None and named.experiment == named.run.experiments[0]:
+        pair.reverse()  # The first experiment of a run is its baseline.
+    return f"as in: fairtrial compare {' '.join(pair)}"

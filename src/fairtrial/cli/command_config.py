@@ -1,4 +1,4 @@
-"""`fairtrial config`: the settings that hold here, and where each comes from."""
+"""`fairtrial config`: the settings in effect, and where each comes from."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def register(app: typer.Typer) -> None:
 
 
 def config(json: options.Json = False) -> int:
-    """Print the settings that hold here, each with its origin.
+    """Print the settings in effect and where each comes from.
 
-    Settings stand in pyproject.toml under [tool.fairtrial] or in the environment, as FAIRTRIAL_STORE and so on. An
-    option on the command line comes before the environment, and the environment before the file.
+    Settings come from [tool.fairtrial] in pyproject.toml or from environment variables such as FAIRTRIAL_STORE.
+    Options on the command line override the environment, and the environment overrides the file.
 
     \b
     Examples:
@@ -47,10 +47,10 @@ def config(json: options.Json = False) -> int:
     console = out()
     wide = console.width >= 120
     columns = ("setting", "value", "origin", "what it is") if wide else ("setting", "value", "origin")
-    table = make_table(*columns, cut=("value", "what it is"))
+    table = make_table(*columns, prose=("value", "what it is"))
     for setting in settings.found.values():
         value = setting.value
-        listed = isinstance(value, tuple | Mapping)  # Of prices, the models.
+        listed = isinstance(value, tuple | Mapping)  # For prices: the names of the models.
         shown = "-" if value is None or (listed and not value) else ", ".join(value) if listed else str(value)
         cells = (setting.name, redact(shown), setting.origin, setting.about)
         add_row(table, *cells[: len(columns)])

@@ -1,4 +1,4 @@
-"""`fairtrial delete`: forget runs."""
+"""`fairtrial delete`: delete runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import ExitCode, UserError
 
 
 def register(app: typer.Typer) -> None:
@@ -17,9 +18,9 @@ def register(app: typer.Typer) -> None:
 def delete(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Runs to forget.", autocompletion=options.complete_run),
+        typer.Argument(metavar="RUN...", help="Runs to delete.", autocompletion=options.complete_run),
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
@@ -30,35 +31,34 @@ def delete(
       fairtrial delete support@3
       fairtrial delete support@1 support@2 --yes
     """
-    from fairtrial.cli.faults import ExitCode, Mistake
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import confirm, count, note, print_json
     from fairtrial.runs.run_lease import active_owner
 
     opened = options.open_existing(store)
-    found = {}
+    chosen = {}
     for text in runs:
         named = find_run(opened, text)
         if named.experiment is not None:
-            raise Mistake(
-                f"{text} names one experiment, and runs are deleted whole",
+            raise UserError(
+                f"{text} is one experiment, but only whole runs can be deleted",
                 f"as in: fairtrial delete {name_of(named.run)}",
             )
         owner = active_owner(opened, named.run.run_id)
         if owner is not None:
-            raise Mistake(
-                f"{text} is being executed by {owner}, which would go on to pay for trials that nobody can store",
+            raise UserError(
+                f"{text} is being executed by {owner}, whose results could no longer be stored",
                 "stop that process first (Ctrl-C), then delete the run",
             )
-        found[named.run.run_id] = named.run
-    names = ", ".join(f"{name_of(run)} ({run.run_id}, {run.status})" for run in found.values())
-    if not yes and not confirm(f"delete {names} for good?"):
-        note(f"nothing was deleted: {names} stays (say --yes where nobody can be asked)")
+        chosen[named.run.run_id] = named.run
+    names = ", ".join(f"{name_of(run)} ({run.run_id}, {run.status})" for run in chosen.values())
+    if not yes and not confirm(f"permanently delete {names}?"):
+        note("nothing was deleted (use --yes in scripts)")
         return int(ExitCode.USAGE)
-    for run_id in found:
+    for run_id in chosen:
         opened.delete_run(run_id)
     if json:
-        print_json({"format": "fairtrial.deleted/1", "deleted": list(found)})
+        print_json({"format": "fairtrial.deleted/1", "deleted": list(chosen)})
     else:
-        note(f"deleted {count(len(found), 'run')}: {names}")
+        note(f"deleted {count(len(chosen), 'run')}: {names}")
     return 0

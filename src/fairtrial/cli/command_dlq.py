@@ -1,24 +1,30 @@
-"""`fairtrial dlq`: requests that were set aside."""
+"""`fairtrial dlq`: dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import shlex
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import ExitCode, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Dead letters: requests that workers set aside. List, show, retry or drop them.",
+    help="List, show, retry or drop dead letters (failed requests).",
     epilog="Examples: fairtrial dlq list support; fairtrial dlq retry support --all",
 )
 
-Suite = Annotated[str, typer.Argument(metavar="SUITE", help="The suite's name, or its file.")]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Which; see `fairtrial dlq list`.")]
-Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
+Suite = Annotated[str, typer.Argument(metavar="SUITE", help="Name or file of the suite.")]
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Id of a dead letter, from `fairtrial dlq list`.")
+]
+Everything = Annotated[bool, typer.Option("--all", help="All dead letters of the suite.")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -29,7 +35,7 @@ def register(parent: typer.Typer) -> None:
 @app.command("list")
 def list_letters(
     suite: Suite,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many, oldest first.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Number of dead letters to list.")] = 50,
     mailbox: options.MailboxUrl = None,
     json: options.Json = False,
 ) -> int:
@@ -42,17 +48,23 @@ def list_letters(
     """
     from fairtrial.cli.screen import add_row, ago, make_table, note, out, print_json, print_table
 
-    found = _ask(suite, mailbox, lambda letters: letters.page(limit=limit))
+    dead_letters = _ask(suite, mailbox, lambda letters: letters.page(limit=limit))
+    if not dead_letters:
+        _check_suite(suite, mailbox)
     if json:
         print_json(
-            {"format": "fairtrial.dead_letters/1", "suite": _name(suite), "letters": [_facts(one) for one in found]}
+            {
+                "format": "fairtrial.dead_letters/1",
+                "suite": _name(suite),
+                "letters": [_facts(one) for one in dead_letters],
+            }
         )
         return 0
-    if not found:
-        note(f"no dead letters of {_name(suite)}")
+    if not dead_letters:
+        note(f"no dead letters for {_name(suite)}")
         return 0
-    table = make_table("id", "when", "tries", "sample", "reason", right=("tries",), cut=("sample", "reason"))
-    for letter in found:
+    table = make_table("id", "when", "tries", "sample", "reason", right=("tries",), cut=("sample",), prose=("reason",))
+    for letter in dead_letters:
         add_row(table, letter.id, ago(letter.died_at), str(letter.delivery_count), _sample(letter), letter.reason)
     print_table(out(), table)
     return 0
@@ -61,23 +73,23 @@ def list_letters(
 @app.command("show")
 def show_letter(
     suite: Suite,
-    id: Annotated[str, typer.Argument(metavar="ID", help="Which; see `fairtrial dlq list`.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Id of a dead letter, from `fairtrial dlq list`.")],
     mailbox: options.MailboxUrl = None,
     json: options.Json = False,
 ) -> int:
-    """Show one dead letter whole.
+    """Show one dead letter in full.
 
     \b
     Examples:
       fairtrial dlq show support 1763184000000-0
     """
-    from fairtrial.cli.faults import Mistake
     from fairtrial.cli.screen import ago, out, print_json
     from fairtrial.render.safe_text import plain
 
-    letter = next((one for one in _ask(suite, mailbox, _everything) if one.id == id), None)
+    letter = next((candidate for candidate in _ask(suite, mailbox, _everything) if candidate.id == id), None)
     if letter is None:
-        raise Mistake(f"there is no dead letter {plain(id)!r} of {_name(suite)}", f"see: fairtrial dlq list {suite}")
+        _check_suite(suite, mailbox)
+        raise UserError(f"there is no dead letter {plain(id)!r} of {_name(suite)}", f"see: fairtrial dlq list {suite}")
     if json:
         print_json({"format": "fairtrial.dead_letter/1", "suite": _name(suite), **_facts(letter)})
         return 0
@@ -96,19 +108,27 @@ def show_letter(
 
 @app.command("retry")
 def retry_letters(
-    suite: Suite, ids: Ids = None, everything: Everything = False, mailbox: options.MailboxUrl = None,
+    suite: Suite,
+    ids: Ids = None,
+    everything: Everything = False,
+    force: Annotated[bool, typer.Option("--force", help="Retry even if no client collects the result.")] = False,
+    mailbox: options.MailboxUrl = None,
+    store: options.Store = None,
     json: options.Json = False,
-) -> int:  # fmt: skip
-    """Put dead letters back into the queue, with a clean record.
+) -> int:
+    """Put dead letters back into the queue and reset their delivery counts.
 
-    Their results go to the client that waits for them. When a run is over, have it run again with --retry-errors.
+    Their results go to the client that waits for them. Dead letters of a run that has ended are refused, because no
+    client collects their results: run the suite again with --retry-errors instead. A request that may have ended its
+    process is executed in a child process again.
 
     \b
     Examples:
       fairtrial dlq retry support 1763184000000-0
       fairtrial dlq retry support --all
     """
-    return _act(suite, ids, everything, mailbox, json, "retry", "went back into the queue")
+    check = None if force else partial(_check_collected, options.mailbox_url(mailbox), _name(suite), store)
+    return _act(suite, ids, everything, mailbox, json, "retry", "went back into the queue", check)
 
 
 @app.command("drop")
@@ -116,7 +136,7 @@ def drop_letters(
     suite: Suite, ids: Ids = None, everything: Everything = False, mailbox: options.MailboxUrl = None,
     json: options.Json = False,
 ) -> int:  # fmt: skip
-    """Delete dead letters for good.
+    """Delete dead letters permanently.
 
     \b
     Examples:
@@ -127,35 +147,47 @@ def drop_letters(
 
 
 def _act(
-    suite: str, ids: list[str] | None, everything: bool, mailbox: str | None, json: bool, verb: str, done: str
+    suite: str,
+    ids: list[str] | None,
+    everything: bool,
+    mailbox: str | None,
+    json: bool,
+    verb: str,
+    done: str,
+    check: Callable[[list[Any]], None] | None = None,
 ) -> int:
-    from fairtrial.cli.faults import ExitCode, Mistake
+    """Change the chosen dead letters; `check` raises if they must not be changed."""
     from fairtrial.cli.screen import count, note, print_json
 
     if bool(ids) == everything:
-        raise Mistake(f"say which dead letters to {verb}: their ids, or --all", f"see: fairtrial dlq list {suite}")
+        raise UserError(f"give the ids of the dead letters to {verb}, or --all", f"see: fairtrial dlq list {suite}")
+
+    if check is not None:
+        check([letter for letter in _ask(suite, mailbox, _everything) if everything or letter.id in (ids or ())])
 
     async def act(letters: Any) -> int:
         changed = 0
         if ids:
             return int(await getattr(letters, verb)(*ids))
         async for page in _pages(letters):
-            changed += await getattr(letters, verb)(*(one.id for one in page))
+            changed += await getattr(letters, verb)(*(letter.id for letter in page))
         return changed
 
     changed = _ask(suite, mailbox, act)
+    if not changed:
+        _check_suite(suite, mailbox)
     if json:
         print_json({"format": f"fairtrial.dead_letters_{verb}/1", "suite": _name(suite), "count": changed})
     else:
         note(f"{count(changed, 'dead letter')} of {_name(suite)} {done}")
     if ids and changed < len(ids):
-        note(f"{count(len(ids) - changed, 'id')} of those are not there; see: fairtrial dlq list {suite}")
+        note(f"{count(len(ids) - changed, 'id')} not found; see: fairtrial dlq list {suite}")
         return int(ExitCode.USAGE)
     return 0
 
 
 def _ask(suite: str, mailbox: str | None, look: Any) -> Any:
-    from fairtrial.cli.post import with_mailboxes
+    from fairtrial.cli.broker import with_mailboxes
 
     async def ask(_: str, requests: Any) -> Any:
         return await look(requests.dead_letters)
@@ -163,8 +195,54 @@ def _ask(suite: str, mailbox: str | None, look: Any) -> Any:
     return with_mailboxes(options.mailbox_url(mailbox), [_name(suite)], ask)[0]
 
 
+def _check_suite(suite: str, mailbox: str | None) -> None:
+    """Raise if the suite is given by a name of which nothing is known."""
+    from fairtrial.cli.broker import check_suite, is_file
+
+    if not is_file(suite):
+        check_suite(options.mailbox_url(mailbox), suite, None)
+
+
+def _check_collected(url: str, suite: str, store: str | None, letters: list[Any]) -> None:
+    """Raise if no client collects the results of some dead letters: their run has ended, or their mailbox is gone."""
+    from fairtrial.cli.broker import existing_mailboxes
+    from fairtrial.cli.names import name_of
+    from fairtrial.cli.rerun import base_words
+    from fairtrial.cli.screen import count
+    from fairtrial.fleet.queues import results_name
+    from fairtrial.render.safe_text import plain
+    from fairtrial.store.protocol import RESUMABLE
+
+    addresses = Counter(letter.reply_to for letter in letters if letter.reply_to)
+    if not addresses:
+        return
+    try:
+        runs = {results_name(run.suite, run.run_id): run for run in options.open_existing(store).runs(suite=suite)}
+    except UserError:
+        runs = {}  # No store here: a machine with only workers has none.
+    for address, number in addresses.items():
+        run = runs.get(address)
+        if run is None:
+            continue
+        if run.status not in ("running", *RESUMABLE):
+            words = shlex.join(base_words(run))
+            raise UserError(
+                f"run {name_of(run)} has ended: no client collects the results of its {count(number, 'dead letter')}",
+                f"retry its failed trials with: fairtrial run {words} --mailbox URL --retry-errors",
+            )
+    unknown = [address for address in addresses if address not in runs]
+    gone = set(unknown) - existing_mailboxes(url, unknown)
+    if gone:
+        number = sum(addresses[address] for address in gone)
+        raise UserError(
+            f"no client collects the results of {count(number, 'dead letter')}: the mailbox "
+            f"{plain(min(gone))} does not exist",
+            "run the suite again with --retry-errors, or use --force to execute them all the same",
+        )
+
+
 async def _everything(letters: Any) -> list[Any]:
-    return [one async for page in _pages(letters) for one in page]
+    return [letter async for page in _pages(letters) for letter in page]
 
 
 async def _pages(letters: Any) -> AsyncIterator[Any]:
@@ -175,7 +253,7 @@ async def _pages(letters: Any) -> AsyncIterator[Any]:
 
 
 def _name(suite: str) -> str:
-    from fairtrial.cli.post import suite_names
+    from fairtrial.cli.broker import suite_names
 
     return suite_names([suite], None)[0]
 
@@ -198,7 +276,7 @@ def _facts(letter: Any) -> dict[str, Any]:
 
 def _sample(letter: Any) -> str:
     from fairtrial.errors import BodyError
-    from fairtrial.fleet.wire import EvalRequest
+    from fairtrial.fleet.messages import EvalRequest
 
     try:
         request = letter.body(EvalRequest)

@@ -1,12 +1,14 @@
-"""`fairtrial doctor`: checks what runs depend on, and says what to do about each problem."""
+"""`fairtrial doctor`: check what runs depend on."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,10 +22,10 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(store: options.Store = None, mailbox: options.MailboxUrl = None, json: options.Json = False) -> int:
-    """Check the installation, the settings, the store and the queue.
+    """Check installation, settings, store and queue.
 
     Nothing is changed: a store that does not exist is not created. Keys and passwords are never printed. The queue is
-    checked if one is configured, by sending a message through a queue of its own. Exits with 1 if a check failed.
+    checked if one is configured, by sending a message through a separate test queue. Exits with 1 if a check failed.
 
     \b
     Examples:
@@ -32,7 +34,6 @@ def doctor(store: options.Store = None, mailbox: options.MailboxUrl = None, json
       fairtrial doctor --json
     """
     from fairtrial.cli.checks import run_checks
-    from fairtrial.cli.faults import ExitCode
     from fairtrial.cli.screen import out, print_json
 
     checks = run_checks(store, mailbox)
@@ -52,9 +53,7 @@ _STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
 def _show(checks: list[Check], console: Console) -> None:
-    """One line for each check, wrapped under its own column in a terminal; the remedy is below it."""
-    import textwrap
-
+    """Print one line for each check, wrapped under its column in a terminal, with the remedy below."""
     from rich.text import Text
 
     from fairtrial.cli.screen import count
@@ -72,11 +71,11 @@ def _show(checks: list[Check], console: Console) -> None:
         console.print(Text.assemble(status, check.name.ljust(name_width), lines[0]), soft_wrap=True)
         for line in lines[1:]:
             console.print(Text(" " * indent + line), soft_wrap=True)
-    found = {status: sum(check.status == status for check in checks) for status in _STYLES}
+    counts = {status: sum(check.status == status for check in checks) for status in _STYLES}
     console.print()
-    if found["failed"] or found["warning"]:
-        said = [count(found["failed"], "check") + " failed"] if found["failed"] else []
-        said += [count(found["warning"], "warning")] if found["warning"] else []
-        console.print(", ".join(said), soft_wrap=True)
+    if counts["failed"] or counts["warning"]:
+        summary = [count(counts["failed"], "check") + " failed"] if counts["failed"] else []
+        summary += [count(counts["warning"], "warning")] if counts["warning"] else []
+        console.print(", ".join(summary), soft_wrap=True)
     else:
         console.print(f"{count(len(checks), 'check')}, no problems", soft_wrap=True)

@@ -1,16 +1,23 @@
-"""`fairtrial export`: a run for other tools."""
+"""`fairtrial export`: write a run for other tools."""
 
 from __future__ import annotations
 
+import difflib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import UserError
 
-# What is typed -> (what the report calls it, the ending of the file).
+if TYPE_CHECKING:
+    from fairtrial.report import EvalReport
+    from fairtrial.report.report import ComparedReport
+    from fairtrial.store.protocol import RunStore
+
+# Option value -> (format name of the report, file extension).
 FORMATS = {
     "csv": ("csv", "csv"),
     "jsonl": ("jsonl", "jsonl"),
@@ -33,28 +40,44 @@ def export(
     run: options.Run,
     format: Annotated[
         str | None,
-        typer.Option("--format", "-f", metavar="FORMAT", help=f"{', '.join(FORMATS)}; else by the file's ending."),
+        typer.Option(
+            "--format", "-f", metavar="FORMAT", help=f"{', '.join(FORMATS)} (default: from the file extension)."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="suite-number.ending unless given; - prints it."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Output file (default: SUITE-NUMBER.EXT; - writes to standard output).",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="RUN",
+            help="With html or markdown: compare with this run or experiment.",
+            autocompletion=options.complete_run,
+        ),
     ] = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Write a run to a file: its results, its report, or all of it.
+    """Write a run to a file: results, report, or everything.
 
-    csv, jsonl and parquet have one row per trial; html, markdown, json and junit are the report; run is everything,
-    in one file that `EvalReport.load` and `--store` read anywhere.
+    csv, jsonl and parquet have one row per trial. html, markdown, json and junit contain the report. run contains
+    everything in one file, which `EvalReport.load` and `--store` can read.
 
     \b
     Examples:
       fairtrial export support --format csv
       fairtrial export support@3 -o report.html
+      fairtrial export support@3 -o report.html --against support@2
       fairtrial export support --format junit -o results.xml
       fairtrial export support --format jsonl -o - | head
     """
-    from fairtrial.cli.faults import Mistake
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import note, print_json
     from fairtrial.report import EvalReport
@@ -62,64 +85,86 @@ def export(
     opened = options.open_existing(store)
     named = find_run(opened, run)
     if named.experiment is not None:
-        raise Mistake(
-            f"{run} names one experiment, and runs are exported whole", f"as in: fairtrial export {name_of(named.run)}"
+        raise UserError(
+            f"{run} is one experiment, but only whole runs can be exported",
+            f"as in: fairtrial export {name_of(named.run)}",
         )
-    kind, ending = _format(format, output)
+    format_name, ending = _format(format, output)
     target = output or Path(f"{named.run.suite}-{named.run.number}.{ending}")
-    report = EvalReport(opened, named.run)
+    report: Any = EvalReport(opened, named.run)
+    if against is not None:
+        report = _with_comparisons(opened, report, against, format_name)
     if str(target) == "-":
-        _print(report, kind)
+        _print(report, format_name)
         return 0
     if not target.parent.is_dir():
-        raise Mistake(f"there is no folder {target.parent}", "make it first, or name another file with --output")
-    if kind == "run":
+        raise UserError(f"there is no folder {target.parent}", "make it first, or name another file with --output")
+    if format_name == "run":
         report.save(target)
     else:
-        report.export(target, kind)
+        report.export(target, format_name)
     size = target.stat().st_size
     if json:
-        print_json({"format": "fairtrial.export/1", "run_id": report.run_id, "file": str(target), "bytes": size})
+        print_json({"format": "fairtrial.export/1", "run_id": named.run.run_id, "file": str(target), "bytes": size})
     else:
         note(f"wrote {target}, {size:,} bytes")
     return 0
 
 
+def _with_comparisons(store: RunStore, report: EvalReport, against: str, kind: str) -> ComparedReport:
+    """Return the report with comparisons: with the named experiment, or with the one of the same name in that run."""
+    from fairtrial.cli.names import find_baseline
+    from fairtrial.render.report_document import slice_keys
+    from fairtrial.report import EvalReport
+    from fairtrial.report.compare import compare
+    from fairtrial.report.report import ComparedReport
+
+    if kind not in ("html", "md"):
+        raise UserError("--against needs --format html or markdown", "for figures: fairtrial compare --json")
+    named = find_baseline(store, against, report.run)
+    other = EvalReport(store, named.run)
+    keys = slice_keys(report._record())
+    groups: dict[str, list[Any]] = {}
+    for part in report.parts:
+        baseline = named.experiments[0] if len(named.experiments) == 1 else part.name
+        if baseline in named.experiments and (named.run.run_id, baseline) != (report.run_id, part.name):
+            groups.setdefault(baseline, []).append(part)
+    if not groups:
+        known = ", ".join(f"{named.run.name}:{name}" for name in named.experiments)
+        raise UserError(f"no experiment of {report.run.name} can be compared with {against}", f"name one: {known}")
+    return ComparedReport(report, tuple(compare(other[name], *parts, slice_by=keys) for name, parts in groups.items()))
+
+
 def _format(format: str | None, output: Path | None) -> tuple[Any, str]:
-    import difflib
-
-    from fairtrial.cli.faults import Mistake
-
     ending = output.suffix.lstrip(".") if output is not None else ""
     chosen = format or ending
     chosen = _ALIASES.get(chosen, chosen)
     if chosen in FORMATS:
         return FORMATS[chosen]
     if not chosen:
-        raise Mistake("what format is it to be?", f"--format takes {', '.join(FORMATS)}")
+        raise UserError("no export format is given", f"--format takes {', '.join(FORMATS)}")
     near = difflib.get_close_matches(chosen, FORMATS, 1)
-    raise Mistake(
-        f"a run is not exported as {chosen!r}",
+    raise UserError(
+        f"unknown export format {chosen!r}",
         f"did you mean {near[0]}?" if near else f"--format takes {', '.join(FORMATS)}",
     )
 
 
-def _print(report: Any, kind: str) -> None:
-    """Write to standard output what is text, and bytes too where someone takes them."""
+def _print(report: Any, format_name: str) -> None:
+    """Write to standard output; binary formats only if it is not a terminal."""
     from fairtrial.cli.encoding import make_exact
-    from fairtrial.cli.faults import Mistake
     from fairtrial.cli.screen import print_json
     from fairtrial.store.export import export_results
 
     make_exact(sys.stdout)
-    if kind in ("csv", "jsonl"):
-        export_results(report.store, report.run_id, sys.stdout, kind)  # type: ignore[arg-type]  # one of the two
-    elif kind == "parquet" and not sys.stdout.isatty():
+    if format_name in ("csv", "jsonl"):
+        export_results(report.store, report.run_id, sys.stdout, format_name)  # type: ignore[arg-type]  # one of the two
+    elif format_name == "parquet" and not sys.stdout.isatty():
         export_results(report.store, report.run_id, sys.stdout.buffer, "parquet")
-    elif kind in ("parquet", "run"):
-        raise Mistake(f"{kind} is not text to look at", "name a file with --output")
-    elif kind == "json":
+    elif format_name in ("parquet", "run"):
+        raise UserError(f"{format_name} is a binary format and cannot be printed", "name a file with --output")
+    elif format_name == "json":
         print_json(report.to_json())
     else:
-        made = {"html": "to_html", "md": "to_markdown", "xml": "to_junit"}[kind]
+        made = {"html": "to_html", "md": "to_markdown", "xml": "to_junit"}[format_name]
         sys.stdout.write(getattr(report, made)())

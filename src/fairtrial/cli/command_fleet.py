@@ -1,13 +1,20 @@
-"""`fairtrial fleet`: how the workers and their queues stand."""
+"""`fairtrial fleet`: the state of workers and queues."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WATCH_SECONDS = 2.0
 
 
 def register(app: typer.Typer) -> None:
@@ -18,32 +25,78 @@ def register(app: typer.Typer) -> None:
 def fleet(
     suites: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SUITE]...", help="Names or files of suites; all that are known else."),
+        typer.Argument(metavar="[SUITE]...", help="Names or files of suites (default: all known suites)."),
     ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 seconds until Ctrl-C.")] = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Remove queued requests of runs that are finished or not in the store.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --purge: only show what would be removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --purge: do not ask for confirmation.")] = False,
     mailbox: options.MailboxUrl = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Show the queues of a fleet, its workers and dead letters.
+    """Show the queues, workers and dead letters of a fleet.
 
-    For each suite: what waits, what is in flight and since when, who works on it, and what was set aside.
+    For each suite: requests waiting and in flight, the age of the oldest one, the live workers, and the dead letters.
+
+    A worker announces itself every 5 seconds. After 15 seconds without an announcement it is shown as lost, for 10
+    minutes and for as long as it holds requests. These are delivered again when their leases expire.
 
     \b
     Examples:
       fairtrial fleet --mailbox redis://queue:6379
       fairtrial fleet support --json
-      watch fairtrial fleet support
+      fairtrial fleet support --watch
+      fairtrial fleet support --purge --dry-run
     """
-    from fairtrial.cli.post import suite_names, with_mailboxes
-    from fairtrial.cli.screen import add_row, count, make_table, out, print_json, print_table
-    from fairtrial.formatting import duration
+    from fairtrial.cli.broker import check_suite, is_file, suite_names, with_mailboxes
+    from fairtrial.cli.screen import out, print_json
 
     url = options.mailbox_url(mailbox)
-    facts = with_mailboxes(url, suite_names(suites or (), store), _look)
+    for suite in suites or ():
+        if not is_file(suite):
+            check_suite(url, suite, store)
+    names = suite_names(suites or (), store)
+    if purge:
+        return _purge(url, names, store, dry_run=dry_run, yes=yes, json=json)
+    if watch and not json:
+        return _watch(url, names)
+    facts = with_mailboxes(url, names, _look)
     if json:
         print_json({"format": "fairtrial.fleet/1", "suites": facts})
+    else:
+        _print(out(), facts)
+    return 0
+
+
+def _watch(url: str, names: list[str]) -> int:
+    """Refresh the output until Ctrl-C; in a terminal, on one screen."""
+    from fairtrial.cli.broker import with_mailboxes
+    from fairtrial.cli.screen import out
+
+    try:
+        while True:
+            facts = with_mailboxes(url, names, _look)
+            console = out()
+            if console.is_terminal:
+                console.clear()
+                _print(console, facts, most=max(console.height - len(facts) - 8, 5))
+            else:
+                _print(console, facts)
+                console.print()
+            console.file.flush()
+            time.sleep(_WATCH_SECONDS)
+    except KeyboardInterrupt:
         return 0
-    console = out()
+
+
+def _print(console: Console, facts: list[dict[str, Any]], most: int | None = None) -> None:
+    """Print the queues and at most `most` of their workers."""
+    from fairtrial.cli.screen import add_row, count, make_table, print_table
+    from fairtrial.formatting import duration
+
     numbers = ("waiting", "delayed", "in flight", "oldest", "dead letters", "workers")
     table = make_table("suite", *numbers, right=numbers, cut=("suite",))
     for one in facts:
@@ -54,34 +107,85 @@ def fleet(
             *(f"{one[name]:,}" for name in ("waiting", "delayed", "in_flight")),
             "-" if oldest is None else duration(oldest * 1000),
             f"{one['dead_letters']:,}",
-            f"{len(one['workers']):,}",
+            f"{sum(worker['state'] == 'alive' for worker in one['workers']):,}",
         )
     print_table(console, table)
     rows = [(one["suite"], worker) for one in facts for worker in one["workers"]]
     if rows:
-        table = make_table("worker", "suite", "in flight", "last heard of", right=("in flight", "last heard of"),
-                           cut=("worker", "suite"))  # fmt: skip
-        for suite, worker in rows:
+        table = make_table("worker", "suite", "state", "in flight", "last heard of",
+                           right=("in flight", "last heard of"), cut=("worker", "suite"))  # fmt: skip
+        for suite, worker in rows[:most]:
             add_row(
                 table,
                 worker["name"],
                 suite,
+                worker["state"],
                 f"{worker['in_flight']:,}",
                 f"{duration(worker['idle_seconds'] * 1000)} ago",
             )
         console.print()
         print_table(console, table)
+        if most is not None and len(rows) > most:
+            console.print(f"and {len(rows) - most:,} more")
     for one in facts:
         if len(one["versions"]) > 1:
             parts = ", ".join(f"{count(found['workers'], 'worker')} with {found['code'] or 'any'}"
                               for found in one["versions"])  # fmt: skip
             console.print(f"\n{one['suite']} has workers of several versions of its code: {parts}", soft_wrap=True)
+
+
+def _purge(url: str, names: list[str], store: str | None, *, dry_run: bool, yes: bool, json: bool) -> int:
+    """Remove the queued requests whose run is finished or unknown, after asking."""
+    from fairtrial.cli.broker import with_mailboxes
+    from fairtrial.cli.screen import add_row, confirm, count, make_table, note, out, print_json, print_table
+    from fairtrial.fleet.queues import results_name
+    from fairtrial.render.safe_text import plain
+
+    opened = options.open_existing(store)
+    status = {results_name(run.suite, run.run_id): run for name in names for run in opened.runs(suite=name)}
+
+    async def look(name: str, requests: Any) -> dict[str, int]:
+        asked: dict[str, int] = await requests.reply_addresses()
+        return {to: n for to, n in asked.items() if to not in status or status[to].status == "finished"}
+
+    async def remove(name: str, requests: Any) -> int:
+        return int(await requests.purge_replies(list(found[name])))
+
+    found = dict(zip(names, with_mailboxes(url, names, look), strict=True))
+    rows = [
+        {
+            "suite": name,
+            "run": status[to].name if to in status else to.rpartition(".")[2],
+            "status": "finished" if to in status else "unknown",
+            "requests": number,
+        }
+        for name, asked in found.items()
+        for to, number in sorted(asked.items())
+    ]
+    total = sum(sum(asked.values()) for asked in found.values())
+    if rows and not json:
+        table = make_table("suite", "run", "status", "requests", right=("requests",), cut=("suite", "run"))
+        for row in rows:
+            add_row(table, *(f"{one:,}" if isinstance(one, int) else plain(str(one)) for one in row.values()))
+        print_table(out(), table)
+    removed = 0
+    if rows and not dry_run:
+        if not yes and (json or not confirm(f"remove {count(total, 'request')} from the queue?")):
+            raise UserError("nothing was removed", "confirm with --yes, or look first with --dry-run")
+        removed = sum(with_mailboxes(url, [name for name in names if found[name]], remove))
+    if json:
+        print_json({"format": "fairtrial.fleet_purge/1", "runs": rows, "removed": removed})
+    elif not rows:
+        note("no queued request of a finished or unknown run")
+    else:
+        note(f"would remove {count(total, 'request')}" if dry_run else f"removed {count(removed, 'request')}")
     return 0
 
 
 async def _look(name: str, mailbox: Any) -> dict[str, Any]:
     depth = await mailbox.depth()
     readers = await mailbox.readers()
+    workers = await mailbox.workers()
     versions = Counter(code[:8] for code in await mailbox.announced())
     return {
         "suite": name,
@@ -91,8 +195,13 @@ async def _look(name: str, mailbox: Any) -> dict[str, Any]:
         "dead_letters": depth.dead,
         "oldest_in_flight_seconds": readers.oldest_seconds,
         "workers": [
-            {"name": reader.name, "in_flight": reader.in_flight, "idle_seconds": reader.idle_seconds}
-            for reader in readers.readers
+            {
+                "name": worker.name,
+                "state": "alive" if worker.alive else "lost",
+                "in_flight": worker.in_flight,
+                "idle_seconds": worker.silent_seconds,
+            }
+            for worker in workers
         ],
         "versions": [{"code": code, "workers": workers} for code, workers in sorted(versions.items())],
     }

@@ -1,17 +1,21 @@
-"""`fairtrial gate`: may this run be let through?"""
+"""`fairtrial gate`: decide whether a run passes."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.label_file import ByVerdict, Correcting, LabelName
+from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
     from fairtrial.analysis.gate_rules import GateRules
+    from fairtrial.report import ExperimentReport
 
 
 def register(app: typer.Typer) -> None:
@@ -23,70 +27,100 @@ def gate(
     run: options.Run,
     baseline: Annotated[
         str | None,
-        typer.Option("--baseline", metavar="RUN", help="What it is held against.", autocompletion=options.complete_run),
+        typer.Option("--baseline", metavar="RUN", help="The run to compare with.", autocompletion=options.complete_run),
     ] = None,
     margin: Annotated[
         float | None,
-        typer.Option("--margin", metavar="SHARE", help="How much its pass rate may lie below the baseline's."),
+        typer.Option("--margin", metavar="SHARE", help="How far the pass rate may be below the baseline's."),
     ] = None,
     min_pass_rate: Annotated[
-        float | None, typer.Option("--min-pass-rate", metavar="RATE", help="The least pass rate; errors are failures.")
+        float | None,
+        typer.Option("--min-pass-rate", metavar="RATE", help="Minimum pass rate (errors count as failures)."),
     ] = None,
     floor: Annotated[
-        list[str] | None, typer.Option("--floor", metavar="METRIC=N", help="The least mean of a metric.")
+        list[str] | None,
+        typer.Option("--floor", metavar="METRIC=N", help="Minimum mean of a metric, or quantile (median:words=20)."),
     ] = None,
     ceiling: Annotated[
-        list[str] | None, typer.Option("--ceiling", metavar="METRIC=N", help="The greatest mean, as latency_ms=2000.")
+        list[str] | None,
+        typer.Option(
+            "--ceiling", metavar="METRIC=N", help="Maximum mean of a metric, or quantile (p95:latency_ms=2000)."
+        ),
     ] = None,
     rules: Annotated[
-        Path | None, typer.Option("--rules", metavar="FILE", help="A TOML file with a table [gate].")
+        Path | None, typer.Option("--rules", metavar="FILE", help="TOML file with a [gate] table.")
+    ] = None,
+    labels: Correcting = None,
+    labels_by_verdict: ByVerdict = False,
+    label_name: LabelName = None,
+    notify: Annotated[
+        str | None,
+        typer.Option("--notify", metavar="URL", help="Post the decision to this webhook (Slack or any other)."),
     ] = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Decide whether a run passes, by intervals: exit 0, 1 or 3.
+    """Decide from intervals whether a run passes: exit 0, 1 or 3.
 
-    0 if it passes, 1 if it does not, 3 if the data cannot tell. Rules come from --rules, or else from
-    [tool.fairtrial.gate] in pyproject.toml; options come on top. Where GITHUB_STEP_SUMMARY names a file, the decision
-    is added to it.
+    Exit codes: 0 if it passes, 1 if it fails, 3 if the data are inconclusive. Rules come from --rules, or else from
+    [tool.fairtrial.gate] in pyproject.toml; options override them. If GITHUB_STEP_SUMMARY names a file, the decision
+    is appended to it. --notify posts the decision to a webhook as JSON, or as plain text for Slack (also if the URL
+    begins with slack+). If the webhook cannot be reached, a note is printed and the exit code stays the same.
 
     \b
     Examples:
-      fairtrial gate support:careful --min-pass-rate 0.8
+      fairtrial gate support:careful --ceiling p95:latency_ms=2000
       fairtrial gate support:careful --baseline support:baseline --margin 0.02
       fairtrial gate support@latest --rules gate.toml --baseline support@3
     """
-    from fairtrial.cli.faults import Mistake
-    from fairtrial.cli.names import find_run, name_of
+    from fairtrial.cli.label_file import correcting_labels
+    from fairtrial.cli.names import find_baseline, find_run, name_of, other_experiment
+    from fairtrial.cli.notify import check_address
+    from fairtrial.cli.notify import notify as tell
     from fairtrial.cli.reporting import record_of
     from fairtrial.cli.screen import out, print_json
     from fairtrial.report import EvalReport
     from fairtrial.report.gate import gate as decide
 
+    if notify is not None:
+        check_address(notify)
     opened = options.open_existing(store)
     chosen = _rules(rules, margin, min_pass_rate, floor, ceiling)
-    sides = []
+    sides: list[ExperimentReport] = []
     for text in (run, baseline):
         if text is None:
             continue
-        named = find_run(opened, text)
+        named = find_run(opened, text) if text is run else find_baseline(opened, text, sides[0].source.run)
         if len(named.experiments) > 1:
-            known = " or ".join(f"{name_of(named.run)}:{name}" for name in named.experiments)
-            raise Mistake(f"{text} has {len(named.experiments)} experiments", f"say which is meant: {known}")
+            choices = " or ".join(f"{name_of(named.run)}:{name}" for name in named.experiments)
+            raise UserError(f"{text} has {len(named.experiments)} experiments", f"choose one: {choices}")
         sides.append(EvalReport(opened, named.run)[named.experiments[0]])
     if chosen.empty:
-        raise Mistake(
+        raise UserError(
             "the gate has no rules",
             "give --min-pass-rate, or --margin with --baseline, or rules in [tool.fairtrial.gate]",
         )
     if chosen.compares and baseline is None:
-        raise Mistake("a margin compares with a baseline, and none is named", "name one: --baseline support@3")
-    decided = decide(sides[0], chosen, sides[1] if baseline is not None else None)
+        other = other_experiment(opened, sides[0].source.run, sides[0].name)
+        hint = (
+            f"name one: --baseline {other}" if other else "there is no other run of this suite yet: run it again first"
+        )
+        raise UserError("a margin needs a baseline", hint)
+    decided = decide(
+        sides[0],
+        chosen,
+        sides[1] if baseline is not None else None,
+        labels=correcting_labels(labels, sides),
+        label_name=label_name,
+        labels_by_verdict=labels_by_verdict,
+    )
     _summarize(decided)
     if json:
         print_json(record_of(decided))
     else:
         out().print(decided)
+    if notify is not None:
+        tell(notify, f"fairtrial gate: {run} {_describe(decided)}", {"run": run, "gate": record_of(decided)})
     return decided.exit_code
 
 
@@ -97,43 +131,46 @@ def _rules(
     floors: list[str] | None,
     ceilings: list[str] | None,
 ) -> GateRules:
-    from dataclasses import replace
-
     from fairtrial.analysis.gate_rules import GateRules
     from fairtrial.cli.settings import load_settings
 
     settings = load_settings()
     if file is not None:
-        found = GateRules.load(file)
+        rules = GateRules.load(file)
     elif settings.gate and settings.root is not None:
-        found = GateRules.load(settings.root / "pyproject.toml", "tool.fairtrial.gate")
+        rules = GateRules.load(settings.root / "pyproject.toml", "tool.fairtrial.gate")
     else:
-        found = GateRules()
+        rules = GateRules()
     changes: dict[str, Any] = {}
     if margin is not None:
         changes["margin"] = margin
     if min_pass_rate is not None:
         changes["min_pass_rate"] = min_pass_rate
     if floors:
-        changes["floors"] = {**found.floors, **_numbers("--floor", floors)}
+        changes["floors"] = {**rules.floors, **_numbers("--floor", floors)}
     if ceilings:
-        changes["ceilings"] = {**found.ceilings, **_numbers("--ceiling", ceilings)}
-    return replace(found, **changes)
+        changes["ceilings"] = {**rules.ceilings, **_numbers("--ceiling", ceilings)}
+    return replace(rules, **changes)
 
 
 def _numbers(option: str, pairs: list[str]) -> dict[str, float]:
-    from fairtrial.cli.faults import Mistake
     from fairtrial.cli.pairs import parse_pairs
 
-    found = dict(parse_pairs(option, pairs))
-    for name, value in found.items():
+    numbers = dict(parse_pairs(option, pairs))
+    for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise Mistake(f"{option} takes METRIC=NUMBER, not {name}={value}", f"as in: {option} value=0.7")
-    return found
+            raise UserError(f"{option} must be METRIC=NUMBER (got {name}={value})", f"as in: {option} value=0.7")
+    return numbers
+
+
+def _describe(decided: Any) -> str:
+    """Summarize the decision and its reasons in one line."""
+    words = {"pass": "passed", "fail": "FAILED"}.get(decided.status, "could not be decided")
+    return ": ".join([words, "; ".join(decided.reasons)]) if decided.reasons else words
 
 
 def _summarize(decided: Any) -> None:
-    """Add the decision to the page that CI shows beside a change, where there is one."""
+    """Append the decision to the CI step summary, if there is one."""
     file = os.environ.get("GITHUB_STEP_SUMMARY")
     if file:
         text: str = decided.to_markdown()

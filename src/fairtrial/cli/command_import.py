@@ -1,4 +1,4 @@
-"""`fairtrial import`: runs, datasets and graders of other tools."""
+"""`fairtrial import`: import runs, datasets and graders from other tools."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import UserError
 from fairtrial.importing import IMPORTERS
 
 if TYPE_CHECKING:
@@ -22,22 +23,24 @@ def register(app: typer.Typer) -> None:
 
 
 def import_runs(
-    source: Annotated[Path, typer.Argument(metavar="DIR", help="What the other tool saved.")],
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="Folder saved by the other tool.")],
     format: Annotated[
         str | None,
-        typer.Option("--format", "-f", metavar="FORMAT", help=f"{', '.join(IMPORTERS)}; else recognized by the files."),
+        typer.Option(
+            "--format", "-f", metavar="FORMAT", help=f"{', '.join(IMPORTERS)} (default: recognized from the files)."
+        ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Where datasets and suites are written.")
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for datasets and suites.")
     ] = Path("imported"),
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Import runs, datasets and graders of another tool.
+    """Import runs, datasets and graders from another tool.
 
-    Runs become ordinary runs, except that no command resumes them. Datasets become JSONL files, and graders that have
-    an equivalent become a suite file. A second import of the same runs adds nothing, and files that were changed are
-    kept.
+    Imported runs are like other runs, except that they cannot be resumed. Datasets become JSONL files. Graders that
+    have an equivalent become a suite file. Importing the same runs again adds nothing, and files that you changed
+    are kept.
 
     \b
     Examples:
@@ -45,24 +48,25 @@ def import_runs(
       fairtrial import openai-evals --output evals --json
       fairtrial runs --tag origin=openai-evals
     """
-    from fairtrial.cli.faults import Mistake
     from fairtrial.cli.screen import print_json
     from fairtrial.importing import detect_format, load_importer
     from fairtrial.importing.storing import store_run, write_suite
 
     if not source.is_dir():
-        raise Mistake(f"{source} must be a folder that another tool saved", "name the folder it was saved in")
+        raise UserError(f"{source} must be a folder that another tool saved", "name the folder it was saved in")
     chosen = format or detect_format(source)
     if chosen is None:
-        raise Mistake(f"{source} has no format that is known", f"--format takes {', '.join(IMPORTERS)}")
-    found = load_importer(chosen).read(source)
+        raise UserError(f"the format of {source} is not recognized", f"--format takes {', '.join(IMPORTERS)}")
+    imported = load_importer(chosen).read(source)
     opened = options.open_named(options.settings_with(store)[1])
-    stored = {suite.source_id: [store_run(opened, suite, run, chosen) for run in suite.runs] for suite in found.suites}
-    written = {suite.source_id: write_suite(suite, output) for suite in found.suites if len(suite.dataset)}
+    stored = {
+        suite.source_id: [store_run(opened, suite, run, chosen) for run in suite.runs] for suite in imported.suites
+    }
+    written = {suite.source_id: write_suite(suite, output) for suite in imported.suites if len(suite.dataset)}
     if json:
-        print_json(_facts(opened, chosen, found, stored, written))
+        print_json(_facts(opened, chosen, imported, stored, written))
     else:
-        _show(opened, source, found, stored, written)
+        _show(opened, source, imported, stored, written)
     return 0
 
 
@@ -70,7 +74,7 @@ type Stored = dict[str, list[StoredRun]]
 type Written = dict[str, list[tuple[Path, Any]]]
 
 
-def _facts(store: RunStore, format: str, found: Import, stored: Stored, written: Written) -> dict[str, Any]:
+def _facts(store: RunStore, format: str, imported: Import, stored: Stored, written: Written) -> dict[str, Any]:
     from fairtrial.render.run_json import listed_run
 
     suites = [
@@ -90,35 +94,35 @@ def _facts(store: RunStore, format: str, found: Import, stored: Stored, written:
             ],
             "files": [{"file": str(path), "state": state} for path, state in written.get(suite.source_id, ())],
         }
-        for suite in found.suites
+        for suite in imported.suites
     ]  # fmt: skip
-    return {"format": "fairtrial.import/1", "from": format, "suites": suites, "left_out": list(found.left_out)}
+    return {"format": "fairtrial.import/1", "from": format, "suites": suites, "left_out": list(imported.left_out)}
 
 
-def _show(store: RunStore, source: Path, found: Import, stored: Stored, written: Written) -> None:
+def _show(store: RunStore, source: Path, imported: Import, stored: Stored, written: Written) -> None:
     from rich.text import Text
 
     from fairtrial.cli.screen import commands, count, out, sentence
 
     console = out()
-    every = [one for runs in stored.values() for one in runs]
-    new = sum(one.state == "imported" for one in every)
+    every = [stored_run for runs in stored.values() for stored_run in runs]
+    new = sum(stored_run.state == "imported" for stored_run in every)
     before = len(every) - new
     earlier = f"; {count(before, 'run')} had been imported before" if before else ""
-    sentence(console, f"imported {count(new, 'run')} of {count(len(found.suites), 'eval')} from {source}{earlier}")
+    sentence(console, f"imported {count(new, 'run')} of {count(len(imported.suites), 'eval')} from {source}{earlier}")
     if every:
         console.print()
-        _show_runs(store, found, stored)
-    if any(suite.graders for suite in found.suites):
+        _show_runs(store, imported, stored)
+    if any(suite.graders for suite in imported.suites):
         console.print()
-        _show_graders(found)
+        _show_graders(imported)
     if written:
         console.print()
         console.print(Text("files", style="bold"))
-        for suite in found.suites:
+        for suite in imported.suites:
             for path, state in written.get(suite.source_id, ()):
                 sentence(console, f"  {path}, {_file_words(suite, path, state)}")
-    remarks = [*_grader_remarks(found), *_remarks(found, stored), *found.left_out]
+    remarks = [*_grader_remarks(imported), *_remarks(imported, stored), *imported.left_out]
     if remarks:
         console.print()
         console.print(Text("note", style="bold"))
@@ -126,10 +130,10 @@ def _show(store: RunStore, source: Path, found: Import, stored: Stored, written:
             sentence(console, f"  {remark}")
     if every:
         console.print()
-        commands(console, "next", _follow_ups(found, stored, written))
+        commands(console, "next", _follow_ups(imported, stored, written))
 
 
-def _show_runs(store: RunStore, found: Import, stored: Stored) -> None:
+def _show_runs(store: RunStore, imported: Import, stored: Stored) -> None:
     from fairtrial.cli.command_runs import pass_rates, short_name
     from fairtrial.cli.screen import add_row, make_table, out, print_table
 
@@ -137,28 +141,29 @@ def _show_runs(store: RunStore, found: Import, stored: Stored) -> None:
         "run", "experiment", "trials", "errors", "passed", "source", right=("trials", "errors", "passed"),
         cut=("experiment", "source"),
     )  # fmt: skip
-    for suite in found.suites:
-        for run, one in zip(suite.runs, stored[suite.source_id], strict=True):
-            totals = store.totals(one.run.run_id)
+    for suite in imported.suites:
+        for run, stored_run in zip(suite.runs, stored[suite.source_id], strict=True):
+            totals = store.totals(stored_run.run.run_id)
             outcomes: dict[Any, int] = {}
             for part in totals:
                 for name, number in part.outcomes.items():
                     outcomes[name] = outcomes.get(name, 0) + number
             trials = sum(outcomes.values())
-            shown = f"{trials:,}" if trials == one.run.planned else f"{trials:,}/{one.run.planned:,}"
+            shown = f"{trials:,}" if trials == stored_run.run.planned else f"{trials:,}/{stored_run.run.planned:,}"
             errors = trials - outcomes.get("scored", 0) - outcomes.get("not_run", 0)
             add_row(
-                table, short_name(one.run), ", ".join(one.run.experiments), shown, f"{errors:,}", pass_rates(totals),
+                table, short_name(stored_run.run), ", ".join(stored_run.run.experiments), shown, f"{errors:,}",
+                pass_rates(totals),
                 f"{run.name} ({run.source_id})" if run.name != run.source_id else run.source_id,
             )  # fmt: skip
     print_table(out(), table)
 
 
-def _show_graders(found: Import) -> None:
+def _show_graders(imported: Import) -> None:
     from fairtrial.cli.screen import add_row, make_table, out, print_table
 
     table = make_table("grader", "type", "evaluator", "suite", cut=("grader", "suite"))
-    for suite in found.suites:
+    for suite in imported.suites:
         for grader in suite.graders:
             add_row(table, grader.name, grader.kind, grader.evaluator or "none", suite.name)
     print_table(out(), table)
@@ -173,30 +178,30 @@ def _file_words(suite: ImportedSuite, path: Path, state: str) -> str:
         made = sum(grader.evaluator is not None for grader in suite.graders)
         what = f"a suite with {made} of {count(len(suite.graders), 'grader')}"
     if state == "kept":
-        return "kept: it exists and is different; --output names another folder"
+        return "kept: a different file exists; use --output for another folder"
     return f"{what}{', as it was' if state == 'unchanged' else ''}"
 
 
-def _grader_remarks(found: Import) -> list[str]:
+def _grader_remarks(imported: Import) -> list[str]:
     return [
         f"grader {grader.name!r} of {suite.name}{'' if grader.evaluator else ' was not translated'}: {grader.remark}"
-        for suite in found.suites
+        for suite in imported.suites
         for grader in suite.graders
         if grader.remark
     ]
 
 
-def _remarks(found: Import, stored: Stored) -> list[str]:
+def _remarks(imported: Import, stored: Stored) -> list[str]:
     from fairtrial.cli.names import name_of
 
     remarks: list[str] = []
-    for suite in found.suites:
-        for run, one in zip(suite.runs, stored[suite.source_id], strict=True):
-            name = name_of(one.run)
+    for suite in imported.suites:
+        for run, stored_run in zip(suite.runs, stored[suite.source_id], strict=True):
+            name = name_of(stored_run.run)
             remarks += [f"{name}: {remark}" for remark in run.remarks]
             if run.stopped:
                 remarks.append(f"{name}: {run.stopped}")
-            if one.state == "changed":
+            if stored_run.state == "changed":
                 remarks.append(
                     f"{name}: {run.source_id} has changed since it was imported; to import it again: "
                     f"fairtrial delete {name}"
@@ -204,11 +209,11 @@ def _remarks(found: Import, stored: Stored) -> list[str]:
     return remarks
 
 
-def _follow_ups(found: Import, stored: Stored, written: Written) -> list[tuple[str, str]]:
+def _follow_ups(imported: Import, stored: Stored, written: Written) -> list[tuple[str, str]]:
     from fairtrial.cli.names import name_of
 
     rows: list[tuple[str, str]] = []
-    suite = next(suite for suite in found.suites if suite.runs)
+    suite = next(suite for suite in imported.suites if suite.runs)
     runs = stored[suite.source_id]
     last = name_of(runs[-1].run)
     rows.append((f"fairtrial show {last}", "the report"))

@@ -1,15 +1,17 @@
-"""`fairtrial init`: a small project that runs at once."""
+"""`fairtrial init`: create a small project."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import UserError
 
-# In the package -> in the project.
+# File in the package -> file in the project.
 FILES = {
     "agent.py.txt": "agent.py",
     "evals.py.txt": "evals.py",
@@ -17,7 +19,7 @@ FILES = {
     "pyproject.toml.txt": "pyproject.toml",
     "gitignore.txt": ".gitignore",
 }
-_SHARED = ("pyproject.toml", ".gitignore")  # A project may have these already; they are then left alone.
+_SHARED = ("pyproject.toml", ".gitignore")  # Not overwritten if the project already has them.
 
 
 def register(app: typer.Typer) -> None:
@@ -26,12 +28,12 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where; made if it is not there.")] = Path(),
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Target folder, created if missing.")] = Path(),
     json: options.Json = False,
 ) -> int:
-    """Make a small project that runs at once: no key, no network.
+    """Create a small project that runs without a key or network.
 
-    An agent with tools and a pretended model, forty questions, an evaluator, and two experiments to compare.
+    It has an agent with tools and a fake model, forty questions, an evaluator, and two experiments to compare.
 
     \b
     Examples:
@@ -40,17 +42,16 @@ def init(
     """
     from importlib.resources import files
 
-    from fairtrial.cli.faults import Mistake
     from fairtrial.cli.screen import commands, out, print_json, sentence
 
     source = files("fairtrial.cli") / "demo"
     if folder.exists() and not folder.is_dir():
-        raise Mistake(f"{folder} is a file, not a folder", "name a folder: fairtrial init demo")
+        raise UserError(f"{folder} is a file, not a folder", "name a folder: fairtrial init demo")
     taken = [name for name in FILES.values() if (folder / name).exists() and name not in _SHARED]
     if taken:
-        raise Mistake(
-            f"{_shown(folder)} already has {', '.join(taken)}, and nothing of yours is overwritten",
-            f"run what is there: {_cd(folder)}fairtrial run evals.py; or make another one: fairtrial init demo2",
+        raise UserError(
+            f"{_shown(folder)} already has {', '.join(taken)}; existing files are not overwritten",
+            f"run it: {_cd(folder)}fairtrial run evals.py; or create another: fairtrial init demo2",
         )
     folder.mkdir(parents=True, exist_ok=True)
     made = []
@@ -59,19 +60,19 @@ def init(
         if not target.exists():
             target.write_text((source / resource).read_text(encoding="utf-8"), encoding="utf-8")
             made.append(name)
-    settled = "pyproject.toml" in made
+    has_settings = "pyproject.toml" in made
     if json:
         print_json({"format": "fairtrial.init/1", "folder": str(folder), "files": made})
         return 0
     console = out()
-    sentence(console, f"made {', '.join(made)} in {_shown(folder)}")
-    if not settled:
+    sentence(console, f"created {', '.join(made)} in {_shown(folder)}")
+    if not has_settings:
         sentence(
             console,
-            'to run it by `fairtrial run` alone, add to your pyproject.toml: [tool.fairtrial] suites = ["evals.py"]',
+            'to run it with just `fairtrial run`, add to your pyproject.toml: [tool.fairtrial] suites = ["evals.py"]',
         )
     console.print()
-    run = f"{_cd(folder)}fairtrial run{'' if settled else ' evals.py'}"
+    run = f"{_cd(folder)}fairtrial run{'' if has_settings else ' evals.py'}"
     commands(console, "next", [(run, "40 questions, 2 experiments")])
     return 0
 
@@ -81,6 +82,4 @@ def _shown(folder: Path) -> str:
 
 
 def _cd(folder: Path) -> str:
-    import shlex
-
     return "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "

@@ -1,4 +1,4 @@
-"""`fairtrial rescore`: score stored outputs anew."""
+"""`fairtrial rescore`: score stored outputs again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import ExitCode, UserError
 
 
 def register(app: typer.Typer) -> None:
@@ -16,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def rescore(
     run: options.Run,
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="The suite whose evaluator scores: file.py[:name].")],
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="Suite with the evaluator to use: file.py[:name].")],
     max_cost: options.MaxCost = None,
     strict_cost: options.StrictCost = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run even if a rescoring is unfinished.")] = False,
@@ -26,23 +27,22 @@ def rescore(
 ) -> int:
     """Score the stored outputs of a run again; no task is called.
 
-    The evaluator is the suite's as it is now. The scores become a new run, so both can be compared. After an
-    interruption, or where scoring failed, the same command scores what is missing. The suite must have the samples and
-    experiments of the run. Outputs in which secrets were redacted are not scored.
+    Uses the current evaluator of the suite. The scores become a new run, so that you can compare both. After an
+    interruption or failed scoring, run the same command again to score what is missing. The suite must have the
+    samples and experiments of the run. Outputs in which secrets were redacted are not scored.
 
     \b
     Examples:
       fairtrial rescore support@3 evals.py
       fairtrial rescore 5f2c19 evals.py:strict --json
     """
-    from fairtrial.cli.faults import ExitCode, Mistake
     from fairtrial.cli.loading import load
     from fairtrial.cli.names import RunName, find_run, name_of
     from fairtrial.cli.reporting import show_report
-    from fairtrial.cli.rerun import NOTE
     from fairtrial.cli.screen import count, note
     from fairtrial.cli.selection import Selection, selected
     from fairtrial.errors import RunMismatchError
+    from fairtrial.store.notes import write_notes
 
     options.start_logging(log_format)
     opened = options.open_existing(store)
@@ -54,15 +54,15 @@ def rescore(
             report = loaded.rescore_sync(named.run.run_id, store=opened, fresh=fresh)
         except RunMismatchError as error:
             what, _, remedy = str(error).rpartition(". ")
-            raise Mistake(what, f"{remedy[:1].lower()}{remedy[1:]}") from None
+            raise UserError(what, f"{remedy[:1].lower()}{remedy[1:]}") from None
         except KeyboardInterrupt:
             note("interrupted: the scores so far are stored; the same command scores the rest")
             return int(ExitCode.INTERRUPTED)
-    opened.update_run(report.run_id, notes={NOTE: [suite]})
+    opened.update_run(report.run_id, notes=write_notes(command_line=[suite]))
     made = opened.get_run(report.run_id)
-    note(f"scored {name_of(named.run)} anew as {name_of(made)}; no task was called")
-    redacted = made.notes.get("redacted")
-    if isinstance(redacted, int) and redacted:
+    note(f"rescored {name_of(named.run)} as {name_of(made)}; no task was called")
+    redacted = made.noted.redacted
+    if redacted:
         note(f"{count(redacted, 'trial')} not scored: secrets were redacted in the stored output or transcript")
     show_report(opened, RunName(made), json=json, next_commands=False)
     if made.status in ("unscored", "incomplete"):

@@ -1,4 +1,4 @@
-"""`fairtrial run`: run suites, or a prompt against models."""
+"""`fairtrial run`: run suites, or a prompt with several models."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from fairtrial.cli.adhoc import Asked
-    from fairtrial.cli.faults import ExitCode
-    from fairtrial.cli.running import Orders, Ran
+    from fairtrial.cli.adhoc import AdHocOptions
+    from fairtrial.cli.running import RunOptions, RunOutcome
     from fairtrial.cli.settings import Settings
+    from fairtrial.cli.user_errors import ExitCode
     from fairtrial.report import EvalReport
     from fairtrial.suites import EvalSuite
 
@@ -30,109 +31,147 @@ def run(
     ctx: typer.Context,
     suites: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SUITE]...", help="file.py, file.py:name, module or module:name; else the project's."),
+        typer.Argument(
+            metavar="[SUITE]...", help="file.py, file.py:name, module or module:name (default: from pyproject.toml)."
+        ),
     ] = None,
     max_samples: Annotated[
-        int | None, typer.Option("--max-samples", metavar="N", min=1, help="Only the first N samples.")
+        int | None, typer.Option("--max-samples", metavar="N", min=1, help="Run only the first N samples.")
     ] = None,
     sample: Annotated[
-        list[str] | None, typer.Option("--sample", metavar="ID", help="Only this sample; may be repeated.")
+        list[str] | None, typer.Option("--sample", metavar="ID", help="Run only this sample (repeatable).")
     ] = None,
     filter: Annotated[
         list[str] | None,
-        typer.Option("--filter", metavar="KEY=VALUE", help="Only samples with this metadata; all must hold."),
+        typer.Option(
+            "--filter", metavar="KEY=VALUE", help="Run only samples with this metadata (repeatable: all must match)."
+        ),
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option("--repeats", metavar="N", min=1, help="Try every sample N times.")
+        int | None, typer.Option("--repeats", metavar="N", min=1, help="Run every sample N times.")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", metavar="N", min=1, help="Trials in flight at once.")
+        int | None, typer.Option("--concurrency", metavar="N", min=1, help="Maximum number of trials in flight.")
     ] = None,
     experiment: Annotated[
-        list[str] | None, typer.Option("--experiment", metavar="NAME", help="Only this experiment; may be repeated.")
+        list[str] | None, typer.Option("--experiment", metavar="NAME", help="Run only this experiment (repeatable).")
     ] = None,
     set: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A parameter of every experiment; JSON, or else text."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a parameter of every experiment; VALUE is JSON or text (repeatable).",
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", min=0, help="What trials' seeds come from.")
+        int | None, typer.Option("--seed", metavar="N", min=0, help="Seed from which the seeds of trials are derived.")
     ] = None,
     max_cost: options.MaxCost = None,
     strict_cost: options.StrictCost = False,
     store: options.Store = None,
     mailbox: Annotated[
-        str | None, typer.Option("--mailbox", metavar="URL", help="Let a fleet's workers do it: redis://...")
+        str | None,
+        typer.Option(
+            "--mailbox", metavar="URL", help="Submit to this queue, for a fleet of workers: redis://host:port."
+        ),
     ] = None,
     fleet: Annotated[
-        bool, typer.Option("--fleet", help="The same, by the queue of FAIRTRIAL_MAILBOX or pyproject.toml.")
+        bool, typer.Option("--fleet", help="Submit to the queue configured in FAIRTRIAL_MAILBOX or pyproject.toml.")
     ] = False,
     cache: Annotated[
         str | None,
-        typer.Option("--cache", metavar="POLICY", help="Keep models' answers: off, read, read-write or refresh."),
+        typer.Option("--cache", metavar="POLICY", help="Cache of model responses: off, read, read-write or refresh."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew even if a run is unfinished.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run even if one is unfinished.")] = False,
     retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="Try trials of the latest run again that ended in an error.")
+        bool, typer.Option("--retry-errors", help="Retry the trials of the latest run that ended in an error.")
     ] = False,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="RUN", help="Resume this run; refused if it differs from the suite."),
+        typer.Option("--resume", metavar="RUN", help="Resume this run; rejected if it does not match the suite."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Resume even if the code has changed.")] = False,
-    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="A label for the run.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="Tag the run (repeatable).")
+    ] = None,
     fail_under: Annotated[
         float | None,
-        typer.Option("--fail-under", metavar="RATE", min=0, max=1, help="Exit 1 if fewer pass; errors are failures."),
+        typer.Option(
+            "--fail-under",
+            metavar="RATE",
+            min=0,
+            max=1,
+            help="Exit 1 if the pass rate is lower (errors count as failures).",
+        ),
     ] = None,
     max_error_share: Annotated[
         float | None,
-        typer.Option("--max-error-share", metavar="SHARE", min=0, max=1, help="Exit 4 above this; 0.1 unless set."),
+        typer.Option(
+            "--max-error-share",
+            metavar="SHARE",
+            min=0,
+            max=1,
+            help="Exit 4 if more trials end in an error (default: 0.1).",
+        ),
     ] = None,
     prompt: Annotated[
         str | None,
-        typer.Option("--prompt", metavar="FILE[:NAME]", help="Without a suite: a template in file.py:name or a .md."),
+        typer.Option(
+            "--prompt", metavar="FILE[:NAME]", help="Run a prompt without a suite: file.py:name or a .md file."
+        ),
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", metavar="FILE", help="With --prompt: .jsonl, .json, .csv or .parquet.")
+        str | None,
+        typer.Option("--dataset", metavar="FILE", help="With --prompt: a .jsonl, .json, .csv or .parquet file."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column", metavar="FIELD=COLUMN", help="With --dataset: map a column, as in input=question or input=a,b."
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="MODEL", help="With --prompt: openai:NAME or anthropic:NAME; several compare."),
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="With --prompt: PROVIDER:NAME (repeatable: models are compared). Providers: openai, anthropic, "
+            "azure, google, bedrock, mistral, openrouter, ollama, vllm.",
+        ),
     ] = None,
     evaluator: Annotated[
         list[str] | None,
         typer.Option("--evaluator", metavar="NAME", help="With --prompt: exact_match, contains, ... or file.py:name."),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress, and no report beyond its figures.")
+        bool, typer.Option("--quiet", "-q", help="Print only the figures: no progress, no report.")
     ] = False,
     health_port: options.HealthPort = None,
     health_host: options.HealthHost = "127.0.0.1",
     log_format: options.LogFormat = None,
     json: options.Json = False,
 ) -> int:
-    """Run suites: every sample in every experiment. An unfinished run goes on where it stopped.
+    """Run suites: every sample in every experiment. Resumes an unfinished run.
 
-    Options that choose samples (--max-samples, --sample, --filter) make a run of that part, listed as `suite+part`,
-    so that it never stands in for the whole.
+    Options that select samples (--max-samples, --sample, --filter) start a separate run, listed as `suite+part`, so
+    that it is never mistaken for a run of the whole dataset.
 
     \b
     Examples:
-      fairtrial run                                      what pyproject.toml names
-      fairtrial run evals.py --max-samples 5             a quick look
+      fairtrial run                                      the project's suites
+      fairtrial run evals.py --max-samples 5             a quick test
       fairtrial run evals.py:support --repeats 3 --experiment terse
       fairtrial run evals.py --sample t07 --set style=terse
-      fairtrial run evals.py --fail-under 0.8            for CI: exit 1 below
+      fairtrial run evals.py --fail-under 0.8            for CI: exit 1 if lower
       fairtrial run --prompt prompts.py:ask --dataset q.jsonl \\
-          --model openai:gpt-5 --model anthropic:claude-sonnet-4-5 \\
-          --evaluator exact_match                        models side by side
+          --model openai:gpt-6.1-sol --model anthropic:claude-opus-5 \\
+          --evaluator exact_match                        compare two models
     """
     from fairtrial.cli import adhoc
-    from fairtrial.cli.faults import ExitCode, Mistake
     from fairtrial.cli.names import find_run
     from fairtrial.cli.pairs import parse_pairs
-    from fairtrial.cli.running import Orders, stdout_for_facts
+    from fairtrial.cli.running import RunOptions, stdout_for_json
     from fairtrial.cli.screen import print_json
     from fairtrial.cli.selection import Selection, selected
 
@@ -150,23 +189,25 @@ def run(
         max_cost=max_cost,
         strict_cost=strict_cost,
     )
-    if fleet:  # Never by a setting alone: nobody should send a run to a fleet without knowing.
+    if fleet:  # A setting alone never sends a run to a fleet: that must be explicit.
         mailbox = options.mailbox_url(mailbox)
     if mailbox:
         selection.check_for_fleet()
     tags = tuple(parse_pairs("--tag", tag or (), as_text=True))
-    asked = adhoc.Asked(prompt, dataset, tuple(model or ()), tuple(evaluator or ()))
+    adhoc_options = adhoc.AdHocOptions(prompt, dataset, tuple(model or ()), tuple(evaluator or ()), tuple(column or ()))
     with (
-        stdout_for_facts(json),
+        stdout_for_json(json),
         _cached(cache or settings["cache"], settings),
         settings.prices(),
         _probed(health_host, health_port) as probes,
     ):
-        planned = [(selected(suite, selection), words) for suite, words in _planned(suites or (), asked, settings)]
+        planned = [
+            (selected(suite, selection), words) for suite, words in _planned(suites or (), adhoc_options, settings)
+        ]
         if resume is not None and (fresh or len(planned) > 1):
-            raise Mistake("--resume names one run of one suite", "name one suite, and leave --fresh out")
+            raise UserError("--resume needs exactly one suite and no --fresh", "give one suite, and omit --fresh")
         opened = options.open_named(url)
-        orders = Orders(
+        run_options = RunOptions(
             store=opened,
             words=ctx.obj or ("run",),
             mailbox=mailbox,
@@ -176,12 +217,12 @@ def run(
             run_id=None if resume is None else find_run(opened, resume).run.run_id,
             quiet=quiet,
             json=json,
-            compares=len(asked.models) > 1,
+            compares=len(adhoc_options.models) > 1,
             tags=tags,
             probes=probes,
         )
         code, facts = _run_all(
-            [(suite, replace(orders, base=words)) for suite, words in planned],
+            [(suite, replace(run_options, base=words)) for suite, words in planned],
             fail_under=fail_under,
             max_error_share=settings["max-error-share"] if max_error_share is None else max_error_share,
         )
@@ -190,34 +231,33 @@ def run(
     return int(code)
 
 
-def _planned(suites: Sequence[str], asked: Asked, settings: Settings) -> list[tuple[EvalSuite, Sequence[str]]]:
-    """The suites to run, each with the words that name it."""
+def _planned(
+    suites: Sequence[str], adhoc_options: AdHocOptions, settings: Settings
+) -> list[tuple[EvalSuite, Sequence[str]]]:
+    """Return the suites to run, each with the command-line words that name it."""
     from fairtrial.cli import adhoc
-    from fairtrial.cli.faults import Mistake
     from fairtrial.cli.loading import load
 
-    if not asked:
+    if not adhoc_options:
         return [(load(where), (where,)) for where in _chosen(suites, settings)]
     if suites:
-        raise Mistake("--prompt, --dataset, --model and --evaluator make a suite of their own", "leave SUITE out")
-    return [(adhoc.suite_of(asked), asked.words)]
+        raise UserError("--prompt, --dataset, --model and --evaluator cannot be combined with SUITE", "omit SUITE")
+    return [(adhoc.suite_of(adhoc_options), adhoc_options.words)]
 
 
 def _chosen(suites: Sequence[str], settings: Settings) -> Sequence[str]:
-    from fairtrial.cli.faults import Mistake
-
     chosen: Sequence[str] = suites or settings["suites"]
     if not chosen:
-        raise Mistake(
-            "no suite was named, and no pyproject.toml here or above names any",
-            'name one, as in: fairtrial run evals.py; or set suites = ["evals.py"] under [tool.fairtrial]',
+        raise UserError(
+            "no suite is given, and no pyproject.toml here or in a parent folder lists any",
+            'give one, as in: fairtrial run evals.py; or set suites = ["evals.py"] under [tool.fairtrial]',
         )
     return chosen
 
 
 @contextmanager
 def _cached(policy: Any, settings: Settings) -> Iterator[None]:
-    """Let adapters that have no cache of their own use the project's."""
+    """Let adapters without a cache use the project's response cache."""
     from fairtrial.cli.running import cache_file
     from fairtrial.models.cache import ResponseCache, share_cache
 
@@ -235,55 +275,54 @@ def _cached(policy: Any, settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def _probed(host: str, port: int | None) -> Iterator[Sequence[Any]]:
-    """Answer probes while runs go on, if there is a port for that; yields the observers that need."""
+    """Serve health probes during the runs if a port is given; yields the observers they need."""
     if port is None:
         yield ()
         return
     from fairtrial.cli.screen import note
-    from fairtrial.fleet.probe import ClientProbe
+    from fairtrial.fleet.ops.probe import ClientProbe
 
     probe = ClientProbe(host, port)
     with probe.serving():
         if port == 0 and probe.address is not None:
-            note("probes are answered on http://{}:{}/health".format(*probe.address))
+            note("serving probes on http://{}:{}/health".format(*probe.address))
         yield (probe,)
 
 
 def _run_all(
-    chosen: Sequence[tuple[EvalSuite, Orders]], *, fail_under: float | None, max_error_share: float
+    chosen: Sequence[tuple[EvalSuite, RunOptions]], *, fail_under: float | None, max_error_share: float
 ) -> tuple[ExitCode, list[dict[str, Any]]]:
-    """Run one suite after the other; the code that matters most, and facts if they were asked for."""
-    from fairtrial.cli.faults import ExitCode
+    """Run suites one after the other; returns the most severe exit code, and prints JSON if requested."""
     from fairtrial.cli.names import RunName, name_of
-    from fairtrial.cli.reporting import compared, record_of, report_facts
-    from fairtrial.cli.running import Interrupted, carry_out, verdict
+    from fairtrial.cli.reporting import compared, record_of, report_record
+    from fairtrial.cli.running import Interrupted, exit_status, run_suite
     from fairtrial.cli.screen import out
 
     codes: list[ExitCode] = []
     facts: list[dict[str, Any]] = []
     as_json = chosen[0][1].json
-    for position, (suite, orders) in enumerate(chosen):
+    for position, (suite, run_options) in enumerate(chosen):
         try:
-            ran = carry_out(suite, orders)
+            outcome = run_suite(suite, run_options)
         except Interrupted:
             return ExitCode.INTERRUPTED, facts
-        code, reason = verdict(ran.report, fail_under=fail_under, max_error_share=max_error_share)
+        code, reason = exit_status(outcome.report, fail_under=fail_under, max_error_share=max_error_share)
         codes.append(code)
         if as_json:
             facts.append(
                 {
-                    "name": name_of(ran.report.run),
-                    "resumed": ran.resumed,
+                    "name": name_of(outcome.report.run),
+                    "resumed": outcome.resumed,
                     "exit_code": int(code),
                     "reason": reason or None,
-                    "report": report_facts(orders.store, RunName(ran.report.run)),
-                    "comparison": record_of(compared(ran.report)) if orders.compares else None,
+                    "report": report_record(run_options.store, RunName(outcome.report.run)),
+                    "comparison": record_of(compared(outcome.report)) if run_options.compares else None,
                 }
             )
         else:
-            if position and not orders.quiet:
+            if position and not run_options.quiet:
                 out().print()
-            _show(ran, orders, code, reason)
+            _show(outcome, run_options, code, reason)
     return min(codes, key=_ORDER.index), facts
 
 
@@ -291,36 +330,37 @@ _ORDER = (4, 1, 3, 0)
 """Codes, the one that matters most first: figures full of errors say nothing about a floor."""
 
 
-def _show(ran: Ran, orders: Orders, code: int, reason: str) -> None:
+def _show(outcome: RunOutcome, run_options: RunOptions, code: int, reason: str) -> None:
+    from fairtrial.analysis.error_groups import read_error_groups
     from fairtrial.cli.names import RunName, name_of
     from fairtrial.cli.reporting import compared, rate, show_report
-    from fairtrial.cli.running import common_errors
     from fairtrial.cli.screen import count, err, out, sentence
     from fairtrial.render.safe_text import plain
 
-    report = ran.report
-    if orders.quiet:
+    report = outcome.report
+    if run_options.quiet:
         for name in report.experiments:
             part = report[name]
             errors = count(sum(part.errors.values()), "error")
             figures = f"{rate(part.pass_rate)} of {part.successful:,} scored passed, {errors}"
             out().print(f"{name_of(report.run)}:{plain(name)}  {figures}", soft_wrap=True)
     else:
-        show_report(orders.store, RunName(report.run), json=False, next_commands=not orders.compares)
-    if orders.compares:
+        show_report(run_options.store, RunName(report.run), json=False, next_commands=not run_options.compares)
+    if run_options.compares:
         out().print()
         out().print(compared(report))
     if code:
         sentence(err(), f"exit {int(code)}: {reason}", style="bold red")
     if code == 4:
-        for text, times in common_errors(report):
-            sentence(err(), f"  {times:,} x {plain(text, limit=300)}")
-        sentence(err(), f"  {_error_remedy(report, orders)}")
+        for group in read_error_groups(report.store, report.run_id)[:3]:
+            sentence(err(), f"  {plain(str(group))}")
+        if any(report.errors.values()):
+            sentence(err(), f"  {_error_remedy(report, run_options)}")
 
 
-def _error_remedy(report: EvalReport, orders: Orders) -> str:
+def _error_remedy(report: EvalReport, run_options: RunOptions) -> str:
     """Return what to do about the errors of a run: outputs that only lack a score need no trial executed again."""
-    if any(kind != "scorer_error" and count for kind, count in report.errors.items()):
+    if any(outcome != "scorer_error" and count for outcome, count in report.errors.items()):
         return "once that is fixed, retry them with --retry-errors"
-    again = shlex.join(["fairtrial", "rescore", report.run_id, *orders.base])
+    again = shlex.join(["fairtrial", "rescore", report.run_id, *run_options.base])
     return f"the outputs are stored: the same command scores them; if you change the evaluator, use: {again}"

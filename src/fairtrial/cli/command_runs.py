@@ -1,12 +1,16 @@
-"""`fairtrial runs`: what has been run."""
+"""`fairtrial runs`: list runs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import difflib
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, get_args
 
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import UserError
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +25,7 @@ def runs(
         typer.Option(metavar="STATUS", help="running, finished, interrupted, incomplete, unscored or stopped."),
     ] = None,
     tag: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only runs with this tag.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Number of runs to list.")] = 20,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
@@ -33,12 +37,9 @@ def runs(
       fairtrial runs support --status interrupted
       fairtrial runs --limit 100 --json
     """
-    from functools import partial
-    from itertools import islice
-
     from fairtrial.cli.names import name_of
     from fairtrial.cli.pairs import parse_pairs
-    from fairtrial.cli.rerun import rerun_command
+    from fairtrial.cli.rerun import resume_command
     from fairtrial.cli.screen import note, out, print_json, print_table
     from fairtrial.render.run_json import listed_run
     from fairtrial.runs.run_lease import with_current_status
@@ -46,43 +47,39 @@ def runs(
     opened = options.open_existing(store)
     wanted = dict(parse_pairs("--tag", tag or (), as_text=True))
     asked = _status(status)
-    found = (
+    matching = (
         run
         for run in map(partial(with_current_status, opened), opened.runs(suite=suite))
         if asked in (None, run.status) and all(run.tags.get(key) == value for key, value in wanted.items())
     )
-    chosen = list(islice(found, limit))
+    chosen = list(islice(matching, limit))
     if json:
         print_json(
             {"format": "fairtrial.runs/1", "runs": [listed_run(run, opened.totals(run.run_id)) for run in chosen]}
         )
         return 0
     if not chosen:
-        note(f"no runs{' of ' + suite if suite else ''} here; make one with: fairtrial run SUITE")
+        note(f"no runs{' of ' + suite if suite else ''} here; start one with: fairtrial run SUITE")
         return 0
     print_table(out(), _table(opened, chosen))
     for run in chosen:
         if run.status == "interrupted" and opened.get_run(run.run_id).status == "running":
-            note(f"{name_of(run)}: its process ended before the run did; resume it with: {rerun_command(run)}")
-    left = sum(1 for _ in found)
+            note(f"{name_of(run)}: its process ended before the run did; resume it with: {resume_command(run)}")
+    left = sum(1 for _ in matching)
     if left:
-        note(f"and {left:,} older: see them with --limit {limit + left}")
+        note(f"{left:,} older: list them with --limit {limit + left}")
     return 0
 
 
 def _status(text: str | None) -> Any:
-    import difflib
-    from typing import get_args
-
-    from fairtrial.cli.faults import Mistake
     from fairtrial.store.protocol import RunStatus
 
-    known = get_args(RunStatus.__value__)
-    if text is None or text in known:
+    statuses = get_args(RunStatus.__value__)
+    if text is None or text in statuses:
         return text
-    near = difflib.get_close_matches(text, known, 1)
-    raise Mistake(
-        f"no run is ever {text!r}", f"did you mean {near[0]}?" if near else f"it is one of {', '.join(known)}"
+    near = difflib.get_close_matches(text, statuses, 1)
+    raise UserError(
+        f"unknown status {text!r}", f"did you mean {near[0]}?" if near else f"use one of {', '.join(statuses)}"
     )
 
 
@@ -111,14 +108,14 @@ def _table(store: Any, chosen: list[Any]) -> Any:
 
 
 def short_name(run: Any) -> str:
-    """A run's name for a table. The number tells runs apart: it is never cut off."""
+    """Return the name of a run for a table; its number is never cut off."""
     from fairtrial.render.safe_text import plain
 
     return f"{plain(run.suite, limit=18)}@{run.number}"
 
 
 def pass_rates(totals: list[Any]) -> str:
-    """The pass rate over scored trials, or its range over the experiments."""
+    """Return the pass rate over scored trials, or its range over the experiments."""
     rates = [part.passed / part.outcomes["scored"] for part in totals if part.outcomes.get("scored")]
     if not rates:
         return "-"

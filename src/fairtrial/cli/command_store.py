@@ -1,4 +1,4 @@
-"""`fairtrial store`: the database itself."""
+"""`fairtrial store`: maintain the store."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from fairtrial.store.protocol import RunRecord, RunStore
@@ -32,7 +33,7 @@ def register(parent: typer.Typer) -> None:
 
 @app.command("stats")
 def stats(store: options.Store = None, json: options.Json = False) -> int:
-    """Print how much is in the store.
+    """Print the number of runs and results in the store.
 
     \b
     Examples:
@@ -48,19 +49,19 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
     suites: dict[str, dict[str, Any]] = {}
     for run in reversed(opened.runs()):
         stored = sum(sum(part.outcomes.values()) for part in opened.totals(run.run_id))
-        known = suites.setdefault(run.suite, {"suite": run.suite, "runs": 0, "unfinished": 0, "results": 0})
-        known["runs"] += 1
-        known["unfinished"] += run.status not in ("finished", "stopped")
-        known["results"] += stored
-        known["latest"] = moment(run.created_at)
-    place = _place(url)
+        totals = suites.setdefault(run.suite, {"suite": run.suite, "runs": 0, "unfinished": 0, "results": 0})
+        totals["runs"] += 1
+        totals["unfinished"] += run.status not in ("finished", "stopped")
+        totals["results"] += stored
+        totals["latest"] = moment(run.created_at)
+    address = _place(url)
     size = opened.size() if isinstance(opened, SqlStore) else None
     rows = list(suites.values())
     if json:
-        print_json({"format": "fairtrial.store/1", "store": place, "bytes": size, "suites": rows})
+        print_json({"format": "fairtrial.store/1", "store": address, "bytes": size, "suites": rows})
         return 0
     console = out()
-    console.print(f"{place}{'' if size is None else f', {_bytes(size)}'}", soft_wrap=True)
+    console.print(f"{address}{'' if size is None else f', {_bytes(size)}'}", soft_wrap=True)
     table = make_table("suite", "runs", "unfinished", "results", "latest", right=("runs", "unfinished", "results"),
                        cut=("suite",))  # fmt: skip
     for row in rows:
@@ -101,7 +102,10 @@ def migrate(store: options.Store = None, json: options.Json = False) -> int:
 @app.command("prune")
 def prune(
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="Delete runs that ended longer ago: 90d, 12h or 2w.")
+        str,
+        typer.Option(
+            "--older-than", metavar="AGE", help="Delete runs that ended longer ago than this: 90d, 12h or 2w."
+        ),
     ],
     keep_last: Annotated[
         int, typer.Option("--keep-last", metavar="N", min=0, help="Keep the last N finished runs of each suite.")
@@ -111,29 +115,28 @@ def prune(
         Path | None,
         typer.Option("--claim-check", metavar="DIR", help="Also delete message bodies of that age from this folder."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be deleted; delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Delete old runs, and give their space back. Asks first.
+    """Delete old runs and free their space. Asks first.
 
     Only finished and stopped runs are deleted; runs that can be resumed, that a process executes or whose outputs are
-    being scored again are kept. Responses of that age in the response cache go too, and attachments that nothing names.
+    being scored again are kept. Cached model responses of that age and unreferenced attachments are deleted too.
 
     \b
     Examples:
       fairtrial store prune --older-than 90d --dry-run
       fairtrial store prune --older-than 90d --keep-last 10 --suite support --yes
     """
-    from fairtrial.cli.faults import ExitCode, Mistake
     from fairtrial.cli.names import name_of
     from fairtrial.cli.running import cache_file
     from fairtrial.cli.screen import confirm, count, note, print_json
 
     age = _seconds(older_than)
     if claim_check is not None and not claim_check.is_dir():
-        raise Mistake(f"--claim-check must be a folder (got {claim_check})", "name the folder that the workers share")
+        raise UserError(f"--claim-check must be a folder (got {claim_check})", "name the folder that the workers share")
     settings, _url = options.settings_with(store)
     opened = _database(store)
     chosen = _old_runs(opened, time.time() - age, keep_last, suite)
@@ -151,8 +154,8 @@ def prune(
         else:
             note(f"would delete {what}")
         return 0
-    if chosen and not yes and not confirm(f"delete {what} for good?"):
-        note("nothing was deleted (use --yes where nobody can be asked)")
+    if chosen and not yes and not confirm(f"permanently delete {what}?"):
+        note("nothing was deleted (use --yes in scripts)")
         return int(ExitCode.USAGE)
     for run_id in trials:
         opened.delete_run(run_id)
@@ -177,16 +180,16 @@ def prune(
         if facts[key]
     ]
     note(f"deleted {what}{''.join(f', {other}' for other in others)}")
-    note(f"the store had {_bytes(before)} and has {_bytes(facts['bytes_after'])}")
+    note(f"store size: {_bytes(before)} before, {_bytes(facts['bytes_after'])} after")
     return 0
 
 
 @app.command("vacuum")
 def vacuum(store: options.Store = None, json: options.Json = False) -> int:
-    """Give the space of deleted runs back.
+    """Free the space of deleted runs.
 
-    An SQLite file shrinks; while that is done, runs that write to it wait, and the disk needs room for a second copy.
-    PostgreSQL keeps its files and uses their space again.
+    An SQLite file shrinks. Meanwhile runs that write to it wait, and the disk needs space for a second copy.
+    PostgreSQL keeps its files and reuses their space.
 
     \b
     Examples:
@@ -201,33 +204,32 @@ def vacuum(store: options.Store = None, json: options.Json = False) -> int:
     if json:
         print_json({"format": "fairtrial.vacuumed/1", "bytes_before": before, "bytes_after": after})
     else:
-        note(f"the store had {_bytes(before)} and has {_bytes(after)}")
+        note(f"store size: {_bytes(before)} before, {_bytes(after)} after")
     return 0
 
 
 @app.command("backup")
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The copy: a new file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to create.")],
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
-    """Copy the store into a new file, also while runs are written to it.
+    """Copy the store to a new file, even while runs write to it.
 
-    The copy is the store as it was at one moment. Use pg_dump for a store in PostgreSQL.
+    The copy is a consistent snapshot. Use pg_dump for a store in PostgreSQL.
 
     \b
     Examples:
       fairtrial store backup runs-backup.db
     """
-    from fairtrial.cli.faults import Mistake
     from fairtrial.cli.screen import note, print_json
 
     _, url = options.settings_with(store)
     opened = _database(store)
     if "://" in url.removeprefix("sqlite:///"):
-        raise Mistake("only stores in SQLite are copied (this one is in PostgreSQL)", "use pg_dump -Fc -f FILE URL")
+        raise UserError("only stores in SQLite are copied (this one is in PostgreSQL)", "use pg_dump -Fc -f FILE URL")
     if file.exists():
-        raise Mistake(f"FILE must be a new file (got {file}, which exists)", "name another, or remove it first")
+        raise UserError(f"FILE must be a new file (got {file}, which exists)", "name another, or remove it first")
     opened.backup(file)
     if json:
         print_json({"format": "fairtrial.backup/1", "file": str(file), "bytes": file.stat().st_size})
@@ -238,28 +240,25 @@ def backup(
 
 def _database(store: str | None) -> SqlStore:
     """Open a store that is a database."""
-    from fairtrial.cli.faults import Mistake
     from fairtrial.store.sql import SqlStore
 
     opened = options.open_existing(store)
     if not isinstance(opened, SqlStore):
-        raise Mistake("a store in memory has nothing to maintain", "name a .db file or postgresql://... with --store")
+        raise UserError("a store in memory has nothing to maintain", "name a .db file or postgresql://... with --store")
     return opened
 
 
 def _seconds(age: str) -> float:
-    from fairtrial.cli.faults import Mistake
-
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([hdw])", age.strip())
-    if found is None:
-        raise Mistake(
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([hdw])", age.strip())
+    if match is None:
+        raise UserError(
             f"--older-than must be a number of hours, days or weeks (got {age!r})", "as in: --older-than 90d, 12h or 2w"
         )
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _old_runs(opened: RunStore, before: float, keep_last: int, suite: str | None) -> list[RunRecord]:
-    """Runs that may be deleted, oldest first: ended before that time, of no process, and read by no other run."""
+    """Return runs that may be deleted, oldest first: ended before that time, not executed, not being rescored."""
     from fairtrial.runs.run_lease import active_owner
     from fairtrial.store.protocol import RESUMABLE
 

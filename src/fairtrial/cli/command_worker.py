@@ -1,4 +1,4 @@
-"""`fairtrial worker`: a process that works on the trials of a suite."""
+"""`fairtrial worker`: run the trials of a suite from a queue."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fairtrial.cli import options
+from fairtrial.cli.user_errors import ExitCode
 
 
 def register(app: typer.Typer) -> None:
@@ -20,40 +21,52 @@ def worker(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="file.py, file.py:name, module or module:name.")],
     mailbox: options.MailboxUrl = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", metavar="N", min=1, help="Trials at once; the suite's number else.")
+        int | None,
+        typer.Option(
+            "--concurrency", metavar="N", min=1, help="Maximum number of trials at once (default: set by the suite)."
+        ),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option("--store", metavar="URL", help="Write results straight into this store, not back to the client."),
+        typer.Option(
+            "--store", metavar="URL", help="Write results directly to this store instead of sending them to the client."
+        ),
     ] = None,
     claim_check: Annotated[
-        Path | None, typer.Option("--claim-check", metavar="DIR", help="The shared folder for bodies over 64 KB.")
+        Path | None, typer.Option("--claim-check", metavar="DIR", help="Shared folder for message bodies over 64 KB.")
     ] = None,
     lease: Annotated[
         float,
-        typer.Option("--lease", metavar="SECONDS", min=1, help="Of a request; it is renewed while it is worked on."),
+        typer.Option(
+            "--lease", metavar="SECONDS", min=1, help="Lease time of a request, renewed while it is processed."
+        ),
     ] = 60.0,
     drain: Annotated[
-        float, typer.Option("--drain", metavar="SECONDS", min=0, help="How long to finish after Ctrl-C or SIGTERM.")
+        float,
+        typer.Option(
+            "--drain", metavar="SECONDS", min=0, help="Time to finish running trials after Ctrl-C or SIGTERM."
+        ),
     ] = 30.0,
     isolated_processes: Annotated[
         int,
         typer.Option("--isolated-processes", metavar="N", min=1, help="Child processes for suspected poison messages."),
     ] = 4,
     allow_drift: Annotated[
-        bool, typer.Option("--allow-drift", help="Also run requests that were made from other code.")
+        bool,
+        typer.Option("--allow-drift", help="Also run requests that were created by a different version of the code."),
     ] = False,
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when there is nothing left to do.")] = False,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="What results call this worker.")] = None,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="Exit when the queue is empty.")] = False,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of this worker in results.")] = None,
     health_port: options.HealthPort = None,
     health_host: options.HealthHost = "127.0.0.1",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
     log_format: options.LogFormat = None,
     json: options.Json = False,
 ) -> int:
-    """Work on the trials of a suite until told to stop. Start as many as you like, on as many machines.
+    """Run the trials of a suite from a queue until stopped. Start any number of workers, on any number of
+    machines.
 
-    The first Ctrl-C or SIGTERM finishes what is in flight; a second one hands it back.
+    The first Ctrl-C or SIGTERM lets running trials finish; the second returns them to the queue.
 
     \b
     Examples:
@@ -63,18 +76,17 @@ def worker(
     """
     import asyncio
 
-    from fairtrial.cli.faults import ExitCode
     from fairtrial.cli.loading import load
-    from fairtrial.cli.running import stdout_for_facts
+    from fairtrial.cli.running import stdout_for_json
     from fairtrial.cli.screen import note, print_json
     from fairtrial.cli.settings import load_settings
-    from fairtrial.fleet.config import EvalLoopConfig
+    from fairtrial.fleet.worker.config import EvalLoopConfig
     from fairtrial.mailbox.claim_check import ClaimCheck
     from fairtrial.suites.worker import run_worker
 
     url = options.mailbox_url(mailbox)
     options.start_logging(log_format, quiet=quiet, text=True)
-    with stdout_for_facts(json), load_settings().prices():
+    with stdout_for_json(json), load_settings().prices():
         loaded = load(suite)
         config = EvalLoopConfig(
             concurrency=concurrency or loaded.config.max_concurrent,
@@ -99,17 +111,17 @@ def worker(
                 )
             )
         except (asyncio.CancelledError, KeyboardInterrupt):
-            note("stopped at once: what was in flight went back to the queue")
+            note("stopped immediately: running trials were returned to the queue")
             return int(ExitCode.INTERRUPTED)
     facts = _facts(loop.counters)
     if json:
         print_json({"format": "fairtrial.worker/1", "worker": loop.name, "suite": loaded.name, **facts})
     else:
-        outcomes = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in facts["outcomes"].items())
+        outcomes = ", ".join(f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in facts["outcomes"].items())
         note(f"worker {loop.name} ended: {facts['received']:,} received, {outcomes or 'none executed'}")
     return 0
 
 
 def _facts(counters: Any) -> dict[str, Any]:
-    found = {field.name: getattr(counters, field.name) for field in fields(counters)}
-    return {**found, "outcomes": dict(found["outcomes"])}
+    facts = {field.name: getattr(counters, field.name) for field in fields(counters)}
+    return {**facts, "outcomes": dict(facts["outcomes"])}

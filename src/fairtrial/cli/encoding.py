@@ -1,4 +1,4 @@
-"""Screens in encodings that lack some of our characters, or some of the user's."""
+"""Output in encodings that cannot represent every character."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fairtrial.render.safe_text import AS_WIDE
 
 
 def make_printable(stream: IO[str]) -> None:
-    """Let a stream print what it cannot encode as question marks as wide: no table breaks, and nothing fails."""
+    """Print characters that a stream cannot encode as question marks of the same width, so that tables stay aligned."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors=AS_WIDE)
 
 
 def make_exact(stream: IO[str]) -> None:
-    """Let a stream carry data as it is, in UTF-8: what goes into a file or another program must not lose anything."""
+    """Switch a stream to UTF-8, so that data for files and other programs loses nothing."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")

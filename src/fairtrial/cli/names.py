@@ -1,109 +1,74 @@
-"""The names people give to runs: `suite`, `suite:experiment`, `suite@3`, `suite@latest`, or the start of an id."""
+"""Find the runs that are named on the command line."""
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
 
-from fairtrial.cli.faults import Mistake
-from fairtrial.errors import UnknownRunError
+from fairtrial.cli.user_errors import UserError
 from fairtrial.render.safe_text import plain
+from fairtrial.render.session_text import is_hash
+from fairtrial.report.run_names import RunName, UnknownName, name_of
+from fairtrial.report.run_names import find_run as find_stored_run
 from fairtrial.runs.run_lease import with_current_status
 from fairtrial.store.protocol import RunRecord, RunStore
 
-_NAME = re.compile(r"(?P<name>[^:@]+)(?P<rest>(?:[:@][^:@]+)*)")
-_SHORTEST = 4
+__all__ = ["RunName", "UnknownName", "find_baseline", "find_run", "find_sample", "name_of", "other_experiment"]
 
-
-class UnknownName(Mistake, UnknownRunError):
-    """No run of that name, and what might have been meant."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunName:
-    """A run, and the experiment of it that was named, if one was."""
-
-    run: RunRecord
-    experiment: str | None = None
-
-    @property
-    def experiments(self) -> tuple[str, ...]:
-        """The experiments that are meant: the one that was named, or all."""
-        return self.run.experiments if self.experiment is None else (self.experiment,)
-
-    def __str__(self) -> str:
-        return name_of(self.run) + (f":{self.experiment}" if self.experiment else "")
-
-
-def name_of(run: RunRecord) -> str:
-    """What to type for a run."""
-    return f"{plain(run.suite)}@{run.number}"
+_SHORTEST_START = 4  # Characters of a hash.
 
 
 def find_run(store: RunStore, text: str) -> RunName:
-    """The run a person means.
+    """Find the run with a name, with its current status.
 
     Raises:
         UnknownName: with the names that are near.
     """
-    matched = _NAME.fullmatch(text)
-    if matched is None:
-        raise UnknownName(f"{plain(text)!r} is not the name of a run", _FORMS)
-    which: str | None = None
-    experiment: str | None = None
-    for part in re.findall(r"[:@][^:@]+", matched["rest"]):
-        if part[0] == "@" and which is None:
-            which = part[1:]
-        elif part[0] == ":" and experiment is None:
-            experiment = part[1:]
-        else:
-            raise UnknownName(f"{plain(text)!r} is not the name of a run", _FORMS)
-    run = _run(store, matched["name"], which)
-    if experiment is not None and experiment not in run.experiments:
-        near = difflib.get_close_matches(experiment, run.experiments, 1)
-        meant = f"did you mean {name_of(run)}:{near[0]}?" if near else f"it has {', '.join(run.experiments)}"
-        raise UnknownName(f"run {name_of(run)} has no experiment {plain(experiment)!r}", meant)
-    return RunName(with_current_status(store, run), experiment)
+    named = find_stored_run(store, text)
+    return replace(named, run=with_current_status(store, named.run))
 
 
-_FORMS = "a run is named by its suite (support), suite@number (support@3), suite:experiment, or the start of its id"
+def find_baseline(store: RunStore, text: str, run: RunRecord) -> RunName:
+    """Find the baseline for a run by name; an experiment of the same run may be named without the run."""
+    try:
+        return find_run(store, text)
+    except UnknownName:
+        if text not in run.experiments:
+            raise
+        return RunName(run, text)
 
 
-def _run(store: RunStore, name: str, which: str | None) -> RunRecord:
-    if which is None or which == "latest":
-        latest = store.runs(suite=name, limit=1)
-        if latest:
-            return latest[0]
-    elif not which.isdecimal():
-        raise UnknownName(f"after '@' comes the number of a run or 'latest', not {plain(which)!r}", _FORMS)
-    else:
-        runs = store.runs(suite=name)
-        found = next((run for run in runs if run.number == int(which)), None)
-        if found is not None:
-            return found
-        if runs:
-            has = (
-                f"{name}@{runs[0].number}" if len(runs) == 1 else f"{name}@{runs[-1].number} to {name}@{runs[0].number}"
-            )
-            raise UnknownName(f"suite {plain(name)!r} has no run {which}", f"there is {has}; see: fairtrial runs")
-    everything = store.runs()
-    if which is None and len(name) >= _SHORTEST:
-        matching = [run for run in everything if run.run_id.startswith(name)]
-        if len(matching) == 1:
-            return matching[0]
-        if matching:
-            shown = ", ".join(f"{run.run_id} ({name_of(run)})" for run in matching[:4])
-            raise UnknownName(f"{plain(name)!r} is the start of {len(matching)} ids", f"type more of one: {shown}")
-    raise UnknownName(f"there is no run {plain(name)!r}", _near(name, everything))
+def other_experiment(store: RunStore, run: RunRecord, experiment: str) -> str | None:
+    """Return the name of a stored experiment to compare with this one: of the same run, else of another run."""
+    for name in run.experiments:
+        if name != experiment:
+            return shlex.quote(f"{name_of(run)}:{name}")
+    for other in store.runs(suite=run.suite):
+        if other.run_id != run.run_id:
+            same = experiment if experiment in other.experiments else other.experiments[0]
+            return shlex.quote(name_of(other) + (f":{same}" if len(other.experiments) > 1 else ""))
+    return None
 
 
-def _near(name: str, runs: Sequence[RunRecord]) -> str:
-    if not runs:
-        return "this store has no runs yet; make one with: fairtrial run SUITE"
-    suites = list(dict.fromkeys(run.suite for run in runs))
-    near = difflib.get_close_matches(name, [*suites, *(run.run_id for run in runs)], 3, 0.5)
-    if near:
-        return f"did you mean {' or '.join(near)}? See: fairtrial runs"
-    return f"the latest are {', '.join(suites[:5])}; see: fairtrial runs"
+def find_sample(text: str, sample_ids: Iterable[str]) -> str | None:
+    """Return the id of a sample: as it is, as a table shows it if it is cut, or the start of a hash.
+
+    Raises:
+        UserError: several ids match.
+    """
+    sample_ids = list(sample_ids)
+    if text in sample_ids:
+        return text
+    start, cut, end = text.partition("…")
+    if not start or (not cut and len(start) < _SHORTEST_START):
+        return None
+    matching = [
+        sample_id
+        for sample_id in dict.fromkeys(sample_ids)
+        if (cut or is_hash(sample_id)) and sample_id.startswith(start) and sample_id.endswith(end)
+    ]
+    if len(matching) > 1:
+        shown = ", ".join(map(plain, matching[:4]))
+        raise UserError(f"{plain(text)!r} matches {len(matching)} sample ids", f"give more characters: {shown}")
+    return matching[0] if matching else None

@@ -1,4 +1,4 @@
-"""The report of a run on the screen, and what to type next."""
+"""Print the report of a run, and commands to run next."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from fairtrial.report.renderable import Renderable
     from fairtrial.store.protocol import RunRecord, RunStore
 
-__all__ = ["cost", "duration", "money", "number", "rate", "report_facts", "show_report"]
+__all__ = ["cost", "duration", "money", "number", "rate", "report_record", "show_report"]
 
 
-def report_facts(store: RunStore, named: RunName) -> dict[str, Any]:
-    """A report for programs; docs/reference/json.md says what is in it."""
+def report_record(store: RunStore, named: RunName) -> dict[str, Any]:
+    """Return the JSON of a report; docs/reference/json.md describes it."""
     return record_of(_report(store, named))
 
 
 def record_of(rendered: Renderable) -> dict[str, Any]:
-    """A report, a comparison or a decision of a gate for programs."""
+    """Return the JSON of a report, a comparison or a gate decision."""
     return dict(rendered.to_json())
 
 
@@ -35,7 +35,7 @@ def _report(store: RunStore, named: RunName) -> EvalReport | ExperimentReport:
 
 
 def compared(report: EvalReport) -> Comparison:
-    """The experiments of a report, held against its first."""
+    """Compare the experiments of a report with its first."""
     from fairtrial.report.compare import compare
 
     first, *others = (report[name] for name in report.experiments)
@@ -48,7 +48,7 @@ def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: b
     from fairtrial.report import EvalReport
 
     if json:
-        print_json(report_facts(store, named))
+        print_json(report_record(store, named))
         return
     console = out()
     console.print(_report(store, named))
@@ -60,27 +60,29 @@ def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: b
 
 
 def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
-    """Commands that make sense after this report."""
-    from fairtrial.cli.rerun import rerun_command
+    """Return useful next commands after this report."""
+    from fairtrial.cli.rerun import resume_command
     from fairtrial.store.protocol import RESUMABLE
 
     run: RunRecord = report.run
     name = shlex.quote(run.suite)
     rows: list[tuple[str, str]] = []
     if run.status in RESUMABLE:
-        cap = run.notes.get("cost_cap_usd")
-        if isinstance(cap, int | float):
-            rows.append((f"{rerun_command(run)} --max-cost {2 * cap:g}", "go on with a higher cost cap"))
+        cap = run.noted.cost_cap_usd
+        if cap is not None:
+            rows.append((resume_command(run, max_cost=2 * cap), "resume with a higher limit"))
         else:
-            rows.append((rerun_command(run), "go on where it stopped"))
+            rows.append((resume_command(run), "resume the run"))
     failed = len(report.failed_samples()) + sum(report.errors.values())
     if failed:
-        rows.append((f"fairtrial failures {name}", "what failed, and why"))
+        rows.append((f"fairtrial failures {name}", "failed trials, and why"))
         sample = _worst(report)
         if sample is not None:
-            rows.append((f"fairtrial show {name} --sample {shlex.quote(sample)}", "one trial, whole"))
-    if len(run.experiments) > 1:
-        pair = " ".join(shlex.quote(f"{run.suite}:{experiment}") for experiment in run.experiments[:3])
+            rows.append((f"fairtrial show {name} --sample {shlex.quote(sample)}", "one trial in full"))
+    if len(run.experiments) > 2:
+        rows.append((f"fairtrial leaderboard {name}", "which is best?"))
+    elif len(run.experiments) == 2:
+        pair = " ".join(shlex.quote(f"{run.suite}:{experiment}") for experiment in run.experiments)
         rows.append((f"fairtrial compare {pair}", "a real difference?"))
     return rows
 

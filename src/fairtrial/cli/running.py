@@ -1,4 +1,4 @@
-"""Carrying out a suite for the command line: progress, interruption, and the verdict as an exit code."""
+"""Run a suite for the command line: progress, interruption, and exit codes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import contextlib
 import re
 import shlex
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.cli.faults import EndedEarly, ExitCode, Mistake
 from fairtrial.cli.names import name_of
-from fairtrial.cli.progress import Tally, shown
-from fairtrial.cli.rerun import NOTE, PART
+from fairtrial.cli.rerun import PART
 from fairtrial.cli.screen import count, err, note, sentence
+from fairtrial.cli.user_errors import EndedEarly, ExitCode, UserError
 from fairtrial.errors import MailboxError, RunBusyError, RunMismatchError, StoreError
+from fairtrial.formatting import duration
 from fairtrial.runs.events import ResumeWarning
+from fairtrial.runs.progress import Tally, shown
+from fairtrial.store.notes import write_notes
+from fairtrial.store.redact import current
 
 if TYPE_CHECKING:
     from fairtrial.report import EvalReport
@@ -28,12 +32,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """How suites are to be run."""
+class RunOptions:
+    """Options for running suites."""
 
     store: RunStore
-    words: Sequence[str]  # What was typed after `fairtrial`.
-    base: Sequence[str] = ()  # The words that name what to run; kept with the run, for commands that run it again.
+    words: Sequence[str]  # The command line after `fairtrial`.
+    base: Sequence[str] = ()  # The words that name the suite; stored with the run, to suggest commands.
     mailbox: str | None = None
     fresh: bool = False
     retry_errors: bool = False
@@ -41,98 +45,103 @@ class Orders:
     run_id: str | None = None  # The run to resume.
     quiet: bool = False
     json: bool = False
-    compares: bool = False  # Several models were named: the run ends in their comparison.
+    compares: bool = False  # Several models: the run ends with their comparison.
     tags: tuple[tuple[str, str], ...] = ()
-    probes: Sequence[Any] = ()  # Observers that answer probes.
+    probes: Sequence[Any] = ()  # Observers for health probes.
+
+    @property
+    def resume_words(self) -> list[str]:
+        """The command line that resumes the run; with --fresh it would start a new one."""
+        return [word for word in self.words if word != "--fresh"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What came of one suite."""
+class RunOutcome:
+    """The result of running one suite."""
 
     report: EvalReport
     resumed: bool
+
+
+_NAMED = 4  # Experiments with too many errors that are named.
 
 
 class Interrupted(KeyboardInterrupt):
     """A run was interrupted and can be resumed."""
 
 
-def carry_out(suite: EvalSuite, orders: Orders) -> Ran:
-    """Run a suite to its end, or go on with its unfinished run.
+def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
+    """Run a suite to its end, or resume its unfinished run.
 
     Raises:
         Interrupted: after Ctrl-C; everything that can be said has been said.
     """
     from fairtrial.runs.sync import announcing
 
-    if not len(suite.dataset):
-        raise Mistake(
-            f"dataset {suite.dataset.name!r} of suite {suite.name!r} has no samples, so nothing was run",
-            "see that its file or the code that makes it has samples",
-        )
-    fresh = orders.fresh or (orders.run_id is None and _is_other_part(suite, orders.store))
+    fresh = run_options.fresh or (run_options.run_id is None and _is_other_part(suite, run_options.store))
     begun: list[EvalRunStarted] = []
 
     def started(event: EvalRunStarted) -> None:
         begun.append(event)
         if event.notice is not None:
-            note(f"note: {_for_command_line(event.notice, orders)}")
-        orders.store.update_run(event.run_id, notes={NOTE: list(orders.base)})
-        if event.done and not orders.quiet:
-            console.print(
-                f"resuming {name_of(event.run)} ({event.run_id}): "
-                f"{event.done:,} of {event.planned:,} trials are stored",
-                soft_wrap=True,
-            )
+            note(f"note: {_for_command_line(event.notice, run_options)}")
+        resume_words = [current().text(word) for word in run_options.resume_words]
+        notes = write_notes(command_line=run_options.base, resume_words=resume_words)
+        run_options.store.update_run(event.run_id, notes=notes)
+        if event.done and not run_options.quiet:
+            console.print(event.resume_text(f"{name_of(event.run)} ({event.run_id})"), soft_wrap=True)
 
     console = err()
-    tally = Tally(orders.store, started, retries=orders.retry_errors)
+    tally = Tally(run_options.store, started, retries=run_options.retry_errors)
 
     def announce(text: str) -> None:
         tally.remark = text
-        if orders.quiet or not console.is_terminal:
+        if run_options.quiet or not console.is_terminal:
             console.file.write(f"{text}\n")
 
-    options: dict[str, Any] = {"mailbox": orders.mailbox} if orders.mailbox else {}
+    began = time.monotonic()
+    options: dict[str, Any] = {"mailbox": run_options.mailbox} if run_options.mailbox else {}
     try:
         with (
             announcing(announce),
             warnings.catch_warnings(),
-            shown(tally, console, quiet=orders.quiet, prints=sys.stdout.isatty() and not orders.json),
+            shown(tally, console, quiet=run_options.quiet, prints=sys.stdout.isatty() and not run_options.json),
         ):
-            warnings.simplefilter("ignore", ResumeWarning)  # `started` says it.
+            warnings.simplefilter("ignore", ResumeWarning)  # `started` prints the same.
             report = suite.run_sync(
-                store=orders.store,
-                bus=[tally, *orders.probes],
-                tags=dict(orders.tags),
+                store=run_options.store,
+                bus=[tally, *run_options.probes],
+                tags=dict(run_options.tags),
                 fresh=fresh,
-                retry_errors=orders.retry_errors,
-                run_id=orders.run_id,
-                force=orders.force,
+                retry_errors=run_options.retry_errors,
+                run_id=run_options.run_id,
+                force=run_options.force,
                 **options,
             )
     except KeyboardInterrupt:
-        _say_interrupted(orders, begun)
+        _say_interrupted(run_options, begun)
         raise Interrupted from None
     except RunMismatchError as error:
-        what, _, remedy = _for_command_line(str(error), orders).partition(". ")
-        raise Mistake(what, remedy[:1].lower() + remedy[1:]) from None
+        what, _, remedy = _for_command_line(str(error), run_options).partition(". ")
+        raise UserError(what, remedy[:1].lower() + remedy[1:]) from None
     except (StoreError, MailboxError, RunBusyError) as error:
         if not begun:
             raise
         raise EndedEarly(error) from error
-    return Ran(report, resumed=bool(begun and begun[0].done))
+    if begun and begun[0].retried and not run_options.quiet:
+        took = duration((time.monotonic() - began) * 1000)
+        console.print(f"retried {count(begun[0].retried, 'trial')} in {took}", soft_wrap=True)
+    return RunOutcome(report, resumed=bool(begun and begun[0].done))
 
 
-def _for_command_line(text: str, orders: Orders) -> str:
-    """Return a sentence about runs with the options of the command line in place of the library's arguments."""
-    text = re.sub(r"suite\.rescore\([^)]*\) \((.*?) SUITE\)", r"\1 " + shlex.join(orders.base), text)
+def _for_command_line(text: str, run_options: RunOptions) -> str:
+    """Replace arguments of the library in a message by the options of the command line."""
+    text = re.sub(r"suite\.rescore\([^)]*\) \((.*?) SUITE\)", r"\1 " + shlex.join(run_options.base), text)
     return re.sub(r"(?:fresh=True|run_id='\w+'(?:, force=True)?) \((--[^)]*)\)", r"\1", text)
 
 
 def _is_other_part(suite: EvalSuite, store: RunStore) -> bool:
-    """True if the last part of this suite that was run is not this part: a part never waits for another."""
+    """Return True if the latest run of a part of this suite has other samples: it must not be resumed."""
     if not suite.name.endswith(PART):
         return False
     latest = next(iter(store.runs(suite=suite.name, limit=1)), None)
@@ -140,38 +149,39 @@ def _is_other_part(suite: EvalSuite, store: RunStore) -> bool:
 
 
 @contextlib.contextmanager
-def stdout_for_facts(json: bool) -> Iterator[None]:
-    """With --json, what user code prints goes to standard error: standard output holds JSON and nothing else."""
+def stdout_for_json(json: bool) -> Iterator[None]:
+    """With --json, redirect the output of user code to standard error, so that standard output is only JSON."""
     with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
         yield
 
 
-def _say_interrupted(orders: Orders, begun: list[EvalRunStarted]) -> None:
+def _say_interrupted(run_options: RunOptions, begun: list[EvalRunStarted]) -> None:
     from fairtrial.runs.sync import shown_command
 
-    again = [word for word in orders.words if word != "--fresh"]  # With --fresh it would not go on.
     console = err()
     if begun:
-        run = orders.store.get_run(begun[0].run_id)
-        stored = sum(byte.bit_count() for byte in orders.store.done(run.run_id))
+        run = run_options.store.get_run(begun[0].run_id)
+        stored = sum(byte.bit_count() for byte in run_options.store.done(run.run_id))
         sentence(console, f"interrupted: {name_of(run)} has {stored:,} of {count(run.planned, 'trial')} stored")
-    console.print(f"go on with: {shown_command(['fairtrial', *again])}", soft_wrap=True)
+    console.print(f"resume it with: {shown_command(['fairtrial', *run_options.resume_words])}", soft_wrap=True)
 
 
-def verdict(report: EvalReport, *, fail_under: float | None, max_error_share: float) -> tuple[ExitCode, str]:
-    """The code a run ends with, and why if it is not 0."""
-    worst = max(
-        ((sum(part.errors.values()) / part.total if part.total else 0.0, name) for name, part in _parts(report)),
-        default=(0.0, ""),
-    )
-    if worst[0] > max_error_share:
-        errors = sum(report[worst[1]].errors.values())
+def exit_status(report: EvalReport, *, fail_under: float | None, max_error_share: float) -> tuple[ExitCode, str]:
+    """Return the exit code of a run, and the reason if it is not 0."""
+    errors = {name: sum(part.errors.values()) for name, part in _parts(report)}
+    worst = [
+        f"{errors[name]:,} of {count(part.total, 'trial')}{_of(report, name)}"
+        for name, part in _parts(report)
+        if errors[name] > max_error_share * part.total
+    ]
+    if worst:
+        more = f" and {count(len(worst) - _NAMED, 'more experiment')}" if len(worst) > _NAMED else ""
         return ExitCode.ERRORED, (
-            f"{errors:,} of {count(report[worst[1]].total, 'trial')}{_of(report, worst[1])} ended in an error, "
+            f"{', '.join(worst[:_NAMED])}{more} ended in an error, "
             f"more than the allowed {max_error_share:.0%} (--max-error-share)"
         )
     if report.status == "incomplete":
-        return ExitCode.ERRORED, f"{report.run.notes.get('stopped')}; the same command executes them"
+        return ExitCode.ERRORED, f"{report.run.noted.stopped}; run the same command to execute them"
     if report.status == "interrupted":
         return ExitCode.INCONCLUSIVE, "the run ended early and can be resumed"
     if fail_under is not None:
@@ -195,17 +205,6 @@ def _of(report: EvalReport, name: str) -> str:
     return f" in experiment {name}" if len(report.experiments) > 1 else ""
 
 
-def common_errors(report: EvalReport, limit: int = 3) -> list[tuple[str, int]]:
-    """The errors that came most often, with how often."""
-    from collections import Counter
-
-    found: Counter[str] = Counter()
-    kinds: tuple[Any, ...] = ("task_error", "timeout", "scorer_error", "dead_letter")
-    for result in report.store.results(report.run_id, outcomes=kinds, limit=2_000, outputs=False):
-        found[" ".join((result.error or result.outcome).removeprefix("fairtrial.errors.").split())] += 1
-    return found.most_common(limit)
-
-
 def cache_file(root: Path | None) -> Path:
-    """Where the answers of models are kept."""
+    """Return the file of the response cache."""
     return (root or Path()) / ".fairtrial" / "responses.db"

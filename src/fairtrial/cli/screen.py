@@ -1,4 +1,4 @@
-"""What every screen shares: consoles, tables, and how things are written."""
+"""Shared output functions: consoles, tables, JSON and messages."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from fairtrial.render.document import Column, Table
 from fairtrial.render.safe_text import lines, plain
 from fairtrial.render.terminal import RichDocument
 
-_PIPED_WIDTH = 120  # A file or a pipe has no width; wide enough for every table, narrow enough to be read.
+_PIPED_WIDTH = 120  # Width of files and pipes: wide enough for every table, narrow enough to read.
 
 
 @dataclass(frozen=True, slots=True)
 class ScreenTable:
-    """A table that is still being filled."""
+    """A table to which rows are added."""
 
     columns: tuple[Column, ...]
     rows: list[tuple[str, ...]]
 
 
 def out() -> Console:
-    """Standard output: facts. Without colours and control codes when it is no terminal, or NO_COLOR is set."""
+    """Return a console for standard output, without colours if it is not a terminal or NO_COLOR is set."""
     return _console(sys.stdout)
 
 
 def err() -> Console:
-    """Standard error: progress, notes and errors; log records while a command logs JSON."""
+    """Return a console for standard error: progress, notes and errors; log records while a command logs JSON."""
     return _console(_log_lines or sys.stderr)
 
 
 class _LogLines(io.TextIOBase):
-    """A stream whose lines are logged: the errors as errors, with what follows them, and the rest as information."""
+    """A stream that logs its lines: error messages at level ERROR, the rest at level INFO."""
 
     def __init__(self) -> None:
         self._log = logging.getLogger("fairtrial.cli")
@@ -88,46 +88,55 @@ def _console(file: Any) -> Console:
 
 
 def sentence(console: Console, text: str, *, style: str | None = None) -> None:
-    """Print text that may be long: wrapped between words in a terminal, left whole in a pipe."""
-    text = lines(text)  # It may name what a dataset, a suite or another program chose.
+    """Print text: wrapped at words in a terminal, on one line in a pipe."""
+    text = lines(text)  # It may contain text from datasets, suites or other programs.
     head, colon, rest = text.partition(": ")
     styled = Text.assemble((head + colon, style), rest) if style and colon else Text(text, style=style or "")
     console.print(styled, soft_wrap=not console.is_terminal)
 
 
 def note(text: str) -> None:
-    """Say something beside the facts, on standard error."""
+    """Print a note on standard error."""
     sentence(err(), text, style="dim")
 
 
 def print_json(facts: Any) -> None:
-    """Facts for programs: JSON on standard output, and nothing else there."""
-    text = json.dumps(facts, indent=2, default=str, allow_nan=False)  # In ASCII, which nothing on its way can spoil.
+    """Print JSON on standard output."""
+    text = json.dumps(facts, indent=2, default=str, allow_nan=False)  # ASCII only: independent of encodings.
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
-def make_table(*titles: str, right: Sequence[str] = (), cut: Sequence[str] = ()) -> ScreenTable:
-    """A table for `add_row(table, ...)`. Columns named in `cut` give way when the terminal is narrow."""
+def make_table(
+    *titles: str, right: Sequence[str] = (), cut: Sequence[str] = (), prose: Sequence[str] = ()
+) -> ScreenTable:
+    """Create a table for `add_row(table, ...)`. Columns in `cut` and `prose` are shortened in narrow terminals."""
     columns = [
-        Column(title, "right" if title in right else "left", name=title in cut, heading=at == 0, shortest=8)
+        Column(
+            title,
+            "right" if title in right else "left",
+            name=title in cut or title in prose,
+            prose=title in prose,
+            heading=at == 0,
+            shortest=8,
+        )
         for at, title in enumerate(titles)
     ]
     return ScreenTable(tuple(columns), [])
 
 
 def add_row(table: ScreenTable, *cells: str) -> None:
-    """Add a row of cells, each on one line whatever is in it."""
+    """Add a row of cells; each cell is printed on one line."""
     table.rows.append(cells)
 
 
 def print_table(console: Console, table: ScreenTable) -> None:
-    """Print a table, or its rows one below the other where it does not fit."""
+    """Print a table; if it does not fit, its cells one below the other."""
     console.print(RichDocument(Table("", table.columns, tuple(table.rows))))
 
 
 def commands(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
-    """Commands to type next, with what each is for; where both do not fit, the remark goes."""
+    """Print commands to run next, with a remark on each if there is room."""
     rows = [(plain(command), plain(remark)) for command, remark in rows]
     if not rows:
         return
@@ -141,7 +150,7 @@ def commands(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> N
 
 
 def ago(moment: float, now: float | None = None) -> str:
-    """When something was, as people say it."""
+    """Format a time as an age, such as `5 min ago`."""
     seconds = max((time.time() if now is None else now) - moment, 0)
     for size, unit in ((86_400 * 60, ""), (86_400 * 2, "d"), (3600 * 2, "h"), (120, "min")):
         if seconds >= size:
@@ -152,17 +161,17 @@ def ago(moment: float, now: float | None = None) -> str:
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """A number and what is counted."""
+    """Format a number with a noun, such as `3 trials`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names in a sentence."""
+    """Join names for a sentence."""
     return ", ".join(names)
 
 
 def confirm(question: str) -> bool:
-    """Ask at the terminal; no terminal means no."""
+    """Ask for confirmation; without a terminal the answer is no."""
     if not sys.stdin.isatty():
         return False
     sys.stderr.write(f"{question} [y/N] ")

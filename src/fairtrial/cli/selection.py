@@ -1,4 +1,4 @@
-"""A suite as the options on the command line want it."""
+"""Apply command-line options to a suite."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.cli.faults import Mistake
+from fairtrial.cli.names import find_sample
 from fairtrial.cli.pairs import parse_pairs
 from fairtrial.cli.rerun import PART
+from fairtrial.cli.user_errors import UserError
 from fairtrial.render.safe_text import plain
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to run of a suite, and how."""
+    """The part of a suite to run, and settings to override."""
 
     max_samples: int | None = None
     samples: Sequence[str] = ()
@@ -36,12 +37,12 @@ class Selection:
 
     @property
     def is_part(self) -> bool:
-        """True if only some samples are meant."""
+        """True if only some samples are selected."""
         return self.max_samples is not None or bool(self.samples) or bool(self.filters)
 
     def check_for_fleet(self) -> None:
-        """Workers run the suite as its file has it: refuse what would make another suite of it."""
-        given = {
+        """Reject options that change the suite: workers run it as its file defines it."""
+        used = {
             "--max-samples": self.max_samples is not None,
             "--sample": bool(self.samples),
             "--filter": bool(self.filters),
@@ -49,16 +50,16 @@ class Selection:
             "--set": bool(self.params),
             "--seed": self.seed is not None,
         }
-        wrong = [option for option, is_given in given.items() if is_given]
+        wrong = [option for option, is_given in used.items() if is_given]
         if wrong:
-            raise Mistake(
-                f"{' and '.join(wrong)} cannot go to a fleet: its workers run the suite as its file has it",
-                "leave --mailbox out to run this here",
+            raise UserError(
+                f"{' and '.join(wrong)} cannot be used with a fleet: workers run the suite as its file defines it",
+                "omit --mailbox to run locally",
             )
 
 
 def selected(suite: EvalSuite, selection: Selection) -> EvalSuite:
-    """A copy of the suite with the options applied. A part of its samples runs under a name of its own.
+    """Return a copy of the suite with the options applied; a part of the samples gets a separate suite name.
 
     So a quick look at five samples never takes the place of `suite@latest`, nor does it get in the way of a run that
     waits to be resumed.
@@ -86,16 +87,17 @@ def selected(suite: EvalSuite, selection: Selection) -> EvalSuite:
 def _part(suite: EvalSuite, selection: Selection) -> Dataset[Any, Any]:
     dataset = suite.dataset if suite.config.max_samples is None else suite.dataset.head(suite.config.max_samples)
     if selection.samples:
-        wanted = set(selection.samples)
-        found = dataset.filter(lambda sample: sample.id in wanted)
-        missing = wanted - {sample.id for sample in found}
+        ids = [sample.id for sample in dataset]
+        wanted = {text: find_sample(text, ids) for text in selection.samples}
+        missing = [text for text, sample_id in wanted.items() if sample_id is None]
         if missing:
             raise _no_sample(suite, dataset, sorted(missing)[0])
-        dataset = found
+        chosen = set(wanted.values())
+        dataset = dataset.filter(lambda sample: sample.id in chosen)
     if selection.filters:
         facts = list(parse_pairs("--filter", selection.filters))
         texts = list(parse_pairs("--filter", selection.filters, as_text=True))
-        # `--filter level=3` finds both the number 3 and the text "3": nobody remembers which it is.
+        # `--filter level=3` matches both the number 3 and the text "3".
         pairs = [(key, (value, text)) for (key, value), (_, text) in zip(facts, texts, strict=True)]
         everything, dataset = (
             dataset,
@@ -108,40 +110,42 @@ def _part(suite: EvalSuite, selection: Selection) -> Dataset[Any, Any]:
     return dataset if selection.max_samples is None else dataset.head(selection.max_samples)
 
 
-def _no_sample(suite: EvalSuite, dataset: Dataset[Any, Any], wanted: str) -> Mistake:
+def _no_sample(suite: EvalSuite, dataset: Dataset[Any, Any], wanted: str) -> UserError:
     ids = [sample.id for sample in dataset]
     near = difflib.get_close_matches(wanted, ids, 3, 0.5)
     hint = (
         f"did you mean {' or '.join(map(plain, near))}?" if near else f"ids look like: {', '.join(map(plain, ids[:3]))}"
     )
-    return Mistake(
+    return UserError(
         f"dataset {plain(suite.dataset.name)!r} of suite {suite.name!r} has no sample {plain(wanted)!r}", hint
     )
 
 
-def _nothing_left(suite: EvalSuite, dataset: Dataset[Any, Any], filters: Sequence[str], keys: Sequence[str]) -> Mistake:
-    known = sorted({key for sample in dataset for key in sample.metadata})
-    strange = [key for key in keys if key not in known]
+def _nothing_left(
+    suite: EvalSuite, dataset: Dataset[Any, Any], filters: Sequence[str], keys: Sequence[str]
+) -> UserError:
+    metadata_keys = sorted({key for sample in dataset for key in sample.metadata})
+    strange = [key for key in keys if key not in metadata_keys]
     what = f"no sample of suite {suite.name!r} has {' and '.join(map(plain, filters))}"
     if strange:
-        near = difflib.get_close_matches(strange[0], known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"the metadata has {', '.join(known) or 'no keys'}"
-        return Mistake(what, hint)
+        near = difflib.get_close_matches(strange[0], metadata_keys, 1)
+        hint = f"did you mean {near[0]}?" if near else f"the metadata has {', '.join(metadata_keys) or 'no keys'}"
+        return UserError(what, hint)
     values = sorted({str(sample.metadata[keys[0]]) for sample in dataset if keys[0] in sample.metadata})
-    return Mistake(what, f"{plain(keys[0])} is one of {', '.join(map(plain, values[:8]))}")
+    return UserError(what, f"{plain(keys[0])} is one of {', '.join(map(plain, values[:8]))}")
 
 
 def _experiments(suite: EvalSuite, names: Sequence[str]) -> tuple[Experiment, ...]:
     from fairtrial.trials.experiment import Experiment
 
     offered = suite.experiments or (Experiment(suite.config.experiment_name or "baseline"),)
-    known = {experiment.name: experiment for experiment in offered}
+    by_name = {experiment.name: experiment for experiment in offered}
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-            raise Mistake(f"suite {suite.name!r} has no experiment {name!r}", hint)
-    return tuple(known[name] for name in dict.fromkeys(names))
+        if name not in by_name:
+            near = difflib.get_close_matches(name, by_name, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(by_name)}"
+            raise UserError(f"suite {suite.name!r} has no experiment {name!r}", hint)
+    return tuple(by_name[name] for name in dict.fromkeys(names))
 
 
 def _with_params(suite: EvalSuite, params: dict[str, Any]) -> tuple[Experiment, ...]:

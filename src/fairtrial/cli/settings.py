@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairtrial.cli.faults import Mistake, shown_path
+from fairtrial.cli.user_errors import UserError, shown_path
 from fairtrial.frozen import EMPTY
 
 DEFAULT_STORE = Path(".fairtrial") / "runs.db"
@@ -38,7 +38,7 @@ class _Known:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError("is text")
+        raise ValueError("must be text")
     return value.strip()
 
 
@@ -46,7 +46,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError("is a list of text")
+        raise ValueError("must be a list of text")
     return tuple(value)
 
 
@@ -54,9 +54,9 @@ def _whole(value: Any) -> int:
     try:
         number = int(value)
     except (TypeError, ValueError):
-        raise ValueError("is a whole number") from None
+        raise ValueError("must be a whole number") from None
     if isinstance(value, bool | float) or number < 1:
-        raise ValueError("is a whole number of at least 1")
+        raise ValueError("must be a whole number of at least 1")
     return number
 
 
@@ -64,9 +64,9 @@ def _share(value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ValueError("is a number between 0 and 1") from None
+        raise ValueError("must be a number from 0 to 1") from None
     if isinstance(value, bool) or not 0 <= number <= 1:
-        raise ValueError("is a number between 0 and 1")
+        raise ValueError("must be a number from 0 to 1")
     return number
 
 
@@ -78,25 +78,25 @@ def _prices(value: Any) -> Mapping[str, Any]:
     try:
         return read_prices(tomllib.loads(Path(value).read_text(encoding="utf-8")) if isinstance(value, str) else value)
     except OSError as error:
-        raise ValueError(f"names a file that cannot be read ({error.strerror})") from None
+        raise ValueError(f"must name a file that can be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"names a file that is not valid TOML ({error})") from None
+        raise ValueError(f"must name a valid TOML file ({error})") from None
     except ConfigurationError as error:
-        raise ValueError(f"is a table of US dollars per million tokens: {error}") from None
+        raise ValueError(f"must be a table of US dollars per million tokens: {error}") from None
 
 
 def _log_format(value: Any) -> str:
     if value not in ("text", "json"):
-        raise ValueError("is text or json")
+        raise ValueError("must be text or json")
     return str(value)
 
 
 KNOWN: Mapping[str, _Known] = {
-    "store": _Known("where runs are kept", _text, path=True),
-    "suites": _Known("what `fairtrial run` runs when no suite is named", _texts, (), path=True),
-    "mailbox": _Known("the queue that worker, fleet and dlq use; run too, with --fleet", _text),
-    "concurrency": _Known("trials in flight at once, in place of what a suite says", _whole),
-    "cache": _Known("off, read, read-write or refresh: keeping models' answers", _text, "off"),
+    "store": _Known("the store of runs", _text, path=True),
+    "suites": _Known("suites that `fairtrial run` runs by default", _texts, (), path=True),
+    "mailbox": _Known("the queue of worker, fleet and dlq, and of run --fleet", _text),
+    "concurrency": _Known("maximum number of trials in flight; overrides the suite", _whole),
+    "cache": _Known("cache of model responses: off, read, read-write or refresh", _text, "off"),
     "max-error-share": _Known("exit 4 if a larger share of trials ends in an error", _share, 0.1),
     "log-format": _Known("text or json: what run, rescore and worker log", _log_format, "text"),
     "prices": _Known("US dollars per million tokens, by model: a table, or a TOML file with one", _prices, EMPTY),
@@ -108,8 +108,8 @@ class Settings:
     """All settings, by name."""
 
     found: Mapping[str, Setting]
-    root: Path | None  # Where the pyproject.toml with our table is.
-    gate: bool = False  # Whether that table has one with rules for a gate.
+    root: Path | None  # The folder of the pyproject.toml with [tool.fairtrial].
+    gate: bool = False  # Whether it has [tool.fairtrial.gate].
 
     def __getitem__(self, name: str) -> Any:
         return self.found[name].value
@@ -121,7 +121,7 @@ class Settings:
 
     @contextmanager
     def prices(self) -> Iterator[None]:
-        """Let adapters that were given no prices use those of the settings."""
+        """Let adapters without prices use those of the settings."""
         from fairtrial.models.pricing import configure_prices
 
         before = configure_prices(self["prices"])
@@ -132,39 +132,43 @@ class Settings:
 
 
 def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings that hold in a folder. The environment comes before the file."""
+    """Read the settings in effect in a folder. The environment overrides the file."""
     environ = os.environ if environ is None else environ
     file = _find(Path.cwd() if folder is None else folder)
     table = {} if file is None else _table(file)
     gate = table.pop("gate", None)
-    found: dict[str, Setting] = {}
-    for name, known in KNOWN.items():
+    settings: dict[str, Setting] = {}
+    for name, definition in KNOWN.items():
         variable = f"FAIRTRIAL_{name.upper().replace('-', '_')}"
         if environ.get(variable):
-            found[name] = Setting(name, _read(known, environ[variable], variable), f"${variable}", known.about)
+            settings[name] = Setting(
+                name, _read(definition, environ[variable], variable), f"${variable}", definition.about
+            )
         elif name in table and file is not None:
             origin = f"{shown_path(str(file))} [tool.fairtrial]"
-            value = _read(known, table[name], f"{origin} {name}")
-            found[name] = Setting(name, _placed(value, file.parent) if known.path else value, origin, known.about)
+            value = _read(definition, table[name], f"{origin} {name}")
+            settings[name] = Setting(
+                name, _placed(value, file.parent) if definition.path else value, origin, definition.about
+            )
         else:
-            found[name] = Setting(name, known.default, "default", known.about)
-    if found["store"].value is None:
-        place = DEFAULT_STORE if file is None else _relative(file.parent / DEFAULT_STORE)
-        found["store"] = Setting("store", str(place), "default", KNOWN["store"].about)
-    return Settings(found, None if file is None else file.parent, bool(gate))
+            settings[name] = Setting(name, definition.default, "default", definition.about)
+    if settings["store"].value is None:
+        default = DEFAULT_STORE if file is None else _relative(file.parent / DEFAULT_STORE)
+        settings["store"] = Setting("store", str(default), "default", KNOWN["store"].about)
+    return Settings(settings, None if file is None else file.parent, bool(gate))
 
 
-def _read(known: _Known, value: Any, origin: str) -> Any:
+def _read(definition: _Known, value: Any, origin: str) -> Any:
     try:
-        return known.read(value)
+        return definition.read(value)
     except ValueError as error:
-        raise Mistake(f"{origin} {error}, not {value!r}", "`fairtrial config` lists every setting") from None
+        raise UserError(f"{origin} {error} (got {value!r})", "`fairtrial config` lists every setting") from None
 
 
 def _find(folder: Path) -> Path | None:
-    """The nearest pyproject.toml, here or above, that has a table for us."""
-    for place in (folder, *folder.resolve().parents):
-        file = place / "pyproject.toml"
+    """Find the nearest pyproject.toml, here or in a parent folder, with a [tool.fairtrial] table."""
+    for parent in (folder, *folder.resolve().parents):
+        file = parent / "pyproject.toml"
         if file.is_file() and b"[tool.fairtrial" in file.read_bytes():
             return file
     return None
@@ -174,17 +178,17 @@ def _table(file: Path) -> dict[str, Any]:
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Mistake(f"{shown_path(str(file))} is not valid TOML: {error}", "correct that line") from None
+        raise UserError(f"{shown_path(str(file))} is not valid TOML: {error}", "correct that line") from None
     table: dict[str, Any] = tree.get("tool", {}).get("fairtrial", {})
-    known: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in table.items():
         plain = name.replace("_", "-")
         if plain not in KNOWN and plain != "gate":
             near = difflib.get_close_matches(plain, KNOWN, 1)
             hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(KNOWN)}"
-            raise Mistake(f"{shown_path(str(file))}: [tool.fairtrial] has no setting {name!r}", hint)
-        known[plain] = value
-    return known
+            raise UserError(f"{shown_path(str(file))}: [tool.fairtrial] has no setting {name!r}", hint)
+        values[plain] = value
+    return values
 
 
 def _placed(value: Any, folder: Path) -> Any:
@@ -196,7 +200,7 @@ def _placed(value: Any, folder: Path) -> Any:
     path = Path(value.removeprefix("sqlite:///"))
     first = str(path).partition(":")[0]
     if path.is_absolute() or not (scheme or "/" in first or first.endswith((".py", ".db", ".sqlite", ".sqlite3"))):
-        return value  # An importable module, or a path that needs no help.
+        return value  # An importable module, or an absolute path.
     return f"{scheme}{_relative(folder / path)}"
 
 

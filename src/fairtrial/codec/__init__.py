@@ -1,15 +1,16 @@
-"""Every record becomes JSON, and comes back typed, through this package and nothing else.
+"""Convert records to JSON and back to typed values.
 
 The rules, settled once:
 
 | value                      | on the wire                                                                       |
 |----------------------------|-----------------------------------------------------------------------------------|
 | dataclass, TypedDict       | object by field name; unknown and missing fields are errors                       |
+| field marked PRIVATE       | nothing, unless its owner writes it by name; SPARSE: nothing if it is the default |
 | pydantic model             | what the model dumps; read back by the model's own rules                          |
 | tuple, NamedTuple, list    | array                                                                             |
 | set, frozenset             | array in canonical order                                                          |
 | enum                       | its value                                                                         |
-| datetime, date, time, UUID | text in ISO or canonical form; a time zone travels as its offset                  |
+| datetime, date, time, UUID | text in ISO or canonical form; a time zone is written as its offset               |
 | Decimal, timedelta, Path   | text: digits, an ISO 8601 duration, the path                                      |
 | int                        | a JSON number of any length Python prints (4,300 digits); read back exactly       |
 | keys of objects            | text, ints, enums, UUIDs and dates, written as text                               |

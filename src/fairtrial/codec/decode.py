@@ -1,4 +1,4 @@
-"""From JSON to the type that is asked for: a decoder is compiled once per type, then reused."""
+"""Decode JSON to typed values. A decoder is compiled once per type and reused."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _ABSTRACT: dict[Any, type] = {
 
 
 class _Compiler:
-    """Turns one type, and the types inside it, into a decoder."""
+    """Compiles a type, and the types inside it, to a decoder."""
 
     def __init__(self, frozen: bool) -> None:
         self.frozen = frozen
@@ -147,7 +147,7 @@ class _Compiler:
 
     def _annotated(self, kind: Any, args: tuple[Any, ...]) -> Decoder:
         inner = self.compile(args[0])
-        if all(isinstance(note, str) for note in args[1:]):  # Words for people constrain nothing.
+        if all(isinstance(note, str) for note in args[1:]):  # Text annotations are no constraints.
             return inner
         checked = constrained(kind, inner)
         return (lambda value: freeze(checked(value))) if self.frozen else checked

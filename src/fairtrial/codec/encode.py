@@ -1,4 +1,4 @@
-"""From records to JSON: one walk, driven by the values."""
+"""Encode records as JSON."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +29,7 @@ def _compact_encoder(*, sort_keys: bool) -> Callable[[Any], str]:
     build = getattr(json.encoder, "c_make_encoder", None)
     if build is None:  # An interpreter without the C encoder.
         return made.encode
-    # JSONEncoder builds its C encoder anew for every call, which takes longer than encoding a small record.
+    # JSONEncoder creates its C encoder for every call, which takes longer than encoding a small record.
     encode = build(None, made.default, json.encoder.encode_basestring, None, ":", ",", sort_keys, False, False)
     return lambda value: "".join(encode(value, 0))
 
@@ -41,10 +42,10 @@ _SAFE_BITS = 2_000  # Python prints any integer of this size, whatever its limit
 
 
 def to_json(value: Any) -> Any:
-    """`value` as fresh JSON containers and scalars, sharing nothing mutable with it.
+    """Convert `value` to new JSON containers and scalars that share nothing mutable with it.
 
     Raises:
-        CodecError: something in it cannot travel; the error says where and why.
+        CodecError: a value in it cannot be encoded as JSON; the error names the place and the reason.
     """
     try:
         return _encode(value)
@@ -53,17 +54,17 @@ def to_json(value: Any) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """`value` as compact JSON text, keys in their own order."""
+    """Convert `value` to compact JSON text; keys keep their order."""
     return compact(to_json(value))
 
 
 def canonical(value: Any) -> bytes:
-    """`value` as the one JSON text that equal content always gives: sorted keys, no spaces, UTF-8."""
+    """Convert `value` to its canonical JSON text: sorted keys, no spaces, UTF-8."""
     return _sorted_text(to_json(value)).encode("utf-8")
 
 
 def digest(value: Any) -> str:
-    """The SHA-256 of the canonical form, in hex: the identity of content."""
+    """Return the SHA-256 of the canonical form in hex, which identifies the content."""
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
@@ -107,7 +108,7 @@ def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
     for key, item in value.items():
         name = escape_text(key) if type(key) is str else _key(key)
         if name in tree:
-            raise CodecError(f"two keys are both written {name!r} in JSON")
+            raise CodecError(f"the keys of a mapping must differ as JSON text (got {name!r} twice)")
         try:
             tree[name] = _encode(item)
         except CodecError as error:
@@ -124,13 +125,27 @@ def _key(key: Any) -> str:
     raise CodecError(f"a {type(key).__name__} cannot be a key in JSON; use text or an int")
 
 
-def _dataclass_encoder(kind: type) -> Callable[[Any], Any]:
-    names = tuple(field.name for field in dataclasses.fields(kind) if field.init)
+PRIVATE: Mapping[str, Any] = MappingProxyType({"codec": "private"})
+"""Metadata of a dataclass field that is not written: whoever wants it in the record writes it by name."""
+SPARSE: Mapping[str, Any] = MappingProxyType({"codec": "sparse"})
+"""Metadata of a dataclass field that is written only where it differs from its default."""
 
+
+def _dataclass_encoder(kind: type) -> Callable[[Any], Any]:
+    written = [f for f in dataclasses.fields(kind) if f.init and f.metadata.get("codec") != "private"]
+    names = tuple(field.name for field in written)
+    sparse = {field.name: field.default for field in written if field.metadata.get("codec") == "sparse"}
+    if sparse:
+        return lambda value: _sparse_fields(names, sparse, value)
     if len(names) < 2:  # attrgetter gives a tuple only for two names or more.
         return lambda value: _fields(names, [getattr(value, name) for name in names])
     fetch = operator.attrgetter(*names)
     return lambda value: _fields(names, fetch(value))
+
+
+def _sparse_fields(names: Sequence[str], sparse: Mapping[str, Any], value: Any) -> dict[str, Any]:
+    present = [name for name in names if name not in sparse or getattr(value, name) != sparse[name]]
+    return _fields(present, [getattr(value, name) for name in present])
 
 
 def _fields(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
@@ -155,11 +170,11 @@ def _refuse(value: Any) -> Any:
     kind = type(value)
     if inspect.isawaitable(value):
         raise CodecError(
-            f"a {kind.__qualname__} cannot travel as JSON: it was never awaited; write `await` before the call that "
-            "returned it"
+            f"a {kind.__qualname__} cannot be encoded as JSON: it was never awaited; write `await` before the call "
+            "that returned it"
         )
     raise CodecError(
-        f"a {kind.__module__}.{kind.__qualname__} cannot travel as JSON; use plain values, dataclasses or models"
+        f"a {kind.__module__}.{kind.__qualname__} cannot be encoded as JSON; use plain values, dataclasses or models"
     )
 
 

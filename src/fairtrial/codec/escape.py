@@ -1,4 +1,4 @@
-"""Text that JSON, UTF-8 or a database would refuse or change, carried inside ordinary text.
+"""Escape values that JSON, UTF-8 or a database would reject or change.
 
 U+FDD0 is a Unicode noncharacter, set aside for a program's internal use. A text that begins with it and a letter
 stands for a value JSON lacks; elsewhere it introduces four hex digits naming a code unit that cannot be stored.
@@ -24,19 +24,19 @@ _NAN, _INF, _MINUS_INF, _BYTES = MARK + "nan", MARK + "inf", MARK + "-inf", MARK
 
 
 def escape_text(text: str) -> str:
-    """`text` with everything that cannot be stored replaced reversibly."""
+    """Escape the characters of `text` that cannot be stored."""
     if text.isascii() and "\0" not in text:
         return text
     return _SPECIAL.sub(lambda found: f"{MARK}{ord(found[0]):04x}", text)
 
 
 def escape_float(value: float) -> str:
-    """The text that stands for a NaN or an infinity."""
+    """Return the text that represents NaN or an infinity."""
     return _NAN if math.isnan(value) else _INF if value > 0 else _MINUS_INF
 
 
 def escape_bytes(value: bytes) -> str:
-    """The text that stands for bytes."""
+    """Return the text that represents bytes."""
     return _BYTES + base64.b64encode(value).decode("ascii")
 
 
@@ -59,7 +59,7 @@ def restore_text(text: str) -> str | float | bytes:
 
 
 def restore(tree: Any) -> Any:
-    """A JSON value with every escaped text in it restored."""
+    """Return a JSON value with all escaped texts restored."""
     if isinstance(tree, str):
         return restore_text(tree)
     if isinstance(tree, list):
@@ -123,7 +123,7 @@ def _not_json(error: ValueError | RecursionError) -> CodecError:
         case RecursionError():
             return CodecError("nested too deeply")
         case _:
-            return CodecError(f"not JSON we can hold: {error}")  # Integers of more than 4,300 digits.
+            return CodecError(f"not supported as JSON: {error}")  # Integers of more than 4,300 digits.
 
 
 def parse_json_array(text: bytes) -> Iterator[tuple[int, Any]]:

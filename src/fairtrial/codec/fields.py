@@ -1,4 +1,4 @@
-"""What the fields of a class are, with every type parameter replaced by what it stands for."""
+"""Field types of classes, with type parameters substituted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairtrial.errors import CodecError
 
 
 def bound(kind: Any, variables: dict[Any, Any]) -> Any:
-    """A type with its type variables replaced; one that nobody bound may be anything."""
+    """Return a type with its type variables substituted; unbound variables become Any."""
     if isinstance(kind, TypeVar):
         return variables.get(kind, Any)
     parameters = getattr(kind, "__parameters__", ())
@@ -22,12 +22,12 @@ def bound(kind: Any, variables: dict[Any, Any]) -> Any:
 
 
 def alias_value(alias: Any, args: tuple[Any, ...]) -> Any:
-    """What a type alias stands for."""
+    """Return the value of a type alias."""
     return bound(alias.__value__, dict(zip(alias.__type_params__, args, strict=False)))
 
 
 def field_types(base: type, args: tuple[Any, ...]) -> dict[str, Any]:
-    """The type of every field of a dataclass, TypedDict or NamedTuple, its bases included."""
+    """Return the type of every field of a dataclass, TypedDict or NamedTuple, including its bases."""
     variables = _variables(base, args)
     if typing.is_typeddict(base):  # Its bases are gone; their annotations were copied into it.
         merged = {name: kind for known in reversed(variables.values()) for name, kind in known.items()}
@@ -46,7 +46,7 @@ QUALIFIERS = tuple(
 
 
 def unqualified(kind: Any) -> tuple[Any, set[Any]]:
-    """A type without the qualifiers around it, and those."""
+    """Return a type without its qualifiers, and the qualifiers."""
     said: set[Any] = set()
     while (origin := typing.get_origin(kind)) in QUALIFIERS:
         said.add(origin)
@@ -55,7 +55,7 @@ def unqualified(kind: Any) -> tuple[Any, set[Any]]:
 
 
 def required_keys(base: Any, fields: dict[str, Any]) -> frozenset[str]:
-    """The keys a TypedDict must have. The class itself does not know where its annotations are kept as text."""
+    """Return the required keys of a TypedDict. The class itself does not know them if annotations are text."""
 
     def is_required(name: str) -> bool:
         _, said = unqualified(fields[name])

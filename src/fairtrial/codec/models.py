@@ -1,4 +1,4 @@
-"""Reading what pydantic describes: models, and types with constraints."""
+"""Decode pydantic models and types with constraints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading single values. Reading is strict: nothing is parsed that was not written as what is asked for."""
+"""Decode single values, strictly: a value must have the JSON form in which its type is written."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ type Decoder = Callable[[Any], Any]
 
 
 def name_of(kind: Any) -> str:
-    """How a type is called in a message to a person."""
+    """Return the name of a type in messages."""
     if kind is type(None):
         return "null"
     return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
 
 
 def got(value: Any) -> str:
-    """How a value that does not fit is shown to a person."""
+    """Return the text of a wrong value in messages."""
     if value is None:
         return "null"
     if isinstance(value, list):
@@ -39,7 +39,7 @@ def got(value: Any) -> str:
 
 
 def mismatch(wanted: str, value: Any) -> CodecError:
-    """The error for a value that is not what was asked for."""
+    """Return the error for a value of the wrong type."""
     return CodecError(f"expected {wanted}, got {got(value)}")
 
 

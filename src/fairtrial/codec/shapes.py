@@ -1,4 +1,4 @@
-"""Which member of a union an object can be, told from its keys before anything in it is read."""
+"""Determine from its keys which member of a union a JSON object can be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images, files and other bytes, named by what they contain."""
+"""Images, files and other binary data, addressed by their hash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A reference to bytes by their SHA-256. The bytes travel and rest elsewhere; see `BlobFolder`."""
+    """A reference to binary data by its SHA-256. The data itself is stored elsewhere; see `BlobFolder`."""
 
     sha256: str
     media_type: str = "application/octet-stream"
@@ -27,22 +27,22 @@ class Attachment:
     def __post_init__(self) -> None:
         # The hash becomes a file name, so nothing but a hash may pass.
         if not _SHA256.fullmatch(self.sha256):
-            raise DataError(f"an attachment is named by 64 lower-case hex digits, not {self.sha256!r}")
+            raise DataError(f"the sha256 of an attachment must be 64 lower-case hex digits (got {self.sha256!r})")
 
     @classmethod
     def of(cls, content: bytes, *, media_type: str = "application/octet-stream", name: str = "") -> Self:
-        """The reference to these bytes."""
+        """Return the reference to these bytes."""
         return cls(hashlib.sha256(content).hexdigest(), media_type, len(content), name)
 
 
 class BlobFolder:
-    """Bytes in a folder, each file named by its own hash. An attachment is only ever looked up under this root."""
+    """A folder of binary data, each file named by its hash. Attachments are looked up only in this folder."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
 
     def put(self, content: bytes, *, media_type: str = "application/octet-stream", name: str = "") -> Attachment:
-        """Keep these bytes and return their reference; keeping them twice changes nothing."""
+        """Store bytes and return their reference. Storing them twice changes nothing."""
         attachment = Attachment.of(content, media_type=media_type, name=name)
         target = self._path(attachment)
         if not target.exists():
@@ -55,7 +55,7 @@ class BlobFolder:
         return attachment
 
     def put_file(self, path: Path | str, *, media_type: str | None = None) -> Attachment:
-        """Keep a file's bytes; the media type is guessed from its name unless given."""
+        """Store the content of a file; by default the media type is guessed from its name."""
         import mimetypes  # Brings urllib with it, which few people need.
 
         path = Path(path)
@@ -63,7 +63,7 @@ class BlobFolder:
         return self.put(path.read_bytes(), media_type=guessed, name=path.name)
 
     def get(self, attachment: Attachment) -> bytes:
-        """The bytes, checked against their hash."""
+        """Return the bytes, verified against their hash."""
         try:
             content = self._path(attachment).read_bytes()
         except FileNotFoundError:

@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from fairtrial.codec import digest
 from fairtrial.data.fingerprint import Fingerprint, Order
-from fairtrial.data.lazy import FileRows, Selection
+from fairtrial.data.index import line_index
+from fairtrial.data.lazy import FileRows, SelectedRows
 from fairtrial.data.loaders import load_samples, open_samples
+from fairtrial.data.rows import Columns, Row, check_columns, content_id
 from fairtrial.data.sample import Sample
 from fairtrial.errors import DatasetError
 
 
 class Dataset[I, E](Sequence[Sample[I, E]]):
-    """Samples that never change, in memory or in their file, with one identity for their content."""
+    """An immutable collection of samples, in memory or in a file, identified by a hash of its content."""
 
     __slots__ = ("_expected_type", "_fingerprint", "_input_type", "_name", "_order", "_samples", "_version")
 
@@ -39,12 +40,13 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
 
     @staticmethod
     def of[A, B](pairs: Mapping[A, B] | Iterable[tuple[A, B]], *, name: str = "dataset") -> Dataset[A, B]:
-        """A dataset from (input, expected) pairs; each sample's id is a hash of its pair."""
+        """Create a dataset from (input, expected) pairs; the id of each sample is a hash of its pair."""
         items = pairs.items() if isinstance(pairs, Mapping) else pairs
         samples: list[Sample[A, B]] = []
         positions: dict[str, int] = {}
-        for position, (given, wanted) in enumerate(items):
-            sample_id = digest([given, wanted])[:16]
+        for position, pair in enumerate(items):
+            given, wanted = _as_pair(pair, position)
+            sample_id = content_id(given, wanted)
             if (first := positions.setdefault(sample_id, position)) != position:
                 raise DatasetError(
                     f"pairs must be distinct: pair {position} repeats pair {first} ({given!r:.80}, {wanted!r:.80})\n"
@@ -56,12 +58,23 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
     @overload
     @staticmethod
     def load(
-        path: Path | str, *, lazy: bool = ..., name: str | None = ..., version: str = ...
+        path: Path | str,
+        *,
+        columns: Columns | None = ...,
+        lazy: bool = ...,
+        name: str | None = ...,
+        version: str = ...,
     ) -> Dataset[Any, Any]: ...
     @overload
     @staticmethod
     def load[A](
-        path: Path | str, input_type: type[A], *, lazy: bool = ..., name: str | None = ..., version: str = ...
+        path: Path | str,
+        input_type: type[A],
+        *,
+        columns: Columns | None = ...,
+        lazy: bool = ...,
+        name: str | None = ...,
+        version: str = ...,
     ) -> Dataset[A, Any]: ...
     @overload
     @staticmethod
@@ -70,6 +83,7 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         input_type: type[A],
         expected_type: type[B],
         *,
+        columns: Columns | None = ...,
         lazy: bool = ...,
         name: str | None = ...,
         version: str = ...,
@@ -90,6 +104,7 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         input_type: Any = object,
         expected_type: Any = object,
         *,
+        columns: Columns | None = None,
         row: Callable[[dict[str, Any]], Sample[Any, Any]] | None = None,
         lazy: bool = False,
         name: str | None = None,
@@ -97,46 +112,52 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
     ) -> Dataset[Any, Any]:
         """Read a .jsonl, .json, .csv, .tsv or .parquet file.
 
+        Rows without an `id` get one from their content: a hash of input and reference.
+
         Args:
             path: The file.
             input_type: What each row's `input` must be; any type the codec knows.
             expected_type: What each row's `expected` must be, where there is one.
+            columns: Which column holds which field, as in `{"input": "question", "expected": "answer"}`. Several
+                columns (`{"input": ["question", "context"]}`) make a dict. Columns not named become metadata.
             row: Makes a sample of a foreign row; the two types are then its own business.
             lazy: Leave the samples of a .jsonl file on disk; they are read as they are needed.
-            name: The dataset's name; the file's name unless given.
+            name: The name of the dataset; by default that of the file.
             version: The dataset's version, yours to count.
 
         Raises:
             DatasetError: with file, line and field.
         """
+        if columns is not None:
+            check_columns(columns, row)
         path = Path(path)
         made: Dataset[Any, Any] = Dataset((), path.stem if name is None else name, version)
         made._input_type, made._expected_type = input_type, expected_type
         if lazy:
-            samples, identity = open_samples(path, input_type, expected_type, row)
+            samples, identity = open_samples(path, input_type, expected_type, row, columns)
             made = made._with(samples, identity.fingerprint)
             made._order = identity.order
             return made
-        return made._with(load_samples(path, input_type, expected_type, row))
+        return made._with(load_samples(path, input_type, expected_type, row, columns))
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name of the dataset."""
         return self._name
 
     @property
     def version(self) -> str:
-        """Which edition of it this is, as its owner counts."""
+        """The version of the dataset, as given by its owner."""
         return self._version
 
     @property
     def input_type(self) -> Any:
-        """The type the inputs were read as; object where none was asked for."""
+        """The type of the inputs; object if none was given."""
         return self._input_type
 
     @property
     def expected_type(self) -> Any:
-        """The type the references were read as; object where none was asked for."""
+        """The type of the expected values; object if none was given."""
         return self._expected_type
 
     @property
@@ -146,7 +167,7 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the content: the same samples in any order have the same one, any change gives another."""
+        """A hash of the content, independent of the order of samples."""
         if self._fingerprint is None:
             fingerprint = Fingerprint()
             for sample in self._samples:
@@ -156,7 +177,7 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
 
     @property
     def order(self) -> str:
-        """A hash of the ids in their order: a run that goes on needs the same samples in the same places."""
+        """A hash of the ids in order: a run can be resumed only with the same samples in the same order."""
         if self._order is None:
             order = Order()
             for sample in self._samples:
@@ -178,22 +199,22 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         return self._with(self._samples[index]) if isinstance(index, slice) else self._samples[index]
 
     def head(self, count: int) -> Dataset[I, E]:
-        """The first `count` samples."""
+        """Return a dataset of the first `count` samples."""
         return self[: max(count, 0)]
 
     def filter(self, keep: Callable[[Sample[I, E]], bool]) -> Dataset[I, E]:
-        """The samples for which `keep` is true."""
-        if not isinstance(self._samples, FileRows | Selection):
+        """Return a dataset of the samples for which `keep` is true."""
+        if not isinstance(self._samples, FileRows | SelectedRows):
             return self._with(tuple(sample for sample in self._samples if keep(sample)))
         positions = array("Q", (position for position, sample in enumerate(self._samples) if keep(sample)))
-        return self._with(Selection(self._samples, positions))
+        return self._with(SelectedRows(self._samples, positions))
 
     def shuffle(self, seed: int) -> Dataset[I, E]:
-        """The same samples in an order that depends on the seed alone; the fingerprint stays."""
+        """Return the same samples in an order that depends only on the seed; the fingerprint stays the same."""
         positions = array("Q", range(len(self)))
         random.Random(seed).shuffle(positions)  # noqa: S311 - an order, not a secret
-        if isinstance(self._samples, FileRows | Selection):
-            return self._with(Selection(self._samples, positions), self._fingerprint)
+        if isinstance(self._samples, FileRows | SelectedRows):
+            return self._with(SelectedRows(self._samples, positions), self._fingerprint)
         return self._with(tuple(self._samples[position] for position in positions), self._fingerprint)
 
     def __eq__(self, other: object) -> bool:
@@ -212,12 +233,40 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         return f"<Dataset {self._name!r} version {self._version}: {len(self)} samples>"
 
 
+@overload
+def load_jsonl(path: Path | str) -> Sequence[Row]: ...
+@overload
+def load_jsonl[I](path: Path | str, input_type: type[I]) -> Dataset[I, Any]: ...
+@overload
+def load_jsonl[I, E](path: Path | str, input_type: type[I], expected_type: type[E]) -> Dataset[I, E]: ...
+def load_jsonl(path: Path | str, input_type: Any = None, expected_type: Any = object) -> Any:
+    """Read a JSONL file: raw rows if no type is given, else a typed dataset.
+
+    Raw rows stay in the file and are read as they are asked for.
+    """
+    if input_type is None:
+        path = Path(path)
+        return FileRows(path, lambda row: row, line_index(path))
+    return Dataset.load(path, input_type, expected_type)
+
+
 def _distinct[I, E](samples: tuple[Sample[I, E], ...]) -> tuple[Sample[I, E], ...]:
     seen: dict[str, int] = {}
     for position, sample in enumerate(samples):
         if not isinstance(sample, Sample):
-            raise DatasetError(f"a dataset holds Sample objects, not {type(sample).__name__}")
+            raise DatasetError(f"the samples of a dataset must be Sample objects (got {type(sample).__name__})")
         first = seen.setdefault(sample.id, position)
         if first != position:
             raise DatasetError(f"duplicate id {sample.id!r} at positions {first} and {position}; each needs its own")
     return samples
+
+
+def _as_pair(pair: Any, position: int) -> tuple[Any, Any]:
+    try:
+        given, wanted = [] if isinstance(pair, str | bytes) else list(pair)
+    except (TypeError, ValueError):
+        raise DatasetError(
+            f"pairs must be (input, expected) (got {pair!r:.80} as pair {position})\n"
+            "samples without expected values: Dataset([Sample(id, input), ...])"
+        ) from None
+    return given, wanted

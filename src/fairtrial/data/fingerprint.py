@@ -13,7 +13,7 @@ _MODULUS = 1 << 256
 
 
 class Identity(NamedTuple):
-    """Which samples a dataset holds, and in which order."""
+    """The hashes of a dataset's content and of its order."""
 
     fingerprint: str
     order: str
@@ -28,17 +28,17 @@ class Order:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, sample_id: str) -> None:
-        """Note the next id."""
+        """Add the next id."""
         name = sample_id.encode("utf-8", "surrogatepass")
         self._hash.update(b"%d:%b" % (len(name), name))
 
     def hexdigest(self) -> str:
-        """32 hex digits for the order so far."""
+        """Return 32 hex digits for the order so far."""
         return self._hash.hexdigest()
 
 
 class Fingerprint:
-    """A sum of one hash per sample: order leaves it alone, any changed byte changes it.
+    """A sum of one hash per sample, which does not depend on their order.
 
     A sum, not an exclusive or: equal samples must not cancel out.
     """
@@ -50,7 +50,7 @@ class Fingerprint:
         self._count = 0
 
     def add(self, sample: Sample[Any, Any]) -> None:
-        """Count one sample in."""
+        """Add a sample."""
         try:
             content = canonical([sample.id, sample.input, sample.expected, sample.metadata])
         except CodecError as error:
@@ -61,5 +61,5 @@ class Fingerprint:
         self._count += 1
 
     def hexdigest(self) -> str:
-        """32 hex digits for what was added so far."""
+        """Return 32 hex digits for the samples added so far."""
         return hashlib.sha256(b"%d:%x" % (self._count, self._sum)).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Where each row of a JSONL file begins, remembered between processes.
+"""Index of the row offsets of a JSONL file, cached between processes.
 
 Building the index is the one pass that reads everything: it checks every row, refuses duplicate ids and computes the
 fingerprint. It holds 16 bytes per row while it runs; afterwards the offsets are a memory-mapped file.
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from fairtrial.codec import digest, parse_json
 from fairtrial.data.fingerprint import Fingerprint, Identity, Order
-from fairtrial.data.rows import Row, RowMapper
+from fairtrial.data.rows import Row, RowMapper, duplicate_id
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
 
@@ -43,14 +43,14 @@ type State = tuple[int, int]
 
 
 def state_of(path: Path) -> State:
-    """The state of a file now."""
+    """Return the current state of a file."""
     with open_data(path) as file:
         found = os.fstat(file.fileno())
     return found.st_size, found.st_mtime_ns
 
 
 def parse_line(line: bytes, *, unique_keys: bool = True) -> Row:
-    """One JSONL line as a row."""
+    """Parse a line of a JSONL file."""
     row: Row = parse_json(line.removeprefix(_BYTE_ORDER_MARK), unique_keys=unique_keys)
     if type(row) is not dict:
         raise CodecError("a row must be a JSON object")
@@ -73,7 +73,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def open_data(path: Path) -> BinaryIO:
-    """Open a dataset file, or say in one sentence why not."""
+    """Open a dataset file; raises `DatasetError` if that is not possible."""
     try:
         mode = path.stat().st_mode
         if not (S_ISREG(mode) or S_ISDIR(mode)):  # Opening a named pipe waits until somebody writes to it.
@@ -96,12 +96,12 @@ def read_samples(path: Path, read: RowMapper) -> Iterator[tuple[int, int, Sample
 
 
 def placed(error: DataError, path: Path, line: int | None) -> DatasetError:
-    """The same problem, with its file and line."""
+    """Return the error with its file and line."""
     return DatasetError(error.problem if isinstance(error, DatasetError) else str(error), path=path, line=line)
 
 
 def line_index(path: Path) -> Index:
-    """Where the lines are, without looking into them."""
+    """Index the lines without parsing them."""
     state = state_of(path)
     return Index(array("Q", (offset for _, offset, _ in read_lines(path))), Identity("", ""), state)
 
@@ -155,22 +155,21 @@ def _refuse_duplicates(path: Path, read: RowMapper, suspects: frozenset[int]) ->
     for number, _, sample in read_samples(path, read):
         if hash(sample.id) in suspects:
             if sample.id in first_seen:
-                raise DatasetError(
-                    f"duplicate id {sample.id!r}; it was used before on line {first_seen[sample.id]}",
-                    path=path,
-                    line=number,
-                )
+                raise placed(duplicate_id(sample, f"line {first_seen[sample.id]}"), path, number)
             first_seen[sample.id] = number
 
 
 def cache_folder() -> Path:
-    """Where indexes rest: FAIRTRIAL_CACHE_DIR, or the user's cache folder."""
-    named = os.environ.get("FAIRTRIAL_CACHE_DIR")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairtrial"
+    """The folder of index files: FAIRTRIAL_CACHE_DIR, or the user's cache folder on this platform."""
+    if named := os.environ.get("FAIRTRIAL_CACHE_DIR"):
+        return Path(named)
+    import platformdirs
+
+    return platformdirs.user_cache_path("fairtrial", appauthor=False)
 
 
 def cached_index(path: Path, read: RowMapper, *, key: Any) -> Index:
-    """The index of this file in this state, from the cache where it is there."""
+    """Return the index of a file in its current state, from the cache if possible."""
     state = state_of(path)
     identity = digest([_FORMAT, str(path.resolve()), state, key])
     file = cache_folder() / "index" / f"{identity[:32]}.idx"

@@ -1,4 +1,4 @@
-"""Rows that stay in their file."""
+"""Rows that are read from their file on access."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FileRows[T](Sequence[T]):
     def __getitem__(self, index: slice) -> Sequence[T]: ...
     def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         if isinstance(index, slice):
-            return Selection(self, range(len(self))[index])
+            return SelectedRows(self, range(len(self))[index])
         return next(self.pick((index,)))
 
     def _line_at(self, offset: int) -> int:
@@ -70,10 +70,10 @@ class FileRows[T](Sequence[T]):
         return number
 
 
-class Selection[T](Sequence[T]):
+class SelectedRows[T](Sequence[T]):
     """Some rows of a file, by position, in any order."""
 
-    def __init__(self, source: FileRows[T] | Selection[T], positions: Sequence[int]) -> None:
+    def __init__(self, source: FileRows[T] | SelectedRows[T], positions: Sequence[int]) -> None:
         self._source = source
         self._positions = positions
 
@@ -93,5 +93,5 @@ class Selection[T](Sequence[T]):
     def __getitem__(self, index: slice) -> Sequence[T]: ...
     def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         if isinstance(index, slice):
-            return Selection(self._source, self._positions[index])
+            return SelectedRows(self._source, self._positions[index])
         return self._source[self._positions[index]]

@@ -3,55 +3,33 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal
 
 from fairtrial.codec.escape import parse_json_array
 from fairtrial.data.fingerprint import Identity
-from fairtrial.data.index import build_index, cached_index, line_index, open_data, parse_line, placed, read_lines
+from fairtrial.data.index import build_index, cached_index, open_data, parse_line, placed, read_lines
 from fairtrial.data.lazy import FileRows
-from fairtrial.data.rows import Row, RowMapper, row_reader, table_reader
+from fairtrial.data.rows import Columns, Row, RowMapper, duplicate_id, row_reader, separator_hint, table_reader
 from fairtrial.data.sample import Sample
 from fairtrial.data.signature import signature_of
 from fairtrial.errors import CodecError, ConfigurationError, DataError, DatasetError, MissingExtraError
 
-if TYPE_CHECKING:
-    from fairtrial.data.dataset import Dataset
-
 _JSONL = (".jsonl", ".ndjson")
 
 
-@overload
-def load_jsonl(path: Path | str) -> Sequence[Row]: ...
-@overload
-def load_jsonl[I](path: Path | str, input_type: type[I]) -> Dataset[I, Any]: ...
-@overload
-def load_jsonl[I, E](path: Path | str, input_type: type[I], expected_type: type[E]) -> Dataset[I, E]: ...
-def load_jsonl(path: Path | str, input_type: Any = None, expected_type: Any = object) -> Any:
-    """Raw rows when no type is given (build the samples yourself), a typed dataset when one is.
-
-    Raw rows stay in the file and are read as they are asked for.
-    """
-    if input_type is None:
-        path = Path(path)
-        return FileRows(path, lambda row: row, line_index(path))
-    from fairtrial.data.dataset import Dataset
-
-    return Dataset.load(path, input_type, expected_type)
-
-
 def load_samples(
-    path: Path, input_type: Any, expected_type: Any, row: RowMapper | None
+    path: Path, input_type: Any, expected_type: Any, row: RowMapper | None, columns: Columns | None
 ) -> tuple[Sample[Any, Any], ...]:
-    """All samples of a file, their ids checked."""
+    """Load all samples of a file and check their ids."""
     suffix = path.suffix.lower()
     if suffix in _JSONL:
-        return _checked(path, _jsonl_rows(path), row_reader(input_type, expected_type, row))
+        return _checked(path, _jsonl_rows(path), row_reader(input_type, expected_type, row, columns))
     if suffix == ".json":
-        return _checked(path, _json_rows(path), row_reader(input_type, expected_type, row))
-    read = table_reader(input_type, expected_type, row)
+        return _checked(path, _json_rows(path), row_reader(input_type, expected_type, row, columns))
+    read = table_reader(input_type, expected_type, row, columns)
     if suffix in (".csv", ".tsv"):
         return _checked(path, _csv_rows(path, "\t" if suffix == ".tsv" else ","), read)
     if suffix == ".parquet":
@@ -61,14 +39,15 @@ def load_samples(
 
 
 def open_samples(
-    path: Path, input_type: Any, expected_type: Any, row: RowMapper | None
+    path: Path, input_type: Any, expected_type: Any, row: RowMapper | None, columns: Columns | None
 ) -> tuple[FileRows[Sample[Any, Any]], Identity]:
-    """The samples of a file, left where they are, and their identity."""
+    """Open the samples of a file without loading them; returns them with their identity."""
     if path.suffix.lower() not in _JSONL:
         raise ConfigurationError(f"{path}: lazy=True reads .jsonl files only; convert it, or load it whole")
-    read = row_reader(input_type, expected_type, row)
+    read = row_reader(input_type, expected_type, row, columns)
     if row is None:
-        index = cached_index(path, read, key=[signature_of(input_type), signature_of(expected_type)])
+        mapping = [] if columns is None else [columns]
+        index = cached_index(path, read, key=[signature_of(input_type), signature_of(expected_type), *mapping])
     else:  # A row function has no identity that could be part of a cache key.
         index = build_index(path, read)
     return FileRows(path, read, index), index.identity
@@ -83,7 +62,7 @@ def _checked(
         try:
             sample = read(row)
             if sample.id in first_seen:
-                raise DatasetError(f"duplicate id {sample.id!r}; it was used before on {unit} {first_seen[sample.id]}")
+                raise duplicate_id(sample, f"{unit} {first_seen[sample.id]}")
         except DataError as error:
             if unit == "line":
                 raise placed(error, path, number) from error.__cause__
@@ -120,22 +99,42 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
     with path.open(encoding="utf-8-sig", newline="") as file, _any_cell_size():
         # Strict: a quote that is never closed must not swallow the rest of the file.
         reader = csv.reader(file, delimiter=delimiter, strict=True)
+        first_line = 1  # Of the row that is being read; a quoted cell may have several lines.
         try:
             names = _column_names(next(reader, []), path)
+            first_line = reader.line_num + 1
             for cells in reader:
                 if len(cells) == len(names):
                     yield reader.line_num, dict(zip(names, cells, strict=True))
                 elif cells:  # A blank line has none.
                     raise DatasetError(
-                        f"expected {len(names)} cells, found {len(cells)}", path=path, line=reader.line_num
+                        f"expected {len(names)} cells, found {len(cells)}{separator_hint(names)}",
+                        path=path,
+                        line=reader.line_num,
                     )
+                first_line = reader.line_num + 1
         except csv.Error as error:
-            raise DatasetError(f"not CSV: {error}", path=path, line=reader.line_num) from None
+            raise DatasetError(_quote_problem(error, first_line, reader.line_num), path=path, line=first_line) from None
         except UnicodeDecodeError as error:
             # Text is decoded far ahead of the row being read, so the line is looked for in the bytes.
             with open_data(path) as raw:
                 bad = next((number for number, line in enumerate(raw, 1) if not _is_utf8(line)), None)
-            raise DatasetError(f"not UTF-8: {error.reason}", path=path, line=bad) from None
+            raise DatasetError(
+                f"not UTF-8: {error.reason}\n"
+                'save the file as UTF-8 (in Excel: "CSV UTF-8"), or convert it, as in: '
+                f"iconv -f WINDOWS-1252 -t UTF-8 {path.name} > utf8-{path.name}",
+                path=path,
+                line=bad,
+            ) from None
+
+
+def _quote_problem(error: csv.Error, first_line: int, last_line: int) -> str:
+    """Describe a row that the csv module rejects: nearly always a quote that is not closed, or not doubled."""
+    remedy = '\nclose it, or write quotes inside a cell twice, as in "He said ""yes""."'
+    if "unexpected end of data" in str(error):
+        return f"not CSV: the row that begins on this line has a quote that is never closed{remedy}"
+    where = "" if last_line == first_line else f" on line {last_line}, in the row that begins on this line"
+    return f"not CSV: {error}{where}{remedy}" if '"' in str(error) else f"not CSV: {error}{where}"
 
 
 def _column_names(names: list[str], path: Path) -> list[str]:

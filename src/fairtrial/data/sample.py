@@ -3,35 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import FrozenInstanceError, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from fairtrial.errors import DatasetError
-from fairtrial.frozen import EMPTY, FrozenDict, freeze
+from fairtrial.frozen import EMPTY, FrozenDict, allow_type_arguments, freeze
 from fairtrial.types import JSON
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Sample[I, E]:
-    """One case: what goes in, what should come out (if anything is known), and facts to slice by."""
+    """One test case: input, expected value (if known) and metadata to slice by.
+
+    `ground_truth` is another name for `expected`, for reading and for writing.
+    """
 
     id: str
     input: I
     expected: E | None = None
     metadata: Mapping[str, JSON] = EMPTY
 
-    def __post_init__(self) -> None:
-        if type(self.id) is not str or not self.id:
-            raise DatasetError(f"a sample's id must be text that is not empty, not {self.id!r}")
-        if type(self.metadata) is not FrozenDict:
-            if not isinstance(self.metadata, Mapping):
-                raise DatasetError(
-                    f"sample {self.id!r}: metadata must be a mapping, not {type(self.metadata).__name__}"
-                )
-            for key in self.metadata:
+    def __init__(
+        self,
+        id: str,
+        input: I,
+        expected: E | None = None,
+        metadata: Mapping[str, JSON] = EMPTY,
+        *,
+        ground_truth: E | None = None,
+    ) -> None:
+        if type(id) is not str or not id:
+            raise DatasetError(f"the id of a sample must be text that is not empty (got {id!r})")
+        if ground_truth is not None:
+            if expected is not None:
+                raise DatasetError(f"sample {id!r}: expected and ground_truth are the same value; give one of them")
+            expected = ground_truth
+        if type(metadata) is not FrozenDict:
+            if not isinstance(metadata, Mapping):
+                raise DatasetError(f"sample {id!r}: metadata must be a mapping (got {type(metadata).__name__})")
+            for key in metadata:
                 if not isinstance(key, str):
-                    raise DatasetError(f"sample {self.id!r}: metadata keys must be text, not {key!r}")
-            object.__setattr__(self, "metadata", freeze(dict(self.metadata)))
+                    raise DatasetError(f"sample {id!r}: metadata keys must be text (got {key!r})")
+            metadata = freeze(dict(metadata))
+        set_field = object.__setattr__
+        set_field(self, "id", id)
+        set_field(self, "input", input)
+        set_field(self, "expected", expected)
+        set_field(self, "metadata", metadata)
 
     @property
     def ground_truth(self) -> E | None:
@@ -39,10 +56,4 @@ class Sample[I, E]:
         return self.expected
 
 
-def _refuse(sample: object, name: str, _value: Any = None) -> None:
-    raise FrozenInstanceError(f"cannot assign to field {name!r} of a sample")
-
-
-# What dataclass generates for a frozen class with slots breaks `Sample[int, str](...)` in Python 3.12.
-Sample.__setattr__ = _refuse  # type: ignore[method-assign]  # the class is complete only now
-Sample.__delattr__ = _refuse  # type: ignore[method-assign]
+allow_type_arguments(Sample)

@@ -1,4 +1,4 @@
-"""What a type looks like today, for cache keys: a dataset read with a changed type is read again."""
+"""Signatures of types for cache keys: a dataset is read again if its type has changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # Where a lambda happens to be in 
 
 
 def signature_of(kind: Any) -> Any:
-    """A description of a type and of every type in it, as JSON."""
+    """Describe a type, and every type in it, as JSON."""
     return _describe(kind, ())
 
 

@@ -1,58 +1,71 @@
-"""Workers, and those who give them work: trials over mailboxes, on one machine or many.
+"""Distributed runs: clients that submit trials to mailboxes, and workers that execute them.
 
-Names are loaded when they are first used.
+`client` submits the trials of a run and collects their results, `worker` executes and scores them, `limits` holds the
+quotas and budgets that workers share, and `ops` keeps worker processes running and observable. None of the four imports
+another: they exchange the types in `messages` through the mailboxes in `queues`. The whole package requires asyncio.
+
+Exported names are imported lazily.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fairtrial.fleet.collect import collect_results, collect_results_sync
-    from fairtrial.fleet.config import EvalLoopConfig, LoopConfig, MainLoopConfig
-    from fairtrial.fleet.counters import LoopCounters
-    from fairtrial.fleet.eval_loop import EvalLoop
-    from fairtrial.fleet.group import LoopGroup
-    from fairtrial.fleet.limits import FleetLimiter
-    from fairtrial.fleet.main_loop import MainLoop
-    from fairtrial.fleet.post import MemoryPostOffice, PostOffice, RedisPostOffice, open_post_office
-    from fairtrial.fleet.sessions import FolderSessionStore, InMemorySessionStore, RedisSessionStore, SessionStore
-    from fairtrial.fleet.spending import FleetSpending
-    from fairtrial.fleet.submit import submit_dataset, submit_dataset_sync
-    from fairtrial.fleet.supervise import RestartPolicy
-    from fairtrial.fleet.wire import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
+    from fairtrial.fleet.client.collect import collect_results, collect_results_sync
+    from fairtrial.fleet.client.submit import submit_dataset, submit_dataset_sync
+    from fairtrial.fleet.limits.quota import FleetLimiter
+    from fairtrial.fleet.limits.spending import FleetSpending
+    from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
+    from fairtrial.fleet.ops.group import LoopGroup
+    from fairtrial.fleet.ops.supervise import RestartPolicy
+    from fairtrial.fleet.queues import Broker, MemoryBroker, RedisBroker, connect_broker
+    from fairtrial.fleet.worker.config import EvalLoopConfig, LoopConfig, MainLoopConfig
+    from fairtrial.fleet.worker.counters import LoopCounters
+    from fairtrial.fleet.worker.eval_loop import EvalLoop
+    from fairtrial.fleet.worker.main_loop import MainLoop
+    from fairtrial.fleet.worker.sessions import (
+        FolderSessionStore,
+        InMemorySessionStore,
+        RedisSessionStore,
+        SessionStore,
+        StoreSessionStore,
+    )
 
 _WHERE = {
-    "EvalLoop": "eval_loop",
-    "EvalLoopConfig": "config",
-    "EvalReply": "wire",
-    "EvalRequest": "wire",
-    "FleetLimiter": "limits",
-    "FleetSpending": "spending",
-    "FolderSessionStore": "sessions",
-    "InMemorySessionStore": "sessions",
-    "LoopConfig": "config",
-    "LoopCounters": "counters",
-    "LoopGroup": "group",
-    "MainLoop": "main_loop",
-    "MainLoopConfig": "config",
-    "MainLoopRequest": "wire",
-    "MainLoopResult": "wire",
-    "MemoryPostOffice": "post",
-    "PostOffice": "post",
-    "RedisPostOffice": "post",
-    "RedisSessionStore": "sessions",
-    "RestartPolicy": "supervise",
-    "SessionStore": "sessions",
-    "collect_results": "collect",
-    "collect_results_sync": "collect",
-    "open_post_office": "post",
-    "submit_dataset": "submit",
-    "submit_dataset_sync": "submit",
+    "Broker": "queues",
+    "EvalLoop": "worker.eval_loop",
+    "EvalLoopConfig": "worker.config",
+    "EvalReply": "messages",
+    "EvalRequest": "messages",
+    "FleetLimiter": "limits.quota",
+    "FleetSpending": "limits.spending",
+    "FolderSessionStore": "worker.sessions",
+    "InMemorySessionStore": "worker.sessions",
+    "LoopConfig": "worker.config",
+    "LoopCounters": "worker.counters",
+    "LoopGroup": "ops.group",
+    "MainLoop": "worker.main_loop",
+    "MainLoopConfig": "worker.config",
+    "MainLoopRequest": "messages",
+    "MainLoopResult": "messages",
+    "MemoryBroker": "queues",
+    "RedisBroker": "queues",
+    "RedisSessionStore": "worker.sessions",
+    "RestartPolicy": "ops.supervise",
+    "SessionStore": "worker.sessions",
+    "StoreSessionStore": "worker.sessions",
+    "collect_results": "client.collect",
+    "collect_results_sync": "client.collect",
+    "connect_broker": "queues",
+    "submit_dataset": "client.submit",
+    "submit_dataset_sync": "client.submit",
 }
 
 __all__ = [
+    "Broker",
     "EvalLoop",
     "EvalLoopConfig",
     "EvalReply",
@@ -68,23 +81,34 @@ __all__ = [
     "MainLoopConfig",
     "MainLoopRequest",
     "MainLoopResult",
-    "MemoryPostOffice",
-    "PostOffice",
-    "RedisPostOffice",
+    "MemoryBroker",
+    "RedisBroker",
     "RedisSessionStore",
     "RestartPolicy",
     "SessionStore",
+    "StoreSessionStore",
     "collect_results",
     "collect_results_sync",
-    "open_post_office",
+    "connect_broker",
     "submit_dataset",
     "submit_dataset_sync",
 ]
+
+_RENAMED = {
+    "MemoryPostOffice": "MemoryBroker",
+    "PostOffice": "Broker",
+    "RedisPostOffice": "RedisBroker",
+    "open_post_office": "connect_broker",
+}
+"""Deprecated names, with those that replace them."""
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
 
     def __getattr__(name: str) -> Any:
+        if name in _RENAMED:
+            warnings.warn(f"{__name__}.{name} is now called {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+            name = _RENAMED[name]
         if name not in _WHERE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

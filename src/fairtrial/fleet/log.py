@@ -1,4 +1,4 @@
-"""The log of fleets, without secrets."""
+"""The logger of the fleet, with secrets redacted."""
 
 from __future__ import annotations
 

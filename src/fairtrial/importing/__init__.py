@@ -1,7 +1,7 @@
-"""Runs, datasets and graders of other tools, as ordinary runs, datasets and evaluators.
+"""Import runs, datasets and graders of other tools.
 
-To add a format, write a class with the two methods of `Importer` and name it in `IMPORTERS`. It describes what it found
-with the records of `importing.records`; storing runs and writing files is the same for all formats.
+To add a format, write a class with the two methods of `Importer` and name it in `IMPORTERS`. It returns the records of
+`importing.records`; storing runs and writing files is the same for all formats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IMPORTERS: Mapping[str, tuple[str, str]] = {
 
 
 def load_importer(format: str) -> Importer:
-    """The importer of a format."""
+    """Return the importer of a format."""
     if format not in IMPORTERS:
         near = get_close_matches(format, IMPORTERS, 1)
         remedy = f"did you mean {near[0]}?" if near else ""
@@ -32,5 +32,5 @@ def load_importer(format: str) -> Importer:
 
 
 def detect_format(path: Path) -> str | None:
-    """The format of what is in a folder or file; None if no importer recognizes it."""
+    """Return the format of a folder or file; None if no importer recognizes it."""
     return next((name for name in IMPORTERS if load_importer(name).recognizes(path)), None)

@@ -1,8 +1,8 @@
-"""Hosted OpenAI Evals, as saved by the script in docs/how-to/coming-from-openai-evals.md.
+"""Import hosted OpenAI Evals, saved by the script in docs/how-to/coming-from-openai-evals.md.
 
-A run of the source becomes a run, its model the experiment. A row of its data source becomes a sample, and several
-output items of one row become repeats. A criterion keeps its score as it is: scores outside 0 to 1 are metrics, and
-only their verdicts count towards the value of a trial.
+A run of the source becomes a run, and its model becomes the experiment. A row of its data source becomes a sample;
+several output items of one row become repeats. The scores of criteria are not rescaled: scores outside 0 to 1 become
+metrics, and only whether such a criterion passed counts towards the value of a trial.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _ONLY_INT32 = (1 << 31) - 1
 
 
 class OpenAIEvals:
-    """Reads evals.jsonl, runs.jsonl, items/ and files/."""
+    """The importer of OpenAI Evals. It reads evals.jsonl, runs.jsonl, items/ and files/."""
 
     def recognizes(self, path: Path) -> bool:
-        """Whether a folder was made by the script."""
+        """Return whether a folder was made by the script."""
         return (path / "evals.jsonl").is_file() and (path / "runs.jsonl").is_file()
 
     def read(self, path: Path) -> Import:
-        """Everything in the folder."""
+        """Read everything in the folder."""
         for name in ("evals.jsonl", "runs.jsonl"):
             if not (path / name).is_file():
                 error = DataError(f"{path} must be a folder saved from OpenAI Evals (it has no {name})")
@@ -67,12 +67,12 @@ class OpenAIEvals:
 
 
 def _latest(path: Path, *fields: str) -> Iterator[Row]:
-    """The objects of a file in the order of their ids' first lines; of several lines with one id the last counts."""
+    """Yield the objects of a file. Of several lines with one id, the last is used, at the place of the first."""
     found: dict[str, Row] = {}
     for number, row in _rows(path):
         for name in ("id", *fields):
             if not isinstance(row.get(name), str) or not row[name]:
-                raise DatasetError(f"{name!r} must be a text that is not empty (got {row.get(name)!r})",
+                raise DatasetError(f"{name!r} must be a non-empty string (got {row.get(name)!r})",
                                    path=path, line=number)  # fmt: skip
         found[row["id"]] = row
     yield from found.values()
@@ -91,8 +91,8 @@ def _rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 @dataclass(slots=True)
-class _Run:
-    """A run of the source and where its output items are."""
+class _SourceRun:
+    """A run of the source and the file with its output items."""
 
     record: Row
     items: Path
@@ -117,7 +117,7 @@ class _Run:
         return re.sub(r"[:@/\s]+", "-", name).strip("-")[:_LONGEST_NAME] or "imported"
 
     def read(self) -> Iterator[Row]:
-        """Its output items."""
+        """Yield the output items of the run."""
         for item in _latest(self.items):
             row = item.get("datasource_item")
             if not isinstance(row, dict):
@@ -128,7 +128,7 @@ class _Run:
 
 
 class _Eval:
-    """One eval with its runs. Every file is read twice: for ids and ranges, and when its run is stored."""
+    """One eval with its runs. Every file is read twice: once for ids and score ranges, once to store its run."""
 
     def __init__(self, path: Path, record: Row, name: str, runs: Sequence[Row], left_out: list[str]) -> None:
         self.path = path
@@ -146,19 +146,19 @@ class _Eval:
         self.samples: dict[str, Row] = {}
         self.runs = [found for run in runs if (found := self._find(run)) is not None]
 
-    def _find(self, record: Row) -> _Run | None:
-        """The run with its items; None, with the reason in the report, if there are none."""
+    def _find(self, record: Row) -> _SourceRun | None:
+        """Return the run with its items. If there are none, report the reason and return None."""
         for suffix in (".jsonl", ".part", ".unfinished"):
             items = self.path / "items" / f"{record['id']}{suffix}"
             if items.is_file() and items.stat().st_size:
-                return _Run(record, items, suffix == ".jsonl")
+                return _SourceRun(record, items, suffix == ".jsonl")
         error = _error_text(record.get("error"))
         why = f"{_text(record.get('status')) or 'unknown'}{f', {error}' if error else ''}"
         self.left_out.append(f"run {record['id']} of {self.name}: it has no output items ({why})")
         return None
 
     def suite(self) -> ImportedSuite:
-        """The eval as a suite."""
+        """Return the eval as a suite."""
         self._look()
         runs = tuple(self._run(run) for run in self.runs)
         everything = Dataset([self._sample(*one) for one in self.samples.items()], name=self.name)
@@ -183,7 +183,7 @@ class _Eval:
         )
 
     def _look(self) -> None:
-        """Find out, over all runs, which rows there are and which criteria score outside 0 to 1."""
+        """Collect the rows of all runs and the criteria with scores outside 0 to 1."""
         rows: dict[Any, str] = {}
         numbered = True
         for run in self.runs:
@@ -200,7 +200,7 @@ class _Eval:
                 if number is None:
                     number = item["id"]
                 if number not in run.ids:
-                    # The same number means different rows in different runs: then the content is the identity.
+                    # If a number means different rows in different runs, samples are identified by their content.
                     run.ids[number] = str(number) if numbered else unused(digest(_row(item))[:12], used)
                     self.samples.setdefault(run.ids[number], _row(item))
 
@@ -209,8 +209,8 @@ class _Eval:
             return Sample(sample_id, row)
         return Sample(sample_id, {k: v for k, v in row.items() if k != self.expected}, row[self.expected])
 
-    def _rows_not_run(self, run: _Run) -> list[str]:
-        """Samples for the rows of the data source that have no output item, where that can be told."""
+    def _rows_not_run(self, run: _SourceRun) -> list[str]:
+        """Add samples for rows of the data source without an output item, if the two can be matched."""
         rows = self._source_rows(run.record)
         if rows is None:
             return []
@@ -218,7 +218,7 @@ class _Eval:
         left = Counter(used.values())
         missing = [row for row in rows if not _take(left, digest(row))]
         if left.total():
-            return []  # The output items show other rows than the source: they cannot be matched.
+            return []  # Some output items have rows that are not in the source, so they cannot be matched.
         names: list[str] = []
         for row in missing:
             content = digest(row)
@@ -240,7 +240,7 @@ class _Eval:
         items = [row["item"] for row in rows if isinstance(row, dict) and isinstance(row.get("item"), dict)]
         return items if len(items) == len(rows) else None
 
-    def _run(self, run: _Run) -> ImportedRun:
+    def _run(self, run: _SourceRun) -> ImportedRun:
         record, counts = run.record, _mapping(run.record.get("result_counts"))
         not_run = self._rows_not_run(run)
         present = {*run.ids.values(), *not_run}
@@ -280,7 +280,7 @@ class _Eval:
         )
 
     def _remarks(
-        self, run: _Run, counts: Mapping[str, Any], tally: Counter[str], rows: int, items: int
+        self, run: _SourceRun, counts: Mapping[str, Any], tally: Counter[str], rows: int, items: int
     ) -> Iterator[str]:
         if rows:
             yield f"{rows:,} rows of the data source have no output item"
@@ -297,7 +297,7 @@ class _Eval:
             theirs = ", ".join(f"{counts.get(name)} {name}" for name in ours)
             yield f"the source counts {theirs}; its output items say " + ", ".join(f"{n} {k}" for k, n in ours.items())
 
-    def _trials(self, run: _Run, places: Mapping[str, int]) -> Iterator[ImportedTrial]:
+    def _trials(self, run: _SourceRun, places: Mapping[str, int]) -> Iterator[ImportedTrial]:
         run.repeats = Counter()
         run.unfinished = run.unscored = 0
         for item in run.read():
@@ -310,7 +310,7 @@ class _Eval:
             yield self._trial(run, item, places[name], run.repeats[name])
             run.repeats[name] += 1
 
-    def _trial(self, run: _Run, item: Row, sample: int, repeat: int) -> ImportedTrial:
+    def _trial(self, run: _SourceRun, item: Row, sample: int, repeat: int) -> ImportedTrial:
         said = _mapping(item.get("sample"))
         results = self._results(item)
         facts: dict[str, Any] = {"output_item": item["id"]}
@@ -340,7 +340,7 @@ class _Eval:
         )  # fmt: skip
 
     def _results(self, item: Row) -> list[tuple[str, float | None, Row]]:
-        """(name of the criterion, its score if it has one, the result as it is) for every grader result."""
+        """Return (name of the criterion, score or None, original result) for every grader result."""
         raw = item.get("results")
         return [
             (self._criterion(_text(one.get("name"))), _number(one.get("score")), one)
@@ -349,13 +349,13 @@ class _Eval:
         ]
 
     def _criterion(self, name: str) -> str:
-        """A criterion's own name; results carry it with a generated suffix."""
+        """Return the name of a criterion without the suffix that is generated for results."""
         plain = _GENERATED_SUFFIX.sub("", name) or "grader"
         by_name = {_text(one.get("name")): self.names[_key(one)] for one in reversed(self.criteria)}
         return self.names.get(name) or by_name.get(name) or by_name.get(plain) or plain
 
     def _score(self, passed: bool, results: Sequence[tuple[str, float | None, Row]]) -> Score:
-        """The score of an item. A result without a score is left out: it is no zero."""
+        """Return the score of an item. Results without a score are left out instead of counting as 0."""
         parts: list[tuple[str, Score]] = []
         for name, score, raw in results:
             if score is None:
@@ -374,7 +374,7 @@ def _key(criterion: Row) -> str:
 
 
 def _row(item: Row) -> Row:
-    """The data source item of an output item; some are wrapped as the rows of the uploaded file are."""
+    """Return the data source item of an output item. Some are wrapped in `item`, like the rows of uploaded files."""
     row: Row = item["datasource_item"]
     inner = row.get("item")
     return inner if isinstance(inner, dict) and row.keys() <= {"item", "sample"} else row
@@ -416,7 +416,7 @@ def _hash(path: Path) -> str:
 
 
 def _safe(name: str) -> str:
-    """A name that a suite and a file can have."""
+    """Return a name that is valid for a suite and a file."""
     return re.sub(r"[^\w.]+", "-", name).strip("-._").lower()[:_LONGEST_NAME] or "imported"
 
 
@@ -430,13 +430,13 @@ def _grader_error(result: Row) -> str:
 
 
 def _grader_text(result: Row) -> str:
-    """What a grader's model said."""
+    """Return the text that the model of a grader replied."""
     return _text(_output(_mapping(result.get("sample"))))[:_LONGEST_REASON]
 
 
-def _why_stopped(status: str, run: _Run) -> str:
+def _why_stopped(status: str, run: _SourceRun) -> str:
     if not run.complete and status == "completed":
-        return "only a part of its output items was saved"
+        return "only some of its output items were saved"
     return f"{status} at the source"
 
 
@@ -478,6 +478,6 @@ def _events(said: Mapping[str, Any], usage: TokenUsage) -> tuple[object, ...]:
 
 
 def _prompt(record: Row) -> list[Row] | None:
-    """The messages a run sent to its model, with their templates."""
+    """Return the message templates that a run sent to its model."""
     messages = _mapping(_mapping(record.get("data_source")).get("input_messages")).get("template")
     return [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else None

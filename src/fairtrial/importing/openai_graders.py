@@ -1,4 +1,4 @@
-"""Graders of OpenAI Evals as evaluators: the text of a suite file that people read and edit."""
+"""Translate graders of OpenAI Evals to the source code of a suite file, which people read and edit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _OUTPUT = "sample.output_text"
 
 
 class _Untranslatable(Exception):
-    """Why a grader has no equivalent here."""
+    """A grader has no equivalent; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """A grader with its translation: definitions, the name they give the evaluator, and what they need."""
+    """A grader with its translation: source code, the variable with the evaluator, and the required imports."""
 
     record: TranslatedGrader
     definition: str = ""
@@ -32,19 +32,19 @@ class Grader:
 
     @property
     def evaluator(self) -> str | None:
-        """What it became."""
+        """The evaluator that replaces the grader; None if there is none."""
         return self.record.evaluator
 
 
 def reference_key(criteria: Sequence[Mapping[str, Any]]) -> str | None:
-    """The field of an item that is the reference answer, if graders compare with one field only."""
+    """Return the field of an item with the reference answer; None unless all graders compare with the same field."""
     references = (re.fullmatch(r"\{\{\s*item\.(\w+)\s*\}\}", str(one.get("reference"))) for one in criteria)
     keys = {found[1] for found in references if found is not None}
     return keys.pop() if len(keys) == 1 else None
 
 
 def translate(criteria: Mapping[str, Mapping[str, Any]], expected: str | None) -> list[Grader]:
-    """The evaluator for each grader, by name, or the reason why there is none."""
+    """Translate graders, by name. A grader that cannot be translated has a remark with the reason."""
     variables: set[str] = set(_TAKEN)
     graders: list[Grader] = []
     for name, criterion in criteria.items():
@@ -52,7 +52,7 @@ def translate(criteria: Mapping[str, Mapping[str, Any]], expected: str | None) -
         try:
             rule = _RULES.get(kind)
             if rule is None:
-                raise _Untranslatable(_NO_EQUIVALENT.get(kind, f"graders of type {kind!r} are not known"))
+                raise _Untranslatable(_NO_EQUIVALENT.get(kind, f"graders of type {kind!r} are not supported"))
             graders.append(rule(criterion, name, _identifier(name, variables), expected))
         except _Untranslatable as reason:
             graders.append(Grader(TranslatedGrader(name, kind, None, str(reason))))
@@ -74,7 +74,7 @@ def _string_check(grader: Mapping[str, Any], name: str, variable: str, expected:
         "ilike": ("contains({0}.casefold(), {1}.casefold())", "contains, any case"),
     }
     if operation not in calls:
-        raise _Untranslatable(f"operation {operation!r} is not known")
+        raise _Untranslatable(f"operation {operation!r} is not supported")
     call, label = calls[str(operation)]
     needed = "exact_match" if "exact" in call else "contains"
     return _comparison(grader, name, variable, expected, f"    return {call}\n", label, needed)
@@ -83,11 +83,11 @@ def _string_check(grader: Mapping[str, Any], name: str, variable: str, expected:
 def _text_similarity(grader: Mapping[str, Any], name: str, variable: str, expected: str | None) -> Grader:
     metric = grader.get("evaluation_metric")
     if metric != "fuzzy_match":
-        raise _Untranslatable(f"we have no {metric}; fuzzy_match or a judge may do")
+        raise _Untranslatable(f"the metric {metric} is not supported; use fuzzy_match or a judge")
     minimum = grader.get("pass_threshold", 0.8)
     body = f"    return fuzzy_match({minimum!r})({{0}}, {{1}})\n"
     made = _comparison(grader, name, variable, expected, body, "fuzzy_match", "fuzzy_match")
-    remark = "normalised edit distance: values may differ from those of the source"
+    remark = "uses normalised edit distance: values may differ from those of the source"
     return Grader(
         TranslatedGrader(name, "text_similarity", "fuzzy_match", remark), made.definition, made.variable, made.imports
     )
@@ -111,7 +111,7 @@ def _comparison(
 def _label_model(grader: Mapping[str, Any], name: str, variable: str, expected: str | None) -> Grader:
     labels, passing = grader.get("labels"), grader.get("passing_labels")
     if not isinstance(labels, list) or not isinstance(passing, list) or not passing:
-        raise _Untranslatable("it has no labels, or none that passes")
+        raise _Untranslatable("it has no labels, or no passing labels")
     arguments = f"labels={labels!r}, passing={passing!r}, "
     return _judge(grader, name, variable, expected, "label_judge", arguments, "the prompt became the judge's criterion")
 
@@ -148,14 +148,14 @@ def _judge(
 
 
 def _criterion(messages: Any, expected: str | None) -> str:
-    """A grader's prompt as a criterion: judges are shown input, reference and output apart, fenced."""
+    """Return the prompt of a grader as a criterion. Judges get input, reference and output in separate sections."""
     texts: list[str] = []
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else [content]:
             text = part.get("text") if isinstance(part, dict) else part
             if not isinstance(text, str):
-                raise _Untranslatable("its prompt holds images or audio")
+                raise _Untranslatable("its prompt contains images or audio")
             texts.append(text)
     if not "".join(texts).strip():
         raise _Untranslatable("its prompt is empty")
@@ -171,7 +171,7 @@ def _criterion(messages: Any, expected: str | None) -> str:
 
 
 def _expression(template: str, expected: str | None) -> str:
-    """A template as a Python expression."""
+    """Return a template as a Python expression."""
     parts: list[str] = []
     at = 0
     for found in _FIELD.finditer(template):
@@ -191,7 +191,7 @@ def _field(path: str, expected: str | None) -> str:
         return "text(expected)"
     found = _ITEM.fullmatch(path)
     if found is None:
-        raise _Untranslatable(f"it reads {{{{{path}}}}}, which has no counterpart")
+        raise _Untranslatable(f"it reads {{{{{path}}}}}, which has no equivalent")
     keys = re.findall(r"\.(\w+)|\[(\d+)\]", found[1])
     return "text(item" + "".join(f"[{name!r}]" if name else f"[{place}]" for name, place in keys) + ")"
 
@@ -204,7 +204,7 @@ def _identifier(name: str, used: set[str]) -> str:
 
 
 def unused(name: str, used: set[str], separator: str = "-") -> str:
-    """A name that is not in `used` yet, numbered if need be; it is added."""
+    """Return a name that is not in `used`, with a number appended if needed, and add it to `used`."""
     candidate, count = name, 1
     while candidate in used:
         count += 1
@@ -234,13 +234,13 @@ def suite_code(
     prompt: Sequence[Mapping[str, Any]] | None,
     models: Mapping[str, str],
 ) -> str:
-    """The text of a suite with the translated graders, and an experiment for every model that was run."""
+    """Return the source code of a suite with the translated graders and an experiment for every model that was run."""
     made = [grader for grader in graders if grader.evaluator]
     used = {one for grader in made for one in grader.imports}
     needed = sorted({"Dataset", "EvalSuite", "Experiment", "TrialContext", "all_of", *used}, key=_import_order)
     judges = sorted({str(grader.evaluator) for grader in made if grader.judge})
     definitions = "\n\n".join(grader.definition for grader in made)
-    lines = [f'"""{_in_docstring(title)}, imported from OpenAI Evals by `fairtrial import`. Yours to edit."""\n']
+    lines = [f'"""{_in_docstring(title)}, imported from OpenAI Evals by `fairtrial import`. Edit as needed."""\n']
     helpers = [one for one in ("text", "item_of") if f"{one}(" in definitions]
     lines += ["import json"] if "text" in helpers else []
     lines += ["from pathlib import Path\n", f"from fairtrial import {', '.join(needed)}"]
@@ -249,7 +249,7 @@ def suite_code(
         model = next(grader.judge for grader in made if grader.judge)
         lines.append(f"\njudge = OpenAIAdapter({model!r})")
     if prompt:
-        lines.append("\n# What the source sent to its model; {{item.x}} stands for a field of the item.")
+        lines.append("\n# The messages that the source sent to its model; {{item.x}} is a field of the item.")
         lines.append(f"PROMPT = {pprint.pformat(list(prompt), width=100, sort_dicts=False)}")
     lines.append(
         "\n\ndef answer(item, ctx: TrialContext):\n"
@@ -257,12 +257,12 @@ def suite_code(
     )
     if "text" in helpers:
         lines.append(
-            'def text(value):\n    """A value as a template shows it."""\n'
+            'def text(value):\n    """Return a value as text, as templates insert it."""\n'
             '    return value if isinstance(value, str) else "" if value is None else json.dumps(value)\n\n'
         )
     if "item_of" in helpers:
         whole = "sample.input" if expected is None else f"{{**sample.input, {expected!r}: sample.expected}}"
-        lines.append(f'def item_of(sample):\n    """The row of the data source."""\n    return {whole}\n\n')
+        lines.append(f'def item_of(sample):\n    """Return the row of the data source."""\n    return {whole}\n\n')
     for grader in graders:
         left = f"# Not translated: {grader.record.name!r} ({grader.record.kind}): {_in_comment(grader.record.remark)}"
         lines.append(f"{grader.definition or left}\n")

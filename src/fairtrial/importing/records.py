@@ -1,4 +1,4 @@
-"""What every importer returns, whatever the format."""
+"""The records that importers return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairtrial.types import JSON
 
 @dataclass(frozen=True, slots=True)
 class ImportedTrial:
-    """One trial: its place in the run, and what came of it. `latency_ms` None means that it is not known."""
+    """One imported trial and its result. `latency_ms` is None if unknown."""
 
     sample: int
     outcome: Outcome
@@ -36,7 +36,7 @@ class ImportedTrial:
 
 @dataclass(frozen=True, slots=True)
 class ImportedRun:
-    """One run of the source. `trials` can be called again: a run is read when it is stored."""
+    """One run of the source. `trials` reads the run and can be called several times."""
 
     source_id: str  # Unique within the format.
     name: str
@@ -44,20 +44,20 @@ class ImportedRun:
     dataset: Dataset[Any, Any]
     repeats: int
     trials: Callable[[], Iterator[ImportedTrial]]
-    content: str  # A hash of what was read: a run that has changed since it was imported is noticed.
+    content: str  # A hash of the files that were read, to detect a run that changed after it was imported.
     created_at: float
     finished_at: float
     status: Literal["finished", "stopped"] = "finished"
-    stopped: str | None = None  # Why the source ended early.
+    stopped: str | None = None  # Why the run ended early.
     params: Mapping[str, JSON] = EMPTY  # Experiment name -> its parameters.
     tags: Mapping[str, str] = EMPTY
     origin: Mapping[str, JSON] = EMPTY
-    remarks: tuple[str, ...] = ()  # What is different from the source, or missing there.
+    remarks: tuple[str, ...] = ()  # Differences from the source, and data that is missing there.
 
 
 @dataclass(frozen=True, slots=True)
 class TranslatedGrader:
-    """A grader of the source and the evaluator it became; `evaluator` None means that we have no equivalent."""
+    """A grader of the source and the evaluator that replaces it; `evaluator` is None if there is no equivalent."""
 
     name: str
     kind: str
@@ -67,20 +67,20 @@ class TranslatedGrader:
 
 @dataclass(frozen=True, slots=True)
 class ImportedSuite:
-    """What belongs together in the source: a dataset, its graders and its runs."""
+    """A dataset of the source with its graders and runs."""
 
-    name: str  # Usable as the name of a suite.
+    name: str  # A valid suite name.
     source_id: str
     title: str
     dataset: Dataset[Any, Any]
     graders: tuple[TranslatedGrader, ...] = ()
     runs: tuple[ImportedRun, ...] = ()
-    code: Callable[[str], str] | None = None  # The text of a suite file, given the name of the dataset's file.
+    code: Callable[[str], str] | None = None  # Name of the dataset's file -> source code of a suite file.
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """Everything an importer found, and what it had to leave out."""
+    """The suites that an importer read, and notes on what it left out."""
 
     suites: tuple[ImportedSuite, ...]
     left_out: tuple[str, ...] = field(default=())
@@ -90,9 +90,9 @@ class Importer(Protocol):
     """Reads what another tool has saved."""
 
     def recognizes(self, path: Path) -> bool:
-        """Whether a folder or file has this format."""
+        """Return whether a folder or file has this format."""
         ...
 
     def read(self, path: Path) -> Import:
-        """Everything in it. Raises `DataError` with the file and line of what cannot be read."""
+        """Read a folder or file. Raises `DataError` with the file and line that cannot be read."""
         ...

@@ -1,4 +1,4 @@
-"""Imported runs into a store, imported datasets and suites into files."""
+"""Store imported runs, and write imported datasets and suites to files."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from fairtrial.codec import digest
 from fairtrial.errors import StoreError, UnknownRunError
 from fairtrial.importing.records import ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.session.session import Session
-from fairtrial.store.protocol import IMPORTED, RunRecord, RunStore
+from fairtrial.store.notes import ImportNote, write_notes
+from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 
 _BATCH = 256
 
 type State = Literal["imported", "present", "changed"]
-"""Stored now; stored before; stored before from other content, and left as it is."""
+"""Stored by this import; already stored; already stored with other content, and not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run in the store, and how it came there."""
+    """A stored run, and whether this import or an earlier one stored it."""
 
     run: RunRecord
     state: State
 
 
 def store_run(store: RunStore, suite: ImportedSuite, source: ImportedRun, format: str) -> StoredRun:
-    """Store an imported run as an ordinary one. Its id follows from its origin, so a second import finds the first."""
+    """Store an imported run. Its id is derived from its origin, so that a second import finds the first."""
     record = _record(suite, source, format)
     try:
         stored: RunRecord | None = store.get_run(record.run_id)
@@ -45,7 +46,7 @@ def store_run(store: RunStore, suite: ImportedSuite, source: ImportedRun, format
         same = _content(stored) == source.content
         if stored.status != "running":
             return StoredRun(stored, "present" if same else "changed")
-        if not same:  # An import that was interrupted, of a run that has changed since.
+        if not same:  # An earlier import was interrupted, and the source has changed since.
             store.delete_run(stored.run_id)
             stored = None
     run = stored or store.create_run(record)
@@ -61,14 +62,9 @@ def store_run(store: RunStore, suite: ImportedSuite, source: ImportedRun, format
 
 
 def _record(suite: ImportedSuite, source: ImportedRun, format: str) -> RunRecord:
-    origin = {
-        **source.origin,
-        "format": format,
-        "source": source.source_id,
-        "content": source.content,
-        "imported_at": time.time(),
-        "remarks": list(source.remarks),
-    }
+    origin = ImportNote(
+        format, source.source_id, source.content, time.time(), tuple(source.remarks), origin=source.origin
+    )
     return RunRecord(
         run_id=digest([format, source.source_id])[:12],
         suite=suite.name,
@@ -83,18 +79,18 @@ def _record(suite: ImportedSuite, source: ImportedRun, format: str) -> RunRecord
         evaluator=f"{format} graders",
         code_hash=f"imported:{format}",
         created_at=source.created_at,
-        notes={"order": source.dataset.order, "stopped": source.stopped, IMPORTED: origin},
+        notes=write_notes(order=source.dataset.order, stopped=source.stopped, imported=origin),
     )
 
 
 def _content(run: RunRecord) -> object:
-    origin = run.notes.get(IMPORTED)
-    return origin.get("content") if isinstance(origin, dict) else None
+    origin = run.noted.imported
+    return None if origin is None else origin.content
 
 
 @dataclass(frozen=True, slots=True)
 class _FixedClock:
-    """The moment an imported trial was recorded at."""
+    """A clock that always returns the time at which an imported trial started."""
 
     moment: float
 
@@ -137,7 +133,7 @@ def _snapshot(key: TrialKey, trial: ImportedTrial) -> bytes | None:
 
 
 type FileState = Literal["written", "unchanged", "kept"]
-"""New; already there with the same content; already there with other content, and not overwritten."""
+"""Written; already present with the same content; already present with other content, and not overwritten."""
 
 
 def write_suite(suite: ImportedSuite, folder: Path) -> list[tuple[Path, FileState]]:

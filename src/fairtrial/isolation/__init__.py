@@ -1,9 +1,9 @@
-"""User code in child processes of its own: fresh interpreters that are reused, and killed when their time is up.
+"""Run user code in child processes, which are reused, and killed at the time limit.
 
-A child is never forked from this process, whose threads may hold locks at that moment, and never runs the user's script
-again. Callables travel by name where a fresh interpreter can import them, and by value where it cannot (`__main__`,
-lambdas, closures, notebooks); arguments travel by value; results come back as JSON. Pickles pass through a private
-socket to a child that this process started, and go nowhere else.
+Children are started as new interpreters: a fork would copy locks that threads of this process hold. The user's script
+is not executed again. Callables that a new interpreter can import are sent by name, all others (`__main__`, lambdas,
+closures, notebooks) by value; arguments are sent by value, and results are returned as JSON. Pickles are only sent to
+the child, through a private socket.
 """
 
 from fairtrial.isolation.runner import ChildDiedError, Function, IsolatedError, IsolatedRunner

@@ -1,7 +1,7 @@
-"""The child's side: receive a function and its arguments, call it, send the result as JSON; again and again.
+"""The child process: receives functions and arguments, calls them and returns the results as JSON.
 
-Started by `IsolatedRunner` with the descriptors of its socket and of its lifeline, a pipe that closes when the parent
-process ends, however it ends.
+`IsolatedRunner` starts it with the descriptors of its socket and of its lifeline, a pipe that the operating system
+closes when the parent process ends, even if it is killed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
     kept = (descriptor, lifeline)
     for number in kept:
         os.set_inheritable(number, False)
-    # What user code forks must not hold these open, or write to them.
+    # Processes that user code forks must not keep these open or write to them.
     os.register_at_fork(after_in_child=lambda: _close(*kept))
     _end_with_parent(lifeline)
     _adopt_descendants()
@@ -86,7 +86,7 @@ def _answer(message: bytes, functions: dict[bytes, Any]) -> bytes:
         result = fn(*args, **kwargs) if wrapper is None else wrapper(fn, *args, **kwargs)
         return OK + dumps(result).encode("utf-8", "replace")
     except CodecError as error:
-        return _failure(f"the result cannot leave its process: {error}", error)
+        return _failure(f"the result cannot be sent as JSON: {error}", error)
     except BaseException as error:
         return _failure(_describe(error), error)
 
@@ -110,7 +110,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _receive(connection: socket.socket) -> bytes | None:
-    """One message, or None at the end."""
+    """Receive a message; None at the end."""
     head = _exactly(connection, HEADER.size)
     return None if head is None else _exactly(connection, HEADER.unpack(head)[0])
 
@@ -126,20 +126,21 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Have the kernel end this process and its group when the parent is gone: no thread of ours could, while user code
-    holds the interpreter lock.
+    """Have the kernel end this process and its group when the parent ends.
+
+    A thread could not do so while user code holds the interpreter lock.
     """
     import fcntl
 
-    signal.signal(signal.SIGIO, signal.SIG_DFL)  # Which is to end.
+    signal.signal(signal.SIGIO, signal.SIG_DFL)  # The default action ends the process.
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # It ended before we were ready.
+    if select.select([lifeline], [], [], 0)[0]:  # The parent ended before the signal was set up.
         os.killpg(0, signal.SIGKILL)
 
 
 def _adopt_descendants() -> None:
-    """On Linux, become the parent of orphaned descendants, so that a double fork does not hide them."""
+    """On Linux, become the parent of orphaned descendants, so that they are found even after a double fork."""
     if sys.platform == "linux":
         import ctypes
 
@@ -150,7 +151,7 @@ def _has_children() -> bool:
     """True if the call left processes running."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
-            pass  # Ended already.
+            pass  # A child that has ended.
     except ChildProcessError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""The parent's side: a pool of child processes, each with one call at a time."""
+"""The parent process: a pool of child processes, each of which executes one call at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fairtrial.isolation.child import DIRTY, HEADER, OK, PART
 from fairtrial.isolation.transfer import pack
 
 START_SECONDS = 120.0
-"""How long a child may take to start; on a busy machine, many start at once."""
+"""How long a child may take to start; generous, because many may start at once on a busy machine."""
 _LOOK_SECONDS = 1.0
 _NO_KEYWORDS: Mapping[str, Any] = {}
 
@@ -34,7 +34,7 @@ class IsolatedError(FairtrialError):
 
     Attributes:
         retry_after: The error's own `retry_after`, if it had one.
-        details: The error's own `isolated_details` as JSON: what is to be known although the call failed.
+        details: The error's own `isolated_details` as JSON: data to keep although the call failed.
     """
 
     retry_after: float | None = None
@@ -46,7 +46,7 @@ class ChildDiedError(IsolatedError):
 
 
 class Function:
-    """A callable as it travels: packed once, sent once to each child."""
+    """A serialized callable, sent once to each child."""
 
     __slots__ = ("data", "digest")
 
@@ -56,10 +56,11 @@ class Function:
 
 
 class IsolatedRunner:
-    """Runs functions in child processes: as many as there are calls at once, reused from call to call.
+    """Runs functions in child processes: one for each concurrent call, reused for later calls.
 
-    Works on asyncio and on trio, from any thread. A cancelled call kills its child and everything the child started;
-    a call that leaves processes behind costs its child too. Children end with this process, however it ends.
+    It works with asyncio and trio, from any thread. A cancelled call kills its child and everything the child started;
+    a child is also killed if a call leaves processes running. All children end when this process ends, even if it is
+    killed.
     """
 
     def __init__(self) -> None:
@@ -67,14 +68,17 @@ class IsolatedRunner:
         self._lock = threading.Lock()
         self._functions: dict[tuple[int, Any], tuple[Any, Function]] = {}
         self._process = os.getpid()
-        weakref.finalize(self, _kill_idle, self._idle)  # Of a runner that nobody closed.
+        weakref.finalize(self, _kill_idle, self._idle)  # For a runner that is never closed.
 
     def function(self, fn: Callable[..., Any], what: str, wrapper: Callable[..., Any] | None = None) -> Function:
-        """Pack a callable, or return it as it was packed before. The child calls `wrapper(fn, ...)` if there is one."""
+        """Serialize a callable, once. The child calls `wrapper(fn, ...)` if there is a wrapper, else `fn(...)`."""
         key = (id(fn), wrapper)
         found = self._functions.get(key)
         if found is None:
-            found = self._functions[key] = (fn, Function(fn, what, wrapper))  # With `fn`, so that its id stays its own.
+            found = self._functions[key] = (
+                fn,
+                Function(fn, what, wrapper),
+            )  # Keeps `fn`, so that its id is not reused.
         return found[1]
 
     async def run[T](
@@ -83,11 +87,11 @@ class IsolatedRunner:
         """Call a function in a child process and read its result as `kind`."""
         function = self.function(fn, what)
         async with self.child() as child:
-            return await child.call(function, args, kwargs, kind=kind, what=f"what {what} is called with")
+            return await child.call(function, args, kwargs, kind=kind, what=f"the arguments of {what}")
 
     @contextlib.asynccontextmanager
     async def child(self) -> AsyncIterator[_Child]:
-        """A child process that is ready, for the calls in here."""
+        """Provide a child process for the calls inside the block."""
         child = self._take() or await _Child.start()
         try:
             yield child
@@ -101,7 +105,7 @@ class IsolatedRunner:
 
     def _take(self) -> _Child | None:
         with self._lock:
-            if self._process != os.getpid():  # Forked by user code: the children are the parent's.
+            if self._process != os.getpid():  # User code forked this process: the children belong to its parent.
                 self._process = os.getpid()
                 self._idle.clear()
             while self._idle:
@@ -117,7 +121,7 @@ class IsolatedRunner:
             _kill_idle(self._idle)
 
     def __reduce__(self) -> Any:
-        return (IsolatedRunner, ())  # A child has children of its own.
+        return (IsolatedRunner, ())  # Each process has its own pool of children.
 
 
 class _Child:
@@ -136,9 +140,7 @@ class _Child:
     async def start(cls) -> _Child:
         """Start a process and wait until it is ready for calls."""
         if not sys.executable or os.name != "posix":
-            raise ConfigurationError(
-                "isolate=True needs a POSIX system and a Python that can be started (sys.executable)"
-            )
+            raise ConfigurationError("isolate=True needs a POSIX system and a Python interpreter in sys.executable")
         ours, theirs = socket.socketpair()
         watched, lifeline = os.pipe()
         code = "from fairtrial.isolation.child import main; main()"
@@ -185,7 +187,7 @@ class _Child:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     async def call[T](
@@ -195,30 +197,30 @@ class _Child:
         kwargs: Mapping[str, Any] = _NO_KEYWORDS,
         *,
         kind: type[T],
-        what: str = "what an isolated function is called with",
+        what: str = "the arguments of an isolated function",
         on_part: Callable[[str], None] | None = None,
         silence_seconds: float | None = None,
     ) -> T:
-        """Call a function; a cancelled call leaves the child to be killed.
+        """Call a function. If the call is cancelled, the caller must kill the child.
 
         Args:
             function: The function.
             args: Its arguments.
             kwargs: Its keyword arguments.
-            kind: What its result is read as.
-            what: What the arguments are called in errors.
-            on_part: Called with the JSON of everything that the function emits (`fairtrial.isolation.child.emit`).
-            silence_seconds: How long the function may emit nothing, once it has begun to.
+            kind: The type of its result.
+            what: How errors call the arguments.
+            on_part: Called with the JSON of every value that the function emits (`fairtrial.isolation.child.emit`).
+            silence_seconds: The longest time between two values that the function emits.
 
         Raises:
-            TimeoutError: it emitted nothing for longer.
+            TimeoutError: the function emitted nothing for longer than `silence_seconds`.
         """
         arguments = pack((args, dict(kwargs)), what)
         await self.load(function)
         return await self._ask((function.digest, None, arguments), kind, on_part, silence_seconds)
 
     async def load(self, function: Function) -> None:
-        """Have the child import, or rebuild, a function, so that a call takes no longer than the function itself."""
+        """Load a function in the child, so that later calls do not spend time on it."""
         if function.digest not in self._known:
             await self._ask((function.digest, function.data, None), object)
             self._known.add(function.digest)
@@ -230,7 +232,7 @@ class _Child:
         on_part: Callable[[str], None] | None = None,
         silence_seconds: float | None = None,
     ) -> T:
-        self.is_reusable = False  # Until the answer is there.
+        self.is_reusable = False  # Until the answer has arrived.
         await self._send(pickle.dumps(message))
         silence = None if silence_seconds is None else silence_seconds + START_SECONDS
         while True:
@@ -276,7 +278,7 @@ class _Child:
         return bytes(received)
 
     async def _ready(self, wait: Callable[[socket.socket], Any]) -> None:
-        """Wait for the socket; one that a descendant still holds does not tell us that the child is dead."""
+        """Wait for the socket. Also check the process: a descendant can keep the socket open after the child ended."""
         with anyio.move_on_after(_LOOK_SECONDS) as scope:
             await wait(self._connection)
         if scope.cancelled_caught and not self.is_alive:
@@ -293,7 +295,9 @@ class _Child:
     def kill(self) -> None:
         """End the process and everything it started."""
         _children.discard(self)
-        if self._lifeline < 0 or self._owner != os.getpid():  # Ended, or the child of the process that forked this one.
+        if (
+            self._lifeline < 0 or self._owner != os.getpid()
+        ):  # Already killed, or owned by the process that forked this one.
             return
         _kill_tree(self._process.pid, alive=self.is_alive)
         self._process.wait()
@@ -321,7 +325,7 @@ def _search_path() -> list[str]:
 
 
 def _kill_tree(pid: int, *, alive: bool) -> None:
-    """Kill a process, its group, and on Linux what left the group by starting a session of its own."""
+    """Kill a process, its group, and on Linux also descendants that left the group by starting a new session."""
     descendants = _descendants(pid) if alive else []
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What travels to a child process, and what cannot."""
+"""Serialize functions and arguments for a child process."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threa
 
 
 class NotSendableError(ConfigurationError):
-    """Something cannot be sent to a child process."""
+    """A value cannot be sent to a child process."""
 
 
 def pack(value: object, what: str) -> bytes:
-    """Pickle a value for a child process: by name what it can import, by value what it cannot.
+    """Pickle a value for a child process: code that the child can import by name, other code by value.
 
     Raises:
-        NotSendableError: it holds something that exists only in this process.
+        NotSendableError: the value refers to something that exists only in this process.
     """
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         def reducer_override(self, found: Any) -> Any:
             if type(found) in _LOCKS:
-                return _LOCKS[type(found)], ()  # It guards what this process has; the child has its own of both.
+                return _LOCKS[type(found)], ()  # The child gets a lock of its own.
             module = sys.modules.get(getattr(found, "__module__", None) or "")
             if module is not None and not _is_importable(module):
                 cloudpickle.register_pickle_by_value(module)
@@ -43,8 +43,8 @@ def pack(value: object, what: str) -> bytes:
         except Exception as error:
             raise NotSendableError(
                 f"{what} must be something that can be sent to a child process ({type(error).__name__}: {error})\n"
-                "Open connections and files inside the function, keep it in a module that can be imported, or "
-                "leave isolate=True out"
+                "Open connections and files inside the function, define it in a module that can be imported, or "
+                "remove isolate=True"
             ) from None
         return file.getvalue()
 
@@ -58,11 +58,11 @@ _importable: dict[str, bool] = {}
 
 
 def _is_importable(module: ModuleType) -> bool:
-    """True if a fresh interpreter with this one's `sys.path` would import the same file under the same name."""
+    """Return whether a new interpreter with the same `sys.path` would import the same file under the same name."""
     name = module.__name__
     file = getattr(module, "__file__", None)
     if name == "__main__" or file is None:
-        return True  # cloudpickle sends `__main__` by value anyway, and modules without a file are built in.
+        return True  # cloudpickle always sends `__main__` by value; modules without a file are built in.
     found = _importable.get(name)
     if found is None:
         found = _importable[name] = _imported_from(name) == os.path.realpath(file)
@@ -77,7 +77,7 @@ def _imported_from(name: str) -> str | None:
         full = ".".join(parts[:count])
         spec = PathFinder.find_spec(full, path)
         if spec is None:
-            for finder in sys.meta_path:  # Editable installations have finders of their own, in the child too.
+            for finder in sys.meta_path:  # Editable installations add finders, in the child too.
                 search = getattr(finder, "find_spec", None)
                 spec = search(full, path) if search is not None else None
                 if spec is not None:

@@ -1,19 +1,32 @@
-"""Models that score: judges whose questions cannot be rewritten by what they judge."""
+"""Judges: models that score outputs, with prompts protected against injection."""
 
 from fairtrial.judging.checklist import checklist
-from fairtrial.judging.checks import CanaryResult, JudgeCheck, check_judge
-from fairtrial.judging.judge import RATING_VALUES, JudgeOutput, LLMJudge, Rating, label_judge, llm_judge, numeric_judge
+from fairtrial.judging.checks import CanaryResult, JudgeCheck, check_judge, check_judge_sync
+from fairtrial.judging.judge import (
+    PASSING_RATINGS,
+    RATING_VALUES,
+    JudgeOutput,
+    JudgeParams,
+    LLMJudge,
+    Rating,
+    label_judge,
+    llm_judge,
+    numeric_judge,
+)
 from fairtrial.judging.pairwise import pairwise_judge
 from fairtrial.judging.panel import panel
 
 __all__ = [
+    "PASSING_RATINGS",
     "RATING_VALUES",
     "CanaryResult",
     "JudgeCheck",
     "JudgeOutput",
+    "JudgeParams",
     "LLMJudge",
     "Rating",
     "check_judge",
+    "check_judge_sync",
     "checklist",
     "label_judge",
     "llm_judge",

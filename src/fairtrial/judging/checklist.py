@@ -1,4 +1,4 @@
-"""A rubric as questions that are answered with yes or no."""
+"""A judge that answers yes/no questions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairtrial.scoring.score import Metric, Score
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer: which question, why, and yes or no."""
+    """The answer to one question: its number, the reason, and yes or no."""
 
     question: int
     reason: str
@@ -24,7 +24,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ChecklistOutput:
-    """Every question answered once."""
+    """The answers to all questions."""
 
     answers: tuple[Answer, ...]
 
@@ -54,12 +54,15 @@ class Checklist(Judging):
         numbers = [answer.question for answer in verdict.answers]
         if numbers != list(range(1, len(self.questions) + 1)):
             raise OutputParseError(
-                f"judge {self.name!r} answered questions {numbers}, not 1 to {len(self.questions)}", raw=completion.raw
+                f"judge {self.name!r} must answer questions 1 to {len(self.questions)} (got {numbers})",
+                raw=completion.raw,
             )
         yes = [answer.answer == "yes" for answer in verdict.answers]
         value = sum(yes) / len(yes)
         metrics = [
-            Metric(f"{answer.question}: {question}", float(good), passed=good, reason=answer.reason)
+            Metric(
+                f"{answer.question}: {question}", float(good), passed=good, reason=answer.reason, higher_is_better=True
+            )
             for answer, question, good in zip(verdict.answers, self.questions, yes, strict=True)
         ]
         failed = [f"{metric.name} {metric.reason}".rstrip() for metric in metrics if not metric.passed]
@@ -80,5 +83,5 @@ def checklist(
     Write the questions so that yes is good.
     """
     if not questions:
-        raise ConfigurationError("a checklist needs at least one question")
+        raise ConfigurationError("a checklist must have at least one question (got none)")
     return Checklist(adapter, questions, pass_at=pass_at, include_input=include_input, name=name or "checklist")

@@ -1,4 +1,4 @@
-"""Which of two outputs is better? Asked in both orders, always."""
+"""A judge that compares two outputs, in both orders."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fairtrial.scoring.score import Metric, Score
 
 @dataclass(frozen=True, slots=True)
 class PairOutput:
-    """What a pairwise judge answers: first why, then which."""
+    """The reply of a pairwise judge: the reason, then the choice."""
 
     reason: str
     better: Literal["first", "second", "equal"]
 
 
 class PairwiseJudge(Judging):
-    """Compares the output with another. A preference that depends on the order is no preference: a tie."""
+    """A judge that compares the output with another. A preference that depends on the order counts as a tie."""
 
     __slots__ = ("_other",)
 
@@ -35,7 +35,7 @@ class PairwiseJudge(Judging):
         self._other = other
 
     async def score(self, case: Case) -> Score:
-        """Ask twice, with the two outputs in either place."""
+        """Ask twice, with the two outputs in both orders."""
         other = case.sample.expected if self._other is None else self._other(case)
         if other is None:
             raise ConfigurationError(
@@ -99,8 +99,8 @@ def pairwise_judge(
     Args:
         adapter: The judge's model.
         criterion: What makes one output better.
-        other: Gives the output to compare with; the sample's `expected` unless given.
+        other: Returns the output to compare with; by default the sample's `expected`.
         include_input: Show the judge the sample's input too.
-        name: Its name in reports; the beginning of the criterion unless given.
+        name: Its name in reports; by default the beginning of the criterion.
     """
     return PairwiseJudge(adapter, criterion, other, include_input=include_input, name=name or short_name(criterion))

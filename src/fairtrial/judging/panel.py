@@ -1,4 +1,4 @@
-"""Several judges, one verdict, and how far they agree."""
+"""Panels of judges and their agreement."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ def panel(*judges: Evaluator | Scorer) -> Combined:
     Small models of different families make a better panel than one large model asked several times.
     """
     if len(judges) < 2:
-        raise ConfigurationError("a panel needs at least two judges")
+        raise ConfigurationError(f"a panel must have at least two judges (got {len(judges)})")
     members = [resolve(judge) for judge in judges]
     return Combined("panel", members, _majority, names=_names(members))
 
 
 def _names(members: Sequence[Scorer]) -> list[str]:
-    """The judges' names; judges of the same criterion are told apart by their models."""
+    """Return the names of the judges; judges of the same criterion are named after their models."""
     names = [member.name for member in members]
     return [
-        f"{name} ({member.adapter.model})" if names.count(name) > 1 and isinstance(member, Judging) else name
+        f"{name} ({member.adapter.model})"
+        if names.count(name) > 1 and isinstance(member, Judging) and member.adapter is not None
+        else name
         for name, member in zip(names, members, strict=True)
     ]
 

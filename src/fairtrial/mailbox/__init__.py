@@ -1,6 +1,6 @@
-"""Transport with leases: the protocol, and the mailboxes that keep it.
+"""Message queues with leases: the protocol and its implementations.
 
-Names are loaded when they are first used, so that a process without Redis never imports its client.
+Exported names are imported lazily, so that a process without Redis never imports its client.
 """
 
 from __future__ import annotations

@@ -1,21 +1,44 @@
-"""Many at once, for those who have many at hand: cheaper than one by one, with the same meaning.
+"""Batch operations on mailboxes: cheaper than single ones, with the same semantics.
 
-A mailbox may offer `send_all`, `reply_all` and `acknowledge_all`; with one that does not, each is asked for by itself.
-It may also tell what is asked for (`asked_from`) and who its workers are (`announce`, `announced`).
+A mailbox may implement `send_all`, `reply_all` and `acknowledge_all`; otherwise the single operations are called. It
+may also search its requests by reply address (`asked_from`) and list its workers (`announce`, `announced`, `workers`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fairtrial.errors import LeaseLostError, MailboxConnectionError
 from fairtrial.mailbox.protocol import Mailbox, Message
 
+ANNOUNCEMENT_SECONDS = 15.0
+"""How long the announcement of a worker is valid: three times the interval at which workers announce themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingWorker:
+    """A worker of a mailbox.
+
+    Attributes:
+        name: The name that it announced, or the one it receives under.
+        alive: False if its announcements have stopped: it was killed, or lost its connection.
+        silent_seconds: The time since it was last heard of.
+        in_flight: The number of messages that it holds.
+        leased_seconds: The time after which these messages are delivered again, unless their leases are renewed.
+    """
+
+    name: str
+    alive: bool
+    silent_seconds: float
+    in_flight: int = 0
+    leased_seconds: float = 0.0
+
 
 async def send_all(mailbox: Mailbox[Any], bodies: Sequence[Any], *, reply_to: str | Mailbox[Any] | None = None) -> None:
-    """Send all of them.
+    """Send all bodies.
 
     Raises:
         MailboxError: not all of them were sent; some may have been.
@@ -28,7 +51,7 @@ async def send_all(mailbox: Mailbox[Any], bodies: Sequence[Any], *, reply_to: st
 
 
 async def reply_all(mailbox: Mailbox[Any], replies: Sequence[tuple[Message[Any], Any]]) -> None:
-    """Send each message of this mailbox its answer.
+    """Send the reply to each message of this mailbox.
 
     Raises:
         MailboxError: not all of them were sent; some may have been.
@@ -41,16 +64,16 @@ async def reply_all(mailbox: Mailbox[Any], replies: Sequence[tuple[Message[Any],
 
 
 async def acknowledge_all(mailbox: Mailbox[Any], messages: Sequence[Message[Any]]) -> Sequence[bool]:
-    """Acknowledge messages of this mailbox; False for those that were not ours any more.
+    """Acknowledge messages of this mailbox; False for those whose lease was lost.
 
     Raises:
-        MailboxConnectionError: nothing is known about them; try again soon.
+        MailboxConnectionError: their state is unknown; retry.
     """
     offered = getattr(mailbox, "acknowledge_all", None)
     if offered is None:
         return await asyncio.gather(*map(_acknowledged, messages))
     for message in messages:
-        message.settled = True  # Before it leaves: a renewal that crosses it must not take the lease for lost.
+        message.settled = True  # Set before sending: a concurrent renewal must not report the lease as lost.
     try:
         kept: Sequence[bool] = await offered(messages)
     except MailboxConnectionError:
@@ -69,7 +92,7 @@ async def _acknowledged(message: Message[Any]) -> bool:
 
 
 async def asked_from(mailbox: Mailbox[Any], address: str) -> bool | None:
-    """Whether anything in this mailbox asks for its reply at an address; None when the mailbox cannot tell."""
+    """Return whether a message in this mailbox has this reply address; None if the mailbox cannot tell."""
     offered = getattr(mailbox, "asked_from", None)
     if offered is None:
         return None
@@ -78,9 +101,9 @@ async def asked_from(mailbox: Mailbox[Any], address: str) -> bool | None:
 
 
 async def announce(mailbox: Mailbox[Any], worker: str, fingerprint: str, seconds: float) -> None:
-    """Say for so many seconds that a worker serves this mailbox, and with which code; 0 seconds withdraw it.
+    """Announce for this many seconds that a worker with this fingerprint serves the mailbox; 0 withdraws it.
 
-    A mailbox that keeps no such list is left alone.
+    Does nothing if the mailbox does not support announcements.
     """
     offered = getattr(mailbox, "announce", None)
     if offered is not None:
@@ -88,9 +111,18 @@ async def announce(mailbox: Mailbox[Any], worker: str, fingerprint: str, seconds
 
 
 async def announced(mailbox: Mailbox[Any]) -> Sequence[str] | None:
-    """The fingerprint of each worker of this mailbox, empty for one that accepts any; None when it cannot tell."""
+    """Return the fingerprint of each worker of this mailbox, empty if it accepts any code; None if unsupported."""
     offered = getattr(mailbox, "announced", None)
     if offered is None:
         return None
     fingerprints: Sequence[str] = await offered()
     return fingerprints
+
+
+async def workers(mailbox: Mailbox[Any]) -> Sequence[ServingWorker]:
+    """Return the workers of this mailbox, including lost ones; empty if the mailbox does not support this."""
+    offered = getattr(mailbox, "workers", None)
+    if offered is None:
+        return ()
+    found: Sequence[ServingWorker] = await offered()
+    return found

@@ -1,4 +1,4 @@
-"""Messages that were set aside, and the rule that says which."""
+"""Dead letters, and the policy for retries."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ type Treatment = Literal["run", "run_isolated"]
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that was set aside.
+    """A message that is not delivered any more.
 
     Attributes:
-        id: Its identity among the dead letters.
-        message_id: Its identity while it lived.
-        text: The body as it travelled; bytes that are not UTF-8 are replaced. Untrusted: mind where it is shown.
-        delivery_count: How often it had been delivered.
-        reason: Why it was set aside, for a person.
-        error: The type of the error behind it.
-        reply_to: Who wanted the answer.
-        died_at: When, in seconds since the epoch, by the server's clock where there is one.
+        id: The id of the dead letter.
+        message_id: The id of the message.
+        text: The serialized body; bytes that are not UTF-8 are replaced. Untrusted: escape it before display.
+        delivery_count: The number of deliveries.
+        reason: The reason, for people.
+        error: The type of the error that caused it.
+        reply_to: The reply address.
+        died_at: The time, in seconds since the epoch, by the server's clock if there is one.
     """
 
     id: str
@@ -40,10 +40,10 @@ class DeadLetter:
     died_at: float = 0.0
 
     def body[T](self, kind: type[T]) -> T:
-        """The body as a `kind`.
+        """Return the body decoded as `kind`.
 
         Raises:
-            BodyError: it is not one, which may be why it is here.
+            BodyError: decoding fails, which may be why it is a dead letter.
         """
         try:
             return decode_body(kind, self.text.encode("utf-8", "surrogatepass"))
@@ -52,41 +52,41 @@ class DeadLetter:
 
 
 class DeadLetters(Protocol):
-    """The messages of one mailbox that were set aside."""
+    """The dead letters of one mailbox."""
 
     async def count(self) -> int:
-        """How many there are."""
+        """Return the number of dead letters."""
         ...
 
     async def page(self, *, after: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
-        """The oldest `limit` of them, or the next ones `after` an id."""
+        """Return the oldest `limit` dead letters, or the next ones `after` an id."""
         ...
 
     async def retry(self, *ids: str) -> int:
-        """Put these back into the mailbox with a clean record; returns how many there were."""
+        """Return these to the mailbox with their delivery count reset, but not `expiries`; returns their number."""
         ...
 
     async def drop(self, *ids: str) -> int:
-        """Delete these; returns how many there were."""
+        """Delete these; returns their number."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DLQPolicy:
-    """When to try again, when to try with care, and when to give up.
+    """When to retry, when to isolate, and when to give up.
 
-    A worker that dies takes all its messages with it, so a lease that ran out says little about one of them: after
-    `suspect_after` silent ends a message is suspected and executed in a child process, first with others, then alone,
-    and only what happens there counts.
+    A worker that crashes loses the leases of all its messages, so one expired lease says little about a single message.
+    After `suspect_after` expired leases a message is a suspected poison message and is executed in a child process,
+    first with others, then alone; only the outcome there counts.
 
     Attributes:
-        max_deliveries: A message that failed with an error on this delivery or a later one is set aside.
-        fatal: Errors that trying again cannot mend: set aside at once.
-        transient: Errors that say nothing about the message (a server that is away): always tried again.
-        suspect_after: This many leases that ran out in silence make a message suspected.
-        base_seconds: The delay before the second delivery; doubles with each.
+        max_deliveries: A message that fails on this or a later delivery becomes a dead letter.
+        fatal: Errors that a retry cannot fix: dead letter at once.
+        transient: Errors unrelated to the message, such as an unavailable server: always retried.
+        suspect_after: Number of expired leases after which a message is suspected.
+        base_seconds: The delay before the second delivery; doubled each time.
         max_seconds: The longest delay.
-        draw: Where the jitter comes from: a number from 0 to 1.
+        draw: The source of jitter: returns a number from 0 to 1.
     """
 
     max_deliveries: int = 5
@@ -99,16 +99,16 @@ class DLQPolicy:
 
     def __post_init__(self) -> None:
         if self.max_deliveries < 1 or self.suspect_after < 1:
-            raise ConfigurationError("max_deliveries and suspect_after are at least 1")
+            raise ConfigurationError("max_deliveries and suspect_after must be at least 1")
         if not 0 < self.base_seconds <= self.max_seconds:
-            raise ConfigurationError("base_seconds is more than 0 and at most max_seconds")
+            raise ConfigurationError("base_seconds must be more than 0 and at most max_seconds")
 
     def treatment(self, expiries: int) -> Treatment:
-        """How to run a message whose earlier deliveries ended in silence this often."""
+        """Return how to execute a message after this many expired leases."""
         return "run_isolated" if expiries >= self.suspect_after else "run"
 
     def verdict(self, error: BaseException, delivery_count: int) -> Verdict:
-        """What to do with a message whose `delivery_count`-th delivery ended with this error."""
+        """Return what to do with a message whose `delivery_count`-th delivery ended with this error."""
         if isinstance(error, self.fatal):
             return "dead_letter"
         if isinstance(error, self.transient):
@@ -116,5 +116,5 @@ class DLQPolicy:
         return "dead_letter" if delivery_count >= self.max_deliveries else "retry"
 
     def delay(self, delivery_count: int) -> float:
-        """Seconds to wait before the next delivery: capped exponential, and half of it drawn at random."""
+        """Return the seconds until the next delivery: capped exponential backoff, half of it random."""
         return backoff(delivery_count, first=self.base_seconds, longest=self.max_seconds, draw=self.draw)

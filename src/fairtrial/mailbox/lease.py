@@ -1,12 +1,13 @@
-"""Keeps the leases of a process alive from a thread of its own.
+"""Renews the leases of a process from a separate thread.
 
-A task that computes for a minute without awaiting stops the event loop; renewals that ran on it would stop too, and
-every message of the process would be handed to someone else. So a thread renews them, for as long as there is
-somebody to work for: until the job's deadline, or until the event loop is gone.
+A task that computes for a minute without awaiting blocks the event loop. Renewals on the event loop would stop too, and
+all messages of the process would be redelivered. Therefore a thread renews them, until the job's deadline or until the
+event loop is closed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -15,25 +16,22 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, Self
 
-import anyio
-import anyio.to_thread
-
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxError
-from fairtrial.mailbox.protocol import Message, Renewer, checked_lease
+from fairtrial.mailbox.protocol import Message, Renewer, validate_lease
 from fairtrial.metrics import FAILED_RENEWALS
-from fairtrial.offload import loop_caller
+from fairtrial.offload import finish, in_thread, loop_caller, require_asyncio
 
 _log = logging.getLogger(__name__)
 
 
 class Lease:
-    """One message that is being worked on.
+    """The lease of one message that is being processed.
 
     Attributes:
         message: The message.
-        deadline: When renewing ends, on the extender's monotonic clock.
-        lost: Whether the message went to someone else; the work is cancelled when this becomes true.
+        deadline: The end of renewals, on the extender's monotonic clock.
+        lost: Whether the lease was lost; the work is then cancelled.
     """
 
     __slots__ = ("_on_lost", "_pulse", "deadline", "lost", "message")
@@ -50,8 +48,34 @@ class Lease:
         self._on_lost()
 
 
+class _Cancellation:
+    """Cancels the task that created it on request, like `asyncio.timeout` without a time."""
+
+    def __init__(self) -> None:
+        require_asyncio("a lease", "hold it in a program that runs under it")
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - the caller is a coroutine
+        self._task = task
+        self._before = task.cancelling()
+        self._active = True
+        self._requested = False
+
+    def request(self) -> None:
+        if self._active and not self._requested:
+            self._requested = True
+            self._task.cancel()
+
+    def end(self) -> bool:
+        """Disable the cancellation; returns whether the task was cancelled by `request` only."""
+        self._active = False
+        if not self._requested:
+            return False
+        self._requested = False
+        return self._task.uncancel() <= self._before
+
+
 class _Pulse:
-    """Whether one event loop is there, and when it last turned."""
+    """The heartbeat of one event loop: whether it is open, and when it last responded."""
 
     def __init__(self, call: Callable[[Callable[[], Any]], Any], now: float) -> None:
         self.call = call
@@ -61,7 +85,7 @@ class _Pulse:
         self.holds = 0
 
     def ask(self, clock: Clock) -> None:
-        """Ask for a beat, and find out whether there is still an event loop to ask."""
+        """Request a heartbeat, and detect whether the event loop is closed."""
 
         def beat() -> None:
             self.last = clock.monotonic()
@@ -74,19 +98,19 @@ class _Pulse:
     def post(self, call: Callable[[], Any]) -> None:
         try:
             self.call(call)
-        except RuntimeError:  # The event loop is closed; asyncio and trio both say so like this.
+        except RuntimeError:  # Raised by asyncio and trio if the event loop is closed.
             self.gone = True
 
 
 class LeaseExtender:
-    """Renews the leases of everything a process is working on.
+    """Renews the leases of all messages that a process is handling.
 
     Args:
-        lease_seconds: How long each renewal makes a lease last; receive with the same visibility timeout.
-        interval_seconds: How often to renew; a third of the lease unless given.
-        stall_seconds: When given, an event loop that has not turned for this long gets nothing renewed until it does.
-            Off unless asked for: waiting half an hour for a model is not a stall, but a task that blocks is not dead.
-        clock: What deadlines are measured with.
+        lease_seconds: The duration of each renewal; receive with the same visibility timeout.
+        interval_seconds: The interval between renewals; a third of the lease by default.
+        stall_seconds: If given, leases are not renewed while the event loop has not responded for this long. Off by
+            default: a task may block the event loop and still make progress.
+        clock: The clock for deadlines.
     """
 
     def __init__(
@@ -97,14 +121,14 @@ class LeaseExtender:
         stall_seconds: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.lease_seconds = checked_lease(lease_seconds)
+        self.lease_seconds = validate_lease(lease_seconds)
         self.interval_seconds = lease_seconds / 3 if interval_seconds is None else interval_seconds
         if not 0 < self.interval_seconds <= lease_seconds / 2:
             raise ConfigurationError(
-                f"renew at least twice per lease: every {self.interval_seconds} s is too seldom for {lease_seconds} s"
+                f"interval_seconds must be at most half of lease_seconds={lease_seconds} (got {self.interval_seconds})"
             )
         if stall_seconds is not None and stall_seconds <= 0:
-            raise ConfigurationError(f"stall_seconds is more than 0, not {stall_seconds}")
+            raise ConfigurationError(f"stall_seconds must be more than 0 (got {stall_seconds})")
         self.stall_seconds = stall_seconds
         self._clock = clock
         self._lock = threading.Lock()
@@ -117,20 +141,19 @@ class LeaseExtender:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.close)  # It may have to wait for a server that does not answer.
+        await finish(in_thread(self.close))  # It may wait for a server that does not respond.
 
     @property
     def held(self) -> int:
-        """How many leases are being renewed."""
+        """The number of leases being renewed."""
         return len(self._held)
 
     @contextmanager
     def hold(self, message: Message[Any], *, deadline: float) -> Iterator[Lease]:
-        """Keep the message's lease while the block runs, until `deadline` at the latest.
+        """Renew the message's lease while the block runs, at the latest until `deadline`.
 
-        The block is cancelled when the lease is lost. When the deadline passes renewing ends, and that is all: ending
-        the work in time is the caller's.
+        The block is cancelled if the lease is lost. At the deadline only the renewals end: the caller must end the
+        work in time.
 
         Args:
             message: A message just received.
@@ -139,31 +162,35 @@ class LeaseExtender:
         Raises:
             LeaseLostError: the lease was lost, and the block was cancelled.
         """
-        with anyio.CancelScope() as scope:
-            lease = self.keep(message, deadline=deadline, on_lost=scope.cancel)
-            try:
-                yield lease
-            finally:
-                self.release(lease)
-        if lease.lost and scope.cancelled_caught:
-            raise LeaseLostError(f"message {message.id} went to someone else while it was being worked on")
+        cancellation = _Cancellation()
+        lease = self.keep(message, deadline=deadline, on_lost=cancellation.request)
+        try:
+            yield lease
+        except asyncio.CancelledError:
+            if cancellation.end():
+                lost = f"the lease of message {message.id} was lost while it was being processed"
+                raise LeaseLostError(lost) from None
+            raise
+        finally:
+            cancellation.end()
+            self.release(lease)
 
     def keep(self, message: Message[Any], *, deadline: float, on_lost: Callable[[], Any]) -> Lease:
-        """Keep the message's lease until `release`: `hold` for loops with a way of their own to cancel a job.
+        """Renew the message's lease until `release`: `hold` for callers that cancel the work themselves.
 
         Args:
             message: A message just received.
             deadline: When renewing ends, on the extender's monotonic clock; `Lease.deadline` may be moved later.
-            on_lost: Called on the event loop, once, when the lease is lost.
+            on_lost: Called once on the event loop if the lease is lost.
         """
         return self.keep_all([message], deadline=deadline, on_lost=[on_lost])[0]
 
     def keep_all(
         self, messages: Sequence[Message[Any]], *, deadline: float, on_lost: Sequence[Callable[[], Any]]
     ) -> Sequence[Lease]:
-        """`keep`, for many messages received together."""
+        """Call `keep` for several messages."""
         if not math.isfinite(deadline):
-            raise ConfigurationError("a lease needs a deadline: a job that hangs must not keep its message for ever")
+            raise ConfigurationError("deadline must be finite: a job that hangs must not keep its message for ever")
         call = loop_caller()
         with self._lock:
             pulse = self._pulse(call)
@@ -173,7 +200,7 @@ class LeaseExtender:
         return leases
 
     def close(self) -> None:
-        """Stop renewing. Leases that are still held run out by themselves."""
+        """Stop renewing. Leases that are still held will expire."""
         self._stop.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
@@ -186,13 +213,13 @@ class LeaseExtender:
         if pulse is None:
             pulse = self._pulses[call] = _Pulse(call, self._clock.monotonic())
         if self._thread is None:
-            within = copy_context().run  # What the thread logs names the worker.
+            within = copy_context().run  # So that log records of the thread name the worker.
             self._thread = threading.Thread(target=within, args=(self._run,), name="fairtrial leases", daemon=True)
             self._thread.start()
         return pulse
 
     def release(self, lease: Lease) -> None:
-        """Stop renewing one lease; the other half of `keep`."""
+        """Stop renewing a lease of `keep`."""
         with self._lock:
             if lease in self._held:
                 self._held.remove(lease)
@@ -207,14 +234,14 @@ class LeaseExtender:
         wait = tick
         while not self._stop.wait(wait):
             try:
-                # A server that is away may be back in a moment, and the leases are running: ask again sooner.
+                # The server may be back soon, and the leases are about to expire: retry earlier.
                 wait = tick if self._renew() else min(1.0, tick / 4)
             except Exception:
-                _log.exception("renewing leases failed; trying again")
+                _log.exception("renewing leases failed; retrying")
                 wait = min(1.0, tick / 4)
 
     def _renew(self) -> bool:
-        """Renew everything once; False when a server could not be reached."""
+        """Renew all leases once; False if a server could not be reached."""
         reached = True
         for renewer, leases in self._due():
             try:
@@ -232,7 +259,7 @@ class LeaseExtender:
     def _lose(self, lease: Lease) -> None:
         with self._lock:
             if lease not in self._held or lease.message.settled:
-                return  # Settled while we asked: that is why the server no longer knew it.
+                return  # Settled during the renewal, so the server no longer had it.
         self.release(lease)
         lease._pulse.post(lease._cancel)
 

@@ -1,15 +1,16 @@
-"""A mailbox inside one process: the sibling of the real ones, for tests and for fleets of one."""
+"""A mailbox in memory, for tests and single-process fleets."""
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Generic, Self
 
-import anyio
+from typing_extensions import TypeVar
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import dumps
@@ -22,16 +23,17 @@ from fairtrial.errors import (
     NewerFormatError,
     ReplyNotAvailableError,
 )
-from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body, encode_body
+from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, check_body_type, decode_body, encode_body
 from fairtrial.mailbox.dead_letters import DeadLetter
-from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, checked_name, checked_receive
+from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, validate_name, validate_receive
 from fairtrial.mailbox.resolver import MailboxResolver
+from fairtrial.offload import require_asyncio
 
 MAX_BODY_BYTES = 1024 * 1024
 
 
 class _Item:
-    """One message, wherever it is."""
+    """One message in any state."""
 
     __slots__ = ("body", "deliveries", "expiries", "id", "lease", "reply_to", "route", "until")
 
@@ -42,12 +44,12 @@ class _Item:
         self.route = route
         self.deliveries = 0
         self.expiries = 0
-        self.lease = 0  # The delivery that holds it; 0 when nobody does.
+        self.lease = 0  # The number of the delivery that has leased it; 0 if none.
         self.until = 0.0
 
 
 class _Receipt[T]:
-    """One delivery of one message. Each has its own number, so an old one never settles a new one."""
+    """One delivery of one message, with a unique number, so that an old delivery never settles a new one."""
 
     __slots__ = ("item", "lease", "mailbox")
 
@@ -71,26 +73,30 @@ class _Receipt[T]:
             raise _lost(self.item.id)
 
     async def dead_letter(self, reason: str, error: str) -> None:
-        self.mailbox._condemn(self, reason, error)
+        self.mailbox._dead_letter(self, reason, error)
 
     async def reply(self, address: str | None, body: Any) -> str:
         return await self.mailbox._reply(self.item, address, body)
 
 
 def _lost(id: str) -> LeaseLostError:
-    return LeaseLostError(f"message {id} is not ours any more: it was settled before, or its lease ran out")
+    return LeaseLostError(f"the lease of message {id} was lost: it expired, or the message was settled before")
 
 
-class InMemoryMailbox[T]:
+T = TypeVar("T", default=Any)  # A mailbox without a body type accepts any body.
+
+
+class InMemoryMailbox(Generic[T]):
     """A mailbox in this process's memory. Works under asyncio and trio; one event loop at a time.
 
     Args:
         name: Its reply address.
-        body_type: When given, bodies pass through the codec as on a real wire: what cannot travel is refused, and
-            the receiver gets a copy. Without it the receiver gets the very object that was sent.
-        resolver: Finds the mailbox behind a reply address that was given by name.
-        clock: What leases and delays are measured with.
-        max_body_bytes: The limit for bodies that pass through the codec.
+        body_type: If given, bodies are serialized by the codec as for a server: bodies that cannot be serialized are
+            refused, and the receiver gets a copy. Without it the receiver gets the object that was sent.
+        resolver: Finds the mailbox for a reply address given by name.
+        reply_resolver: An alias of `resolver`.
+        clock: The clock for leases and delays.
+        max_body_bytes: The size limit of serialized bodies.
     """
 
     def __init__(
@@ -99,13 +105,14 @@ class InMemoryMailbox[T]:
         body_type: type[T] | None = None,
         *,
         resolver: MailboxResolver | None = None,
+        reply_resolver: MailboxResolver | None = None,
         clock: Clock = SYSTEM_CLOCK,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        self.name = checked_name(name)
+        self.name = validate_name(name)
         self.dead_letters = _DeadLetters(self)
         self._kind = body_type
-        self._resolver = resolver
+        self._resolver = resolver or reply_resolver
         self._clock = clock
         self._limit = max_body_bytes
         self._ids = itertools.count(1)
@@ -113,12 +120,12 @@ class InMemoryMailbox[T]:
         self._waiting: deque[_Item] = deque()
         self._delayed: list[tuple[float, int, _Item]] = []
         self._leased: dict[str, _Item] = {}
-        self._expiry: list[tuple[float, int, _Item]] = []  # Lazy: an entry that no longer holds is skipped.
+        self._expiry: list[tuple[float, int, _Item]] = []  # Lazy: entries that are no longer valid are skipped.
         self._dead: dict[str, tuple[DeadLetter, _Item]] = {}
         self._workers: dict[str, tuple[str, float]] = {}  # By id: fingerprint, and when the announcement expires.
-        self._changed: anyio.Event | None = None
+        self._changed: asyncio.Event | None = None
         self._closed = False
-        self._lock = threading.Lock()  # Leases are renewed from a thread; everything else is the event loop's.
+        self._lock = threading.Lock()  # Leases are renewed from a thread; everything else runs on the event loop.
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,7 +137,7 @@ class InMemoryMailbox[T]:
         return f"InMemoryMailbox({self.name!r})"
 
     async def send(self, body: T, *, reply_to: str | Mailbox[Any] | None = None) -> str:
-        """Put a message in; returns its id."""
+        """Send a message; returns its id."""
         self._check_open()
         address = reply_to if isinstance(reply_to, str) or reply_to is None else reply_to.name
         route = None if isinstance(reply_to, str) else reply_to
@@ -141,7 +148,8 @@ class InMemoryMailbox[T]:
             except CodecError as error:
                 raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
             if len(wire) > self._limit:
-                raise MessageTooLargeError(f"{self.name} takes bodies of {self._limit} bytes; this has {len(wire)}")
+                limit = f"must have at most {self._limit} bytes (got {len(wire)})"
+                raise MessageTooLargeError(f"{self.name}: the body {limit}")
         item = _Item(f"{self.name}-{next(self._ids)}", wire, address, route)
         with self._lock:
             self._waiting.append(item)
@@ -151,41 +159,46 @@ class InMemoryMailbox[T]:
     async def receive(
         self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
     ) -> Sequence[Message[T]]:
-        """Take up to `max_messages`; see `Mailbox.receive`."""
+        """Receive up to `max_messages`; see `Mailbox.receive`."""
         self._check_open()
-        checked_receive(max_messages, visibility_timeout, wait_time_seconds)
-        await anyio.lowlevel.checkpoint()
-        # Two ends, because the injected clock may stand still or jump while the event loop's moves on.
+        validate_receive(max_messages, visibility_timeout, wait_time_seconds)
+        require_asyncio("a mailbox", "use it in a program that runs under it")
+        await asyncio.sleep(0)
+        # Two deadlines, because the injected clock may stand still or jump while the event loop's clock advances.
         clock_end = self._clock.monotonic() + wait_time_seconds
-        loop_end = anyio.current_time() + wait_time_seconds
+        loop_time = asyncio.get_running_loop().time
+        loop_end = loop_time() + wait_time_seconds
         while True:
             self._check_open()
             if messages := self._take(max_messages, visibility_timeout):
                 return messages
             now = self._clock.monotonic()
-            left = min(clock_end - now, loop_end - anyio.current_time())
+            left = min(clock_end - now, loop_end - loop_time())
             if left <= 0:
                 return []
-            with anyio.move_on_after(max(0.0, min(left, self._next_due() - now))):
-                if self._changed is None:
-                    self._changed = anyio.Event()
-                await self._changed.wait()
+            if self._changed is None:
+                self._changed = asyncio.Event()
+            try:
+                async with asyncio.timeout(max(0.0, min(left, self._next_due() - now))):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
 
     async def approximate_count(self) -> int:
-        """How many messages have not been settled."""
+        """Return the number of messages that have not been settled."""
         self._check_open()
         with self._lock:
             return len(self._waiting) + len(self._delayed) + len(self._leased)
 
     async def depth(self) -> MailboxDepth:
-        """How many messages are where."""
+        """Return the number of messages by state."""
         self._check_open()
         with self._lock:
             self._collect()
             return MailboxDepth(len(self._waiting), len(self._delayed), len(self._leased), len(self._dead))
 
     async def asked_from(self, address: str) -> bool:
-        """Whether a message that has not been settled asks for its reply at this address."""
+        """Return whether a message that has not been settled has this reply address."""
         self._check_open()
         with self._lock:
             delayed = (item for _, _, item in self._delayed)
@@ -193,17 +206,17 @@ class InMemoryMailbox[T]:
             return any(item.reply_to == address for item in items)
 
     async def announce(self, worker: str, fingerprint: str, seconds: float) -> None:
-        """Say for so many seconds that a worker serves this mailbox, and with which code; 0 to withdraw it."""
+        """Announce for this many seconds that a worker with this fingerprint serves the mailbox; 0 withdraws it."""
         self._workers[worker] = (fingerprint, self._clock.monotonic() + seconds)
 
     async def announced(self) -> Sequence[str]:
-        """The fingerprint of each worker that serves this mailbox; empty for one that accepts any code."""
+        """Return the fingerprint of each worker of this mailbox; empty if it accepts any code."""
         now = self._clock.monotonic()
         self._workers = {worker: known for worker, known in self._workers.items() if known[1] > now}
         return [fingerprint for fingerprint, _ in self._workers.values()]
 
     async def purge(self) -> int:
-        """Remove everything but the dead letters; returns how many."""
+        """Remove everything except the dead letters; returns the number of messages."""
         self._check_open()
         with self._lock:
             removed = len(self._waiting) + len(self._delayed) + len(self._leased)
@@ -214,18 +227,23 @@ class InMemoryMailbox[T]:
         return removed
 
     async def close(self) -> None:
-        """End every wait. What is in the mailbox goes with it."""
+        """End every wait and discard all messages."""
         self._closed = True
         self._wake()
 
+    def bind_body_type(self, kind: type[Any]) -> None:
+        """Check that the body type, if any, is `kind`; without one, bodies are passed by reference."""
+        if self._kind is not None:
+            check_body_type(self.name, self._kind, kind)
+
     def for_replies[R](self, name: str, body_type: type[R], ttl_seconds: float) -> InMemoryMailbox[R]:
-        """A mailbox for answers to what is sent here; its bodies travel as this one's do."""
+        """Create a mailbox for replies to messages of this one, with the same kind of serialization."""
         return InMemoryMailbox(
             name, None if self._kind is None else body_type, clock=self._clock, max_body_bytes=self._limit
         )
 
     def renew(self, receipts: Sequence[_Receipt[T]], seconds: float) -> Sequence[bool]:
-        """Make each lease last `seconds` from now; may be called from any thread."""
+        """Renew each lease for `seconds` from now; may be called from any thread."""
         with self._lock:
             self._collect()
             kept = [self._holds(receipt) for receipt in receipts]
@@ -260,7 +278,7 @@ class InMemoryMailbox[T]:
                     continue
                 except CodecError as error:
                     item.deliveries += 1
-                    self._bury(item, f"the body cannot be read: {error}", "BodyError")
+                    self._add_dead_letter(item, f"the body cannot be read: {error}", "BodyError")
                     continue
                 item.deliveries += 1
                 lease = next(self._leases)
@@ -282,12 +300,12 @@ class InMemoryMailbox[T]:
         item.lease = lease
         item.until = until
         heapq.heappush(self._expiry, (until, lease, item))
-        if len(self._expiry) > 2 * len(self._leased) + 64:  # Mostly settled by now: do not keep their bodies alive.
+        if len(self._expiry) > 2 * len(self._leased) + 64:  # Mostly settled by now: release their bodies.
             self._expiry = [(held.until, held.lease, held) for held in self._leased.values()]
             heapq.heapify(self._expiry)
 
     def _collect(self) -> None:
-        """Bring back what is due: delays that are over, leases that ran out."""
+        """Return due messages to the queue: delays that have passed, leases that have expired."""
         now = self._clock.monotonic()
         while self._delayed and self._delayed[0][0] <= now:
             self._waiting.append(heapq.heappop(self._delayed)[2])
@@ -312,7 +330,7 @@ class InMemoryMailbox[T]:
     def _settle(self, receipt: _Receipt[T], then: Callable[[_Item], None] = lambda item: None) -> None:
         self._check_open()
         with self._lock:
-            # A lease that ran out counts until somebody looks for work: refusing would only repeat work that is done.
+            # An expired lease stays valid until the next receive: refusing it would only repeat finished work.
             if not self._holds(receipt):
                 raise _lost(receipt.item.id)
             receipt.item.lease = 0
@@ -331,10 +349,10 @@ class InMemoryMailbox[T]:
         self._settle(receipt, back)
         self._wake()
 
-    def _condemn(self, receipt: _Receipt[T], reason: str, error: str) -> None:
-        self._settle(receipt, lambda item: self._bury(item, reason, error))
+    def _dead_letter(self, receipt: _Receipt[T], reason: str, error: str) -> None:
+        self._settle(receipt, lambda item: self._add_dead_letter(item, reason, error))
 
-    def _bury(self, item: _Item, reason: str, error: str) -> None:
+    def _add_dead_letter(self, item: _Item, reason: str, error: str) -> None:
         if isinstance(item.body, bytes):
             text = item.body.decode("utf-8", "replace")
         else:
@@ -351,12 +369,12 @@ class InMemoryMailbox[T]:
     async def _reply(self, item: _Item, address: str | None, body: Any) -> str:
         self._check_open()
         if address is None:
-            raise ReplyNotAvailableError(f"message {item.id} asks for no reply")
+            raise ReplyNotAvailableError(f"message {item.id} has no reply address")
         mailbox = item.route
         if mailbox is None:
             if self._resolver is None:
                 raise ReplyNotAvailableError(
-                    f"message {item.id} wants its reply at {address!r}: give {self.name} a resolver that knows it"
+                    f"no mailbox for the reply address {address!r} of message {item.id}: give {self.name} a resolver"
                 )
             mailbox = self._resolver.resolve(address)
         try:
@@ -381,7 +399,7 @@ class _DeadLetters:
     async def retry(self, *ids: str) -> int:
         found = [self._mailbox._dead.pop(id)[1] for id in dict.fromkeys(ids) if id in self._mailbox._dead]
         for item in found:
-            item.deliveries = item.expiries = 0
+            item.deliveries = 0  # The expired leases still count: it may be a poison message.
             self._mailbox._waiting.append(item)
         if found:
             self._mailbox._wake()

@@ -1,4 +1,4 @@
-"""What a mailbox is: messages with leases, delivered at least once.
+"""The mailbox protocol: messages with leases, delivered at least once.
 
     send ──> waiting ──receive──> in flight ──acknowledge──> gone
                 ^                    │ │
@@ -6,8 +6,8 @@
                 │                    │ └──dead_letter──> dead letters ──retry──> waiting
                 └── delayed <──nack(seconds)
 
-A received message is ours until its lease runs out. Whoever settles it later finds that it is lost
-(`LeaseLostError`): it may be with someone else by then. What has been acknowledged never comes back.
+A received message is leased until its lease expires. Settling it later raises `LeaseLostError`, because it may have
+been redelivered. An acknowledged message is never redelivered.
 """
 
 from __future__ import annotations
@@ -22,46 +22,47 @@ from fairtrial.mailbox.dead_letters import DeadLetters
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,199}")
 MAX_SECONDS: Final = 365 * 24 * 3600.0
-"""No lease and no delay is longer than a year."""
+"""The longest lease and delay: a year."""
 
 
-def checked_name(name: str) -> str:
-    """The name, if it is one: it becomes part of keys on a server and travels as a reply address."""
+def validate_name(name: str) -> str:
+    """Return the name if it is valid: it becomes part of keys on a server, and a reply address."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            "a mailbox name is 1 to 200 letters, digits and any of _ . : - and starts with a letter or digit, "
-            f"not {name[:200]!r}"
+            "a mailbox name must have 1 to 200 letters, digits or any of _ . : - and start with a letter or digit "
+            f"(got {name[:200]!r})"
         )
     return name
 
 
-def checked_receive(max_messages: int, visibility_timeout: float, wait_time_seconds: float) -> None:
-    """Refuse arguments of `receive` that cannot work."""
+def validate_receive(max_messages: int, visibility_timeout: float, wait_time_seconds: float) -> None:
+    """Raise `ConfigurationError` if arguments of `receive` are invalid."""
     if max_messages < 1:
-        raise ConfigurationError(f"max_messages is at least 1, not {max_messages}")
+        raise ConfigurationError(f"max_messages must be at least 1 (got {max_messages})")
     if not 0 < visibility_timeout <= MAX_SECONDS:
-        raise ConfigurationError(f"visibility_timeout is more than 0 seconds and at most a year: {visibility_timeout}")
+        range_of = "more than 0 s and at most a year"
+        raise ConfigurationError(f"visibility_timeout must be {range_of} (got {visibility_timeout})")
     if not 0 <= wait_time_seconds <= MAX_SECONDS:
-        raise ConfigurationError(f"wait_time_seconds is 0 or more: {wait_time_seconds}")
+        raise ConfigurationError(f"wait_time_seconds must be at least 0 (got {wait_time_seconds})")
 
 
-def checked_delay(seconds: float) -> float:
-    """The delay of a nack, if it can be one."""
+def validate_delay(seconds: float) -> float:
+    """Return the delay of a nack if it is valid."""
     if not 0 <= seconds <= MAX_SECONDS:
-        raise ConfigurationError(f"a message can be delayed by 0 seconds to a year, not {seconds}")
+        raise ConfigurationError(f"the delay of a message must be from 0 s to a year (got {seconds})")
     return seconds
 
 
-def checked_lease(seconds: float) -> float:
-    """The length of a lease, if it can be one."""
+def validate_lease(seconds: float) -> float:
+    """Return the duration of a lease if it is valid."""
     if not 0 < seconds <= MAX_SECONDS:
-        raise ConfigurationError(f"a lease is more than 0 seconds and at most a year, not {seconds}")
+        raise ConfigurationError(f"a lease must be more than 0 s and at most a year (got {seconds})")
     return seconds
 
 
 @dataclass(frozen=True, slots=True)
 class MailboxDepth:
-    """How many messages are where."""
+    """The number of messages by state."""
 
     waiting: int
     delayed: int
@@ -70,23 +71,23 @@ class MailboxDepth:
 
 
 class Renewer(Protocol):
-    """Renews leases from any thread, so that a busy event loop does not lose them."""
+    """Renews leases from any thread, independently of the event loop."""
 
     def renew(self, receipts: Sequence[Any], seconds: float) -> Sequence[bool]:
-        """Make each lease last `seconds` from now; False for those that are lost.
+        """Renew each lease for `seconds` from now; False for those that are lost.
 
         Raises:
-            MailboxConnectionError: nothing is known about them; try again soon.
+            MailboxConnectionError: their state is unknown; retry.
         """
         ...
 
 
 class Receipt(Protocol):
-    """What a mailbox hands out with a message: the right to settle this one delivery of it."""
+    """The handle of one delivery, with which it is settled."""
 
     @property
     def renewer(self) -> Renewer:
-        """Renews this lease and its neighbours."""
+        """The renewer for this lease and others of the same mailbox."""
         ...
 
     async def acknowledge(self) -> None:
@@ -94,7 +95,7 @@ class Receipt(Protocol):
         ...
 
     async def nack(self, delay: float, *, counted: bool) -> None:
-        """Give it back: after `delay` seconds, as one more delivery or as if it had never been delivered."""
+        """Return the message after `delay` seconds, with or without counting this delivery."""
         ...
 
     async def extend(self, seconds: float) -> None:
@@ -114,15 +115,15 @@ class Message[T]:
     """One delivery of a message.
 
     Attributes:
-        id: The message's identity, the same in every delivery.
-        body: What was sent.
-        delivery_count: Which delivery this is, from 1.
-        expiries: How many earlier deliveries ended in silence, by a lease that ran out: the mark of a message that
-            kills its workers, and of its innocent neighbours.
-        reply_to: The name of the mailbox that wants the answer.
-        waited_seconds: How long it waited for this delivery; None where the mailbox cannot tell.
-        receipt: The right to settle this delivery; for `LeaseExtender` and other code that renews leases.
-        settled: Whether it was acknowledged or given away, or is about to be: nothing is left to renew.
+        id: The id of the message, the same in every delivery.
+        body: The body.
+        delivery_count: The number of this delivery, from 1.
+        expiries: The number of earlier deliveries that ended with an expired lease: a sign of a message that crashes
+            its workers, but also of other messages of these workers.
+        reply_to: The name of the mailbox for the reply.
+        waited_seconds: How long it waited for this delivery; None if the mailbox cannot tell.
+        receipt: The handle of this delivery, for `LeaseExtender` and other code that renews leases.
+        settled: Whether it was settled or is about to be, so that its lease need not be renewed.
     """
 
     __slots__ = ("body", "delivery_count", "expiries", "id", "receipt", "reply_to", "settled", "waited_seconds")
@@ -151,7 +152,7 @@ class Message[T]:
         return f"Message(id={self.id!r}, delivery_count={self.delivery_count}, reply_to={self.reply_to!r})"
 
     async def _settle(self, call: Awaitable[None]) -> None:
-        self.settled = True  # Before it leaves: a renewal that crosses it must not take the lease for lost.
+        self.settled = True  # Set before sending: a concurrent renewal must not report the lease as lost.
         try:
             await call
         except MailboxConnectionError:
@@ -159,105 +160,105 @@ class Message[T]:
             raise
 
     async def acknowledge(self) -> None:
-        """Say that the work is done: the message is gone for good.
+        """Confirm that the work is done and delete the message.
 
         Raises:
-            LeaseLostError: the message is not ours any more.
+            LeaseLostError: the lease of the message was lost.
         """
         await self._settle(self.receipt.acknowledge())
 
     async def nack(self, visibility_timeout: float = 0) -> None:
-        """Give the message back, to be delivered again after `visibility_timeout` seconds.
+        """Return the message, to be redelivered after `visibility_timeout` seconds.
 
         Raises:
-            LeaseLostError: the message is not ours any more.
+            LeaseLostError: the lease of the message was lost.
         """
-        await self._settle(self.receipt.nack(checked_delay(visibility_timeout), counted=True))
+        await self._settle(self.receipt.nack(validate_delay(visibility_timeout), counted=True))
 
     async def hand_back(self, visibility_timeout: float = 0) -> None:
-        """Give the message back as if it had never been delivered: what a worker does with work it did not start.
+        """Return the message without counting this delivery, as a worker does with work it did not start.
 
         Args:
-            visibility_timeout: Seconds until it may be delivered again.
+            visibility_timeout: Seconds until it may be redelivered.
 
         Raises:
-            LeaseLostError: the message is not ours any more.
+            LeaseLostError: the lease of the message was lost.
         """
-        await self._settle(self.receipt.nack(checked_delay(visibility_timeout), counted=False))
+        await self._settle(self.receipt.nack(validate_delay(visibility_timeout), counted=False))
 
     async def extend_visibility(self, seconds: float) -> None:
-        """Make the lease last `seconds` from now.
+        """Renew the lease for `seconds` from now.
 
         Raises:
-            LeaseLostError: the message is not ours any more.
+            LeaseLostError: the lease of the message was lost.
         """
-        await self.receipt.extend(checked_lease(seconds))
+        await self.receipt.extend(validate_lease(seconds))
 
     async def dead_letter(self, reason: str, *, error: str = "") -> None:
-        """Set the message aside: it is not delivered again unless someone retries it.
+        """Make the message a dead letter: it is not delivered again unless it is retried.
 
         Args:
-            reason: Why, for a person.
-            error: The type of the error behind it, for a machine.
+            reason: The reason, for people.
+            error: The type of the error, for programs.
 
         Raises:
-            LeaseLostError: the message is not ours any more.
+            LeaseLostError: the lease of the message was lost.
         """
         await self._settle(self.receipt.dead_letter(reason, error))
 
     async def reply(self, body: Any) -> str:
-        """Send an answer to `reply_to`; returns its id. A reply never creates a mailbox.
+        """Send a reply to `reply_to`; returns its id. A reply never creates a mailbox.
 
         Raises:
-            ReplyNotAvailableError: no address, one that nobody knows, or a mailbox that is gone.
+            ReplyNotAvailableError: there is no reply address, it is unknown, or its mailbox has been deleted.
         """
         return await self.receipt.reply(self.reply_to, body)
 
 
 @runtime_checkable
 class Mailbox[T](Protocol):
-    """Messages with leases, delivered at least once and in no particular order.
+    """A queue of messages with leases, delivered at least once and in no particular order.
 
-    `fairtrial.testing.mailbox_suite` holds the tests an implementation must pass.
+    `fairtrial.testing.mailbox_suite` has the tests that an implementation must pass.
     """
 
     @property
     def name(self) -> str:
-        """Where to send to, as a reply address."""
+        """The name, which is also the reply address."""
         ...
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The messages that were set aside."""
+        """The dead letters."""
         ...
 
     async def send(self, body: T, *, reply_to: str | Mailbox[Any] | None = None) -> str:
-        """Put a message in; returns its id. When this returns, the message is in."""
+        """Send a message; returns its id when the message is stored."""
         ...
 
     async def receive(
         self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
     ) -> Sequence[Message[T]]:
-        """Take up to `max_messages`, each on a lease of `visibility_timeout` seconds.
+        """Receive up to `max_messages`, each with a lease of `visibility_timeout` seconds.
 
-        Waits up to `wait_time_seconds` for the first one, then returns what there is; nothing if there was none.
+        Waits up to `wait_time_seconds` for the first one, then returns those available; empty if there are none.
         """
         ...
 
     async def approximate_count(self) -> int:
-        """How many messages have not been settled: waiting, delayed and in flight."""
+        """Return the number of messages that have not been settled: waiting, delayed and in flight."""
         ...
 
     async def depth(self) -> MailboxDepth:
-        """How many messages are where."""
+        """Return the number of messages by state."""
         ...
 
     async def purge(self) -> int:
-        """Remove everything that is waiting, delayed or in flight; returns how many. Dead letters stay."""
+        """Remove all messages that are waiting, delayed or in flight; returns their number. Dead letters stay."""
         ...
 
     async def close(self) -> None:
-        """Give back what was received and not handed out, and let go of connections. Closing twice is harmless."""
+        """Return messages that were received and not handed out, and close connections. Idempotent."""
         ...
 
     async def __aenter__(self) -> Self: ...

@@ -1,18 +1,18 @@
-"""From a reply address to a mailbox."""
+"""Resolves reply addresses to mailboxes."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from fairtrial.errors import ConfigurationError, ReplyNotAvailableError
 from fairtrial.frozen import EMPTY
-from fairtrial.mailbox.protocol import Mailbox, checked_name
+from fairtrial.lru import LruCache
+from fairtrial.mailbox.protocol import Mailbox, validate_name
 
 
 class MailboxResolver(Protocol):
-    """Knows which mailbox a name stands for."""
+    """Resolves names to mailboxes."""
 
     def resolve(self, name: str) -> Mailbox[Any]:
         """The mailbox of that name.
@@ -24,33 +24,32 @@ class MailboxResolver(Protocol):
 
 
 class MailboxFactory(Protocol):
-    """Makes the object for a mailbox that lives elsewhere; what it makes never creates the mailbox itself."""
+    """Creates client objects for remote mailboxes; they never create the mailbox itself."""
 
     def create(self, name: str) -> Mailbox[Any]:
-        """An object to send to the mailbox of that name with."""
+        """Return an object for sending to the mailbox with this name."""
         ...
 
 
 class CompositeResolver:
-    """Looks in a registry first, then asks a factory.
+    """Looks in a registry first, then calls a factory.
 
-    Names come from the wire, so what the factory made is kept only for the `keep` names used last.
+    Names come from messages, so only the `keep` most recently used mailboxes of the factory are cached.
 
     Args:
-        registry: Mailboxes known by name; a live mapping may grow later.
-        factory: Makes the others; without one only the registry counts.
-        keep: How many of the factory's mailboxes to remember.
+        registry: Mailboxes by name; the mapping may change later.
+        factory: Creates the others; without one, only the registry is used.
+        keep: Number of the factory's mailboxes to cache.
     """
 
     def __init__(
         self, registry: Mapping[str, Mailbox[Any]] = EMPTY, factory: MailboxFactory | None = None, *, keep: int = 1024
     ) -> None:
         if keep < 1:
-            raise ConfigurationError(f"keep is at least 1, not {keep}")
+            raise ConfigurationError(f"keep must be at least 1 (got {keep})")
         self._registry = registry
         self._factory = factory
-        self._keep = keep
-        self._made: OrderedDict[str, Mailbox[Any]] = OrderedDict()
+        self._made: LruCache[str, Mailbox[Any]] = LruCache(keep)
 
     def resolve(self, name: str) -> Mailbox[Any]:
         """The mailbox of that name.
@@ -61,15 +60,12 @@ class CompositeResolver:
         if (known := self._registry.get(name)) is not None:
             return known
         if (made := self._made.get(name)) is not None:
-            self._made.move_to_end(name)
             return made
         if self._factory is None:
-            raise ReplyNotAvailableError(f"nobody knows a mailbox called {name!r}")
+            raise ReplyNotAvailableError(f"there is no mailbox named {name!r}")
         try:
-            made = self._factory.create(checked_name(name))
+            made = self._factory.create(validate_name(name))
         except ConfigurationError as error:
             raise ReplyNotAvailableError(str(error)) from None
-        self._made[name] = made
-        if len(self._made) > self._keep:
-            self._made.popitem(last=False)
+        self._made.put(name, made)
         return made

@@ -1,8 +1,8 @@
-"""Bodies as they travel through a broker: large ones compressed, and all of them signed where a key is set.
+"""Compression and signing of message bodies.
 
-Whoever can write to the broker can otherwise make up results. With `FAIRTRIAL_QUEUE_KEY` set in the environment of
-clients and workers, a body carries an HMAC over itself, the mailbox it was sent to and the reply address; one without,
-or with another, goes to the dead letters and never reaches a worker.
+Without signatures, anyone who can write to the broker can forge results. With `FAIRTRIAL_QUEUE_KEY` set in the
+environment of clients and workers, a body has an HMAC over itself, its mailbox and the reply address; a body without a
+valid one becomes a dead letter and never reaches a worker.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ KEY_VARIABLE = "FAIRTRIAL_QUEUE_KEY"
 _SIGNED = b"hmac-sha256:"
 _DIGITS = 64
 _MIN_KEY = 16
-# Below this a body is one packet either way.
+# A smaller body fits one packet anyway.
 _WORTH_COMPRESSING = 4_096
 
 
 def queue_key() -> bytes | None:
-    """The key of this process; None if messages are not signed."""
+    """Return the key of this process; None if messages are not signed."""
     key = os.environ.get(KEY_VARIABLE, "").encode("utf-8", "surrogateescape")
     if key and len(key) < _MIN_KEY:
         raise ConfigurationError(f"{KEY_VARIABLE} must have at least {_MIN_KEY} characters (got {len(key)})")
@@ -31,7 +31,7 @@ def queue_key() -> bytes | None:
 
 
 def seal(body: bytes, key: bytes | None, mailbox: str, reply_to: str) -> bytes:
-    """A body as it travels."""
+    """Return a body compressed and signed."""
     if len(body) > _WORTH_COMPRESSING:
         body = compress(body)
     if key is None:
@@ -40,7 +40,7 @@ def seal(body: bytes, key: bytes | None, mailbox: str, reply_to: str) -> bytes:
 
 
 def unseal(data: bytes, key: bytes | None, mailbox: str, reply_to: str) -> bytes:
-    """The body of what travelled. Raises `BodyError` if it is damaged, or not signed with our key."""
+    """Return the original body. Raises `BodyError` if it is damaged, or not signed with our key."""
     signature, body = _split(data)
     if key is not None:
         if signature is None:
@@ -50,12 +50,12 @@ def unseal(data: bytes, key: bytes | None, mailbox: str, reply_to: str) -> bytes
                 f"its signature is wrong: it was changed, redirected, or signed with another {KEY_VARIABLE}"
             )
     elif signature is not None:
-        raise BodyError(f"it is signed, and this process has no {KEY_VARIABLE}")
+        raise BodyError(f"it is signed, but this process has no {KEY_VARIABLE}")
     return _decompressed(body)
 
 
 def readable(data: bytes) -> bytes:
-    """The body of what travelled, for people: unchecked, and as it is if it cannot be read."""
+    """Return the original body for display, without verification; unchanged if it cannot be decoded."""
     body = _split(data)[1]
     try:
         return _decompressed(body)
@@ -71,7 +71,7 @@ def _split(data: bytes) -> tuple[bytes | None, bytes]:
 
 
 def _signature(body: bytes, key: bytes, mailbox: str, reply_to: str) -> bytes:
-    # Lengths keep the parts apart: no name can end where a body begins.
+    # Lengths separate the parts unambiguously.
     head = f"{len(mailbox)}:{mailbox}:{len(reply_to)}:{reply_to}:".encode()
     return hmac.new(key, head + body, hashlib.sha256).hexdigest().encode()
 

@@ -1,8 +1,9 @@
-"""Prompts, models and agents: the things people evaluate, and what judges are made of."""
+"""Prompts, models and agents, for tasks and judges."""
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
     from fairtrial.models.openai import OpenAIAdapter
     from fairtrial.models.pricing import Prices
     from fairtrial.models.prompt import MarkdownSection, Prompt, PromptTemplate
+    from fairtrial.models.providers import PROVIDERS, model_from_name
     from fairtrial.models.reply import ModelCall, ModelReply
     from fairtrial.models.retry import RetryPolicy
-    from fairtrial.models.schema import json_schema
+    from fairtrial.models.schema import schema_of
     from fairtrial.models.scripted import ScriptedAdapter
     from fairtrial.models.structured import OutputRepaired
     from fairtrial.models.tools import Tool
 
-# Imported when first asked for: `import fairtrial` must not wait for what it may not need.
+# Imported on first use, so that `import fairtrial` is fast.
 _HOMES = {
     "AdaptiveLimiter": "limiter",
     "AgentEnded": "agent",
@@ -40,6 +42,7 @@ _HOMES = {
     "ModelReply": "reply",
     "OpenAIAdapter": "openai",
     "OutputRepaired": "structured",
+    "PROVIDERS": "providers",
     "PrepareMessages": "agent",
     "Prices": "pricing",
     "Prompt": "prompt",
@@ -54,15 +57,22 @@ _HOMES = {
     "ToolSpec": "adapter",
     "Unlimited": "limiter",
     "agent_task": "agent",
-    "json_schema": "schema",
+    "model_from_name": "providers",
     "prompt_task": "main_loop",
+    "schema_of": "schema",
     "tool_schema_accuracy": "agent",
 }
+
+_RENAMED = {"json_schema": "schema_of"}
+"""Deprecated names and their replacements."""
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
 
     def __getattr__(name: str) -> Any:
+        if name in _RENAMED:
+            warnings.warn(f"{__name__}.{name} is now called {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+            name = _RENAMED[name]
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -88,6 +98,7 @@ __all__ = [
     "ModelReply",
     "OpenAIAdapter",
     "OutputRepaired",
+    "PROVIDERS",
     "PrepareMessages",
     "Prices",
     "Prompt",
@@ -102,7 +113,8 @@ __all__ = [
     "ToolSpec",
     "Unlimited",
     "agent_task",
-    "json_schema",
+    "model_from_name",
     "prompt_task",
+    "schema_of",
     "tool_schema_accuracy",
 ]

@@ -1,4 +1,4 @@
-"""What a model is to the rest of Fairtrial."""
+"""The interface of models."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from fairtrial.session.trajectory import ChatMessage
 if TYPE_CHECKING:
     from fairtrial.models.prompt import Prompt
 
-# A call that names no output type gives text; the syntax of PEP 695 has defaults only from Python 3.13.
+# The default output type is text. Defaults of type parameters in the syntax of PEP 695 need Python 3.13.
 OutputT = TypeVar("OutputT", default=str)
+# `OpenAIAdapter[Answer]` documents what an adapter is used for. It has no effect: an adapter can return any type.
+AnswerT = TypeVar("AnswerT", default=Any, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a model sees it: its name, what it is for, and its parameters as a JSON Schema."""
+    """A tool as it is described to a model: name, description, and parameters as a JSON Schema."""
 
     name: str
     description: str = ""
@@ -31,30 +33,35 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Completion[O]:
-    """What a model answered: the message, and the output of the type that was asked for (the text, for `str`)."""
+    """The reply of a model: the message, and the output of the requested type (for `str`, the text)."""
 
     message: ChatMessage
     output: O | None = None
     usage: TokenUsage | None = None
     finish_reason: str | None = None
     model: str = ""
-    raw: str = ""  # The reply as it came, before it was parsed.
+    raw: str = ""  # The text of the reply before it was parsed.
+
+    @property
+    def text(self) -> str:
+        """The text of the reply; empty if it only calls tools."""
+        return self.message.text
 
 
 @dataclass(frozen=True, slots=True)
 class PromptResponse[O]:
-    """What a prompt gave: the typed output and the completion behind it."""
+    """The response to a prompt: the typed output and the completion."""
 
     output: O
     completion: Completion[O]
 
     @property
     def usage(self) -> TokenUsage:
-        """What it used."""
+        """The token usage."""
         return self.completion.usage or TokenUsage()
 
 
-class ProviderAdapter(Protocol):
+class ProviderAdapter(Protocol[AnswerT]):
     """A model behind one interface. Adapters record a `PromptExecuted` event for every call into the session."""
 
     @property
@@ -78,11 +85,11 @@ class ProviderAdapter(Protocol):
         actor: str = "task",
         prompt_name: str = "",
     ) -> Completion[OutputT]:
-        """One answer to a conversation."""
+        """Call the model once."""
         ...
 
     async def evaluate[O](
         self, prompt: Prompt[O], *, session: Session | None = None, actor: str = "task"
     ) -> PromptResponse[O]:
-        """The typed output of a bound prompt."""
+        """Call the model with a bound prompt; returns the typed output."""
         ...

@@ -1,18 +1,18 @@
-"""A model with tools, in a loop, as a task."""
+"""Tasks that call a model with tools in a loop."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
 import anyio
 
-from fairtrial.codec import dumps, to_json
+from fairtrial.codec import dumps, from_json, to_json
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.frozen import EMPTY
@@ -22,29 +22,32 @@ from fairtrial.offload import DaemonThreads
 from fairtrial.scoring.behaviour import SessionEvaluator
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Metric, Score
-from fairtrial.session.events import ToolInvoked
+from fairtrial.session.events import CUT_OFF_REASONS, ToolInvoked
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 from fairtrial.session.views import SessionView
 from fairtrial.trials.context import TrialContext
-from fairtrial.trials.environment import close_environment, tools_of
-from fairtrial.trials.task import Task, task
+from fairtrial.trials.environment import EnvironmentRegistry, EnvironmentSaved, close_environment, tools_of
+from fairtrial.trials.task import task
 
-type PrepareMessages = Callable[[Sample[Any, Any]], Sequence[ChatMessage] | Awaitable[Sequence[ChatMessage]]]
-"""Makes the opening messages of a sample."""
+type MessageLike = ChatMessage | Mapping[str, Any]
+"""A message, or a mapping with its fields: `{"role": "user", "content": "Hello"}`."""
+
+type PrepareMessages = Callable[[Sample[Any, Any]], Sequence[MessageLike] | Awaitable[Sequence[MessageLike]]]
+"""Returns the first messages for a sample."""
 
 type EnvironmentFactory = Callable[[Sample[Any, Any]], Any]
-"""Makes the environment of a sample: the object, an awaitable of it, or an async context manager."""
+"""Returns the environment for a sample: the object, an awaitable of it, an async context manager, or saved state."""
 
 type EndReason = Literal["terminated", "truncated", "error"]
-"""The agent was done; a budget ran out; something failed."""
+"""The agent finished; a budget was used up; an error occurred."""
 
-_CUT_SHORT = frozenset({"length", "max_tokens"})
 _LONGEST_ERROR = 2000
+_SAVE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnded:
-    """An agent's loop is over: why, and after how many turns."""
+    """The end of an agent's loop: the reason and the number of turns."""
 
     reason: EndReason
     turns: int
@@ -57,6 +60,8 @@ def agent_task(
     tools: Sequence[Callable[..., Any] | Tool] = (),
     prepare_messages: PrepareMessages | None = None,
     environment_factory: EnvironmentFactory | None = None,
+    environments: EnvironmentRegistry | None = None,
+    continue_on_retry: bool = False,
     max_turns: int = 20,
     max_tokens: int | None = None,
     max_seconds: float | None = None,
@@ -65,52 +70,64 @@ def agent_task(
     output_type: Any = str,
     params: Mapping[str, Any] = EMPTY,
     name: str = "agent",
-) -> Task:
-    """A task that lets a model call tools until it answers.
+) -> Callable[[Any, TrialContext], Awaitable[Any]]:
+    """Create a task that lets a model call tools until it answers.
 
-    Everything said is recorded as `ChatMessage`, every call as `ToolInvoked`, the end as `AgentEnded`. Calls that fail
-    (bad arguments, an unknown tool, an exception) are told to the model, which may do better. When a budget runs out,
-    the agent ends as "truncated" and its output is what it said last, to be scored like any other.
+    Messages are recorded as `ChatMessage`, tool calls as `ToolInvoked`, the end as `AgentEnded`. If a tool call fails
+    (bad arguments, an unknown tool, an exception), the model receives the error and can try again. When a budget is
+    used up, the agent ends as "truncated", and its last text is the output, which is scored as usual.
 
     Args:
         adapter: The model.
-        tools: Typed Python functions, sync or async; sync ones run in threads. Calls of one turn run side by side.
-        prepare_messages: Makes the opening messages from the sample; the input as a user message unless given.
-        environment_factory: Makes an environment for each trial, from the sample. Its `tools()` are added to the
-            tools, and it is closed after scoring, whatever happens.
-        max_turns: How often the model may speak.
-        max_tokens: How many tokens it may use, checked before each turn.
-        max_seconds: How long it may take.
-        tool_timeout_seconds: How long one tool call may take.
-        system: A system message to begin with.
+        tools: Typed Python functions, sync or async; sync ones run in threads. Calls of one turn run concurrently.
+        prepare_messages: Returns the first messages for a sample; by default the input is a user message.
+        environment_factory: Returns an environment for each trial, from the sample. Its `tools()` are added to the
+            tools, evaluators receive it, and it is always closed after scoring. If the factory returns saved state,
+            `environments` restores it.
+        environments: The types of environment that can be saved and restored. The state at the end of every attempt is
+            then recorded as `EnvironmentSaved`.
+        continue_on_retry: Start a retry from the state in which the previous attempt ended.
+        max_turns: The largest number of model calls.
+        max_tokens: The largest number of tokens, checked before each turn.
+        max_seconds: The time limit.
+        tool_timeout_seconds: The time limit of one tool call.
+        system: A system message before all others.
         output_type: The type of the answer.
         params: Sampling parameters.
-        name: The task's name, under which its calls are recorded.
+        name: The name of the task, under which its calls are recorded.
     """
     if max_turns < 1:
-        raise ConfigurationError(f"an agent needs at least one turn, not {max_turns}")
-    fixed = as_tools(tools)  # What is wrong with a tool is said now, not in the first trial.
+        raise ConfigurationError(f"max_turns must be at least 1 (got {max_turns})")
+    if continue_on_retry and environments is None:
+        raise ConfigurationError("continue_on_retry needs environments=EnvironmentRegistry(...), which restores them")
+    fixed = as_tools(tools)  # Report invalid tools now instead of in the first trial.
     threads = DaemonThreads()
 
     async def agent(input: Any, ctx: TrialContext) -> Any:
         offered = dict(fixed)
         if environment_factory is not None:
-            environment = await ctx.enter(_opened(environment_factory, ctx.sample))
-            offered = as_tools((*fixed.values(), *tools_of(environment)))
+            saved = _last_state(ctx) if continue_on_retry else None
+            factory = environment_factory if saved is None else lambda _sample: saved
+            ctx.environment = await ctx.enter(_opened(factory, ctx.sample, environments))
+            offered = as_tools((*fixed.values(), *tools_of(ctx.environment)))
         loop = _Loop(adapter, ctx, offered, threads, tool_timeout_seconds, output_type, params, name)
         if system:
             loop.say(ChatMessage("system", system))
-        for message in await _opening(prepare_messages, ctx.sample, input):
-            loop.say(message)
-        return await loop.run(max_turns, max_tokens, max_seconds)
+        try:
+            for message in await _opening(prepare_messages, ctx.sample, input):
+                loop.say(message)
+            return await loop.run(max_turns, max_tokens, max_seconds)
+        finally:
+            if environments is not None and ctx.environment is not None:
+                await _save(ctx, environments)
 
     agent.adapter = adapter  # type: ignore[attr-defined]  # Read by `runs.costs` to look up the price.
-    agent.__annotations__["return"] = output_type  # So that stored outputs are read back as what they were.
+    agent.__annotations__["return"] = output_type  # So that stored outputs are read back with this type.
     return task(name=name)(agent)
 
 
 class _Loop:
-    """One trial's conversation."""
+    """The conversation of one trial."""
 
     def __init__(
         self,
@@ -155,14 +172,14 @@ class _Loop:
                         completion = await self._turn()
                         if not completion.message.tool_calls:
                             output = completion.output
-                            cut = completion.finish_reason in _CUT_SHORT
+                            cut = completion.finish_reason in CUT_OFF_REASONS
                             end = self._ended(
-                                *(("truncated", "the answer was cut short") if cut else ("terminated", ""))
+                                *(("truncated", "the answer was truncated") if cut else ("terminated", ""))
                             )
             if scope.cancelled_caught:
                 end = self._ended("truncated", f"{max_seconds:g} seconds")
         except BaseException as error:
-            # A cancelled trial is one whose time ran out, or whose run was stopped.
+            # A trial is cancelled at its time limit or when its run is stopped.
             cancelled = isinstance(error, anyio.get_cancelled_exc_class())
             said = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
             end = self._ended("truncated" if cancelled else "error", said[:_LONGEST_ERROR])
@@ -197,21 +214,19 @@ class _Loop:
         return completion
 
     async def _call_all(self, message: ChatMessage) -> list[str]:
-        """Call the tools side by side; record them in the order they were asked for, also if time runs out."""
-        results: list[tuple[ToolInvoked, str] | None] = [None] * len(message.tool_calls)
+        """Call the tools concurrently and record each call when it ends; returns the results in the requested order."""
+        results = [""] * len(message.tool_calls)
 
         async def one(index: int, call: ToolCall) -> None:
-            results[index] = await self._call(call)
+            began = anyio.current_time()
+            invoked, results[index] = await self._call(call)
+            elapsed = round((anyio.current_time() - began) * 1000, 3)
+            self.ctx.session.record(replace(invoked, duration_ms=elapsed))
 
-        try:
-            async with anyio.create_task_group() as group:
-                for index, call in enumerate(message.tool_calls):
-                    group.start_soon(one, index, call)
-        finally:
-            for done in results:
-                if done is not None:
-                    self.ctx.session.record(done[0])
-        return [done[1] for done in results if done is not None]
+        async with anyio.create_task_group() as group:
+            for index, call in enumerate(message.tool_calls):
+                group.start_soon(one, index, call)
+        return results
 
     async def _call(self, call: ToolCall) -> tuple[ToolInvoked, str]:
         tool = self.tools.get(call.name)
@@ -219,7 +234,7 @@ class _Loop:
             known = ", ".join(self.tools) or "none"
             return self._failed(call, f"there is no tool {call.name!r}; the tools are: {known}")
         if UNPARSED in call.arguments:
-            return self._failed(call, "the arguments are not a JSON object")
+            return self._failed(call, "the arguments must be a JSON object")
         try:
             arguments = tool.arguments(call.arguments)
         except CodecError as error:
@@ -259,25 +274,69 @@ class _Loop:
             self.adapter.name,
             self.ctx.session.session_id,
             datetime.now(UTC),
+            call_id=call.id,
         )
 
 
 async def _opening(prepare: PrepareMessages | None, sample: Sample[Any, Any], given: Any) -> Sequence[ChatMessage]:
     if prepare is not None:
         prepared = prepare(sample)
-        return await prepared if inspect.isawaitable(prepared) else prepared
-    if isinstance(given, ChatMessage):
-        return (given,)
-    if isinstance(given, Sequence) and given and all(isinstance(message, ChatMessage) for message in given):
-        return given
+        messages = await prepared if inspect.isawaitable(prepared) else prepared
+        return tuple(_message(message) for message in messages)
+    if _is_message(given):
+        return (_message(given),)
+    if isinstance(given, Sequence) and given and all(_is_message(message) for message in given):
+        return tuple(_message(message) for message in given)
     return (ChatMessage("user", given if isinstance(given, str) else dumps(given)),)
 
 
+def _is_message(value: object) -> bool:
+    return isinstance(value, ChatMessage) or (isinstance(value, Mapping) and {"role", "content"} <= value.keys())
+
+
+def _message(value: MessageLike) -> ChatMessage:
+    if isinstance(value, ChatMessage):
+        return value
+    try:
+        return from_json(ChatMessage, to_json(value))
+    except CodecError as error:
+        raise ConfigurationError(
+            "a message must be a ChatMessage or a mapping of its fields, such as "
+            f'{{"role": "user", "content": "Hello"}} (got {value!r}: {error})'
+        ) from None
+
+
+def _last_state(ctx: TrialContext) -> Mapping[str, Any] | None:
+    """Return the state of the environment at the end of the last attempt; None if there is none."""
+    saved = ctx.session.view()[EnvironmentSaved].latest() if ctx.attempt > 1 else None
+    return saved.state if saved is not None and saved.error is None else None
+
+
+async def _save(ctx: TrialContext, environments: EnvironmentRegistry) -> None:
+    """Record the state of the environment, even if the trial reached its time limit."""
+    saved = EnvironmentSaved(error=f"it was not saved within {_SAVE_SECONDS:g} s")
+    with anyio.move_on_after(_SAVE_SECONDS, shield=True):
+        try:
+            saved = EnvironmentSaved(await environments.save(ctx.environment))
+        except Exception as error:
+            saved = EnvironmentSaved(error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
+    ctx.session.record(saved)
+
+
 @asynccontextmanager
-async def _opened(factory: EnvironmentFactory, sample: Sample[Any, Any]) -> Any:
+async def _opened(
+    factory: EnvironmentFactory, sample: Sample[Any, Any], environments: EnvironmentRegistry | None
+) -> Any:
     made = factory(sample)
     if inspect.isawaitable(made):
         made = await made
+    if isinstance(made, Mapping):
+        if environments is None:
+            raise ConfigurationError(
+                "environment_factory returned saved state: give agent_task environments=EnvironmentRegistry(...) to "
+                "restore it"
+            )
+        made = (await environments.restore(made)).environment
     if hasattr(made, "__aenter__"):
         async with made as environment:
             yield environment
@@ -288,10 +347,10 @@ async def _opened(factory: EnvironmentFactory, sample: Sample[Any, Any]) -> Any:
         await close_environment(made)
 
 
-def tool_schema_accuracy(tools: Sequence[Callable[..., Any] | Tool]) -> SessionEvaluator:
-    """The share of the trial's tool calls that named a known tool and gave it valid arguments; all must, to pass.
+def tool_schema_accuracy(tools: Sequence[Callable[..., Any] | Tool]) -> SessionEvaluator[object, object]:
+    """Score the share of tool calls with a known tool and valid arguments; a trial passes if all calls are valid.
 
-    A trial without calls passes: nothing in it was wrong.
+    A trial without tool calls passes.
     """
     known = as_tools(tools)
 

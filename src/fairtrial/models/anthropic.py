@@ -1,15 +1,16 @@
-"""Models behind Anthropic's messages."""
+"""An adapter for Anthropic's messages API."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Unpack, cast
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, ClassVar, Unpack, cast
 
 from fairtrial.codec import to_json
 from fairtrial.data.attachment import Attachment
 from fairtrial.errors import InvalidCallError, ModelUnavailableError
 from fairtrial.frozen import EMPTY
+from fairtrial.models.adapter import AnswerT
 from fairtrial.models.pricing import priced
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import OutputSchema, is_recursive, output_schema
@@ -27,7 +28,7 @@ from fairtrial.models.sdk import (
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 
-# What Anthropic's structured outputs refuse; told in words instead.
+# Keywords that Anthropic's structured outputs refuse; they are moved to the description.
 _IN_WORDS = frozenset(
     {
         "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
@@ -36,13 +37,19 @@ _IN_WORDS = frozenset(
 )  # fmt: skip
 
 
-class AnthropicAdapter(SdkAdapter):
-    """A model of Anthropic's, or of any server that speaks its messages.
+_THINKING = frozenset({"thinking", "redacted_thinking"})
+_PLAIN = frozenset({"text", "tool_use"})
+
+
+class AnthropicAdapter(SdkAdapter[AnswerT]):
+    """A model of Anthropic, or of any server with the same messages API.
 
     Args:
         model: The model.
-        max_tokens: How long an answer may be; the protocol wants a number.
-        options: All that `OpenAIAdapter` takes: `base_url` (ANTHROPIC_BASE_URL), `api_key` (ANTHROPIC_API_KEY),
+        max_tokens: The largest number of tokens of an answer, thinking included; the API requires it.
+        prompt_cache: Mark the part of the prompt that the next call repeats (tools, system, history) for the provider's
+            cache. None marks it in calls with tools only: each call of an agent repeats the previous one.
+        options: The options of `OpenAIAdapter`: `base_url` (ANTHROPIC_BASE_URL), `api_key` (ANTHROPIC_API_KEY),
             `params`, `timeout_seconds`, `stream`, `structured_output`, `blobs`, `headers`, `prices_of`, `retry`,
             `limiter`, `cache`, `trial_budget` and `run_budget`.
     """
@@ -51,13 +58,21 @@ class AnthropicAdapter(SdkAdapter):
     package = "anthropic"
     extra = "anthropic"
     path = "/v1/messages"
-    key_variables = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+    key_variables: ClassVar[tuple[str, ...]] = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
     url_variable = "ANTHROPIC_BASE_URL"
     default_url = "https://api.anthropic.com"
 
-    def __init__(self, model: str, *, max_tokens: int = 4096, **options: Unpack[SdkOptions]) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        max_tokens: int = 32_000,
+        prompt_cache: bool | None = None,
+        **options: Unpack[SdkOptions],
+    ) -> None:
         options["params"] = {"max_tokens": max_tokens, **options.get("params", EMPTY)}
         super().__init__(model, **options)
+        self._prompt_cache = prompt_cache
 
     def _make_client(self) -> Client:
         import anthropic
@@ -82,7 +97,7 @@ class AnthropicAdapter(SdkAdapter):
             role = "assistant" if message.role == "assistant" else "user"
             blocks = self._blocks(message)
             if messages and messages[-1]["role"] == role:
-                # The protocol wants the roles to alternate; the results of parallel calls are one message.
+                # The API requires alternating roles; the results of parallel calls are one message.
                 messages[-1]["content"].extend(blocks)
             else:
                 messages.append({"role": role, "content": blocks})
@@ -103,17 +118,22 @@ class AnthropicAdapter(SdkAdapter):
             system.append(instruction(schema))
         if system:
             body["system"] = "\n\n".join(system)
+        if self._prompt_cache or (self._prompt_cache is None and call.tools):
+            _mark_for_cache(body)
         return {**body, **call.params}
 
     def _blocks(self, message: ChatMessage) -> list[dict[str, Any]]:
         if message.role == "tool":
             content = [self._block(part) for part in _parts(message)]
             return [{"type": "tool_result", "tool_use_id": message.name, "content": content}]
+        echoed = self._echoed(message.echo)
+        if echoed is not None and _spoken(echoed) == (message.text, message.tool_calls):
+            return list(echoed)  # Unchanged, with thinking and signatures; not used if the message was edited.
         blocks = [self._block(part) for part in _parts(message)]
         blocks.extend(
             {"type": "tool_use", "id": call.id, "name": call.name, "input": _plain(call)} for call in message.tool_calls
         )
-        # An empty message is refused; silence has to be shown somehow.
+        # The API refuses empty messages.
         return blocks or [{"type": "text", "text": "(nothing)"}]
 
     def _block(self, part: str | Attachment) -> dict[str, Any]:
@@ -127,20 +147,21 @@ class AnthropicAdapter(SdkAdapter):
             return {"type": "image", "source": source}
         if part.media_type == "application/pdf":
             return {"type": "document", "source": source}
-        raise InvalidCallError(f"Anthropic's protocol carries no {part.media_type}")
+        raise InvalidCallError(f"Anthropic's API does not support attachments of type {part.media_type}")
 
     def _read(self, tree: Mapping[str, Any]) -> ModelReply:
         blocks: list[Mapping[str, Any]] = tree["content"]
-        texts = [text_of(block["text"]) for block in blocks if block["type"] == "text"]
-        calls = tuple(
-            tool_call(block["name"], block["input"], block.get("id")) for block in blocks if block["type"] == "tool_use"
-        )
+        text, calls = _spoken(blocks)
+        thoughts = [text_of(block["thinking"]) for block in blocks if block["type"] == "thinking"]
         reason = tree.get("stop_reason")
-        refusal = ("".join(texts) or "no reason given") if reason == "refusal" else None
+        refusal = (text or "no reason given") if reason == "refusal" else None
         named = tree.get("model")
         model = named if isinstance(named, str) and named else self._model
         usage = self._usage(tree.get("usage"), model)
-        return ModelReply(ChatMessage("assistant", "".join(texts), calls), usage, reason, model, refusal)
+        plain = all(block["type"] in _PLAIN for block in blocks)
+        echo = None if plain else self._echo([_returnable(block) for block in blocks])
+        message = ChatMessage("assistant", text, calls, reasoning="\n\n".join(filter(None, thoughts)), echo=echo)
+        return ModelReply(message, usage, reason, model, refusal)
 
     def _usage(self, usage: Any, model: str) -> TokenUsage | None:
         if not isinstance(usage, Mapping):
@@ -149,46 +170,82 @@ class AnthropicAdapter(SdkAdapter):
             count_of(usage.get("cache_read_input_tokens")),
             count_of(usage.get("cache_creation_input_tokens")),
         )
-        # Anthropic counts what went through its cache apart from the input; for us it is part of it.
+        # Anthropic does not count cached tokens as input tokens; `TokenUsage` does.
         counted = TokenUsage(
-            count_of(usage.get("input_tokens")) + read + written, count_of(usage.get("output_tokens")), read
+            count_of(usage.get("input_tokens")) + read + written,
+            count_of(usage.get("output_tokens")),
+            read,
+            reasoning_tokens=count_of((usage.get("output_tokens_details") or {}).get("thinking_tokens")),
+            cache_write_tokens=written,
         )
-        return priced(counted, model, provider=self._prices_of, base_url=self._base_url, cache_writes=written)
+        return priced(counted, model, provider=self._prices_of, base_url=self._base_url)
 
     async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
         answer: dict[str, Any] = {}
         blocks: dict[int, dict[str, Any]] = {}
+        inputs: dict[int, str] = {}
         ended = False
         async for event in events:
             kind = event["type"]
             if kind == "message_start":
                 answer = dict(event["message"])
             elif kind == "content_block_start":
-                blocks[event["index"]] = {**event["content_block"], "partial": ""}
+                blocks[event["index"]] = dict(event["content_block"])
             elif kind == "content_block_delta":
                 block, delta = blocks[event["index"]], event["delta"]
                 if delta["type"] == "text_delta":
                     block["text"] += delta["text"]
                 elif delta["type"] == "input_json_delta":
-                    block["partial"] += delta["partial_json"]
+                    inputs[event["index"]] = inputs.get(event["index"], "") + delta["partial_json"]
+                elif delta["type"] == "thinking_delta":
+                    block["thinking"] += delta["thinking"]
+                elif delta["type"] == "signature_delta":
+                    block["signature"] = block.get("signature", "") + delta["signature"]
             elif kind == "message_delta":
                 answer |= event["delta"]
                 answer["usage"] = {**(answer.get("usage") or {}), **(event.get("usage") or {})}
             elif kind == "message_stop":
                 ended = True
         if not ended:
-            raise ModelUnavailableError(f"{self._where()} broke off in the middle of its answer")
-        for block in blocks.values():
-            if block["type"] == "tool_use" and block["partial"]:
-                block["input"] = block["partial"]  # As text: it is read, or found unreadable, in one place.
+            raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete")
+        for index, text in inputs.items():
+            if text:
+                blocks[index]["input"] = text  # As text, which `tool_call` parses.
         answer["content"] = [blocks[index] for index in sorted(blocks)]
         return answer
 
 
 def _parts(message: ChatMessage) -> tuple[str | Attachment, ...]:
     content = message.content
-    # The protocol refuses empty texts.
+    # The API refuses empty texts.
     return tuple(part for part in ((content,) if isinstance(content, str) else content) if part != "")
+
+
+def _spoken(blocks: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return the text and the tool calls of an answer."""
+    text = "".join(text_of(block["text"]) for block in blocks if block["type"] == "text")
+    uses = (block for block in blocks if block["type"] == "tool_use")
+    return text, tuple(tool_call(block["name"], block["input"], block.get("id")) for block in uses)
+
+
+def _returnable(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a block in a form that can be sent back: the input of a tool must be an object."""
+    if block["type"] != "tool_use":
+        return dict(block)
+    return {**block, "input": _plain(tool_call(block["name"], block["input"], block.get("id")))}
+
+
+def _mark_for_cache(body: dict[str, Any]) -> None:
+    """Mark the ends of the tools, of the system prompt and of the conversation so far."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    if body.get("tools"):
+        body["tools"][-1] |= mark
+    if body.get("system"):
+        body["system"] = [{"type": "text", "text": body["system"], **mark}]
+    if body["messages"]:
+        content = body["messages"][-1]["content"]
+        if content[-1]["type"] not in _THINKING:  # Thinking blocks cannot be marked.
+            content[-1] = content[-1] | mark
 
 
 def _plain(call: ToolCall) -> Any:
@@ -196,12 +253,12 @@ def _plain(call: ToolCall) -> Any:
 
 
 def _is_native(schema: OutputSchema) -> bool:
-    # Anthropic's structured outputs know no type that contains itself.
+    # Anthropic's structured outputs do not support recursive types.
     return schema.strict and not is_recursive(schema.schema)
 
 
 def _in_words(schema: Any) -> Any:
-    """The schema with the constraints Anthropic refuses moved into the descriptions."""
+    """Move the constraints that Anthropic refuses to the descriptions of a schema."""
     if isinstance(schema, list):
         return [_in_words(item) for item in schema]
     if not isinstance(schema, Mapping):

@@ -1,13 +1,14 @@
-"""What every adapter does around the one call to its model."""
+"""The base class of all adapters: retries, limits, budgets, cache and recording of model calls."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self
 
 import anyio
 
@@ -15,6 +16,7 @@ from fairtrial.codec import digest, to_json
 from fairtrial.errors import (
     BudgetExceededError,
     CodecError,
+    ConfigurationError,
     ModelError,
     ModelRefusedError,
     OutputParseError,
@@ -22,7 +24,7 @@ from fairtrial.errors import (
 )
 from fairtrial.frozen import EMPTY
 from fairtrial.metrics import MODEL_CALL_SECONDS
-from fairtrial.models.adapter import Completion, OutputT, PromptResponse, ToolSpec
+from fairtrial.models.adapter import AnswerT, Completion, OutputT, PromptResponse, ToolSpec
 from fairtrial.models.budget import Budget, Spending, SpendingLog, spent_in
 from fairtrial.models.cache import ResponseCache, shared_cache
 from fairtrial.models.limiter import Limiter, TokenLimiter, Unlimited
@@ -36,6 +38,7 @@ from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.session.views import JUDGE, SessionView
+from fairtrial.sync_bridge import call_sync
 from fairtrial.trials.context import TrialContext, running_trial
 
 log = logging.getLogger("fairtrial.models")
@@ -43,7 +46,7 @@ log = logging.getLogger("fairtrial.models")
 
 @dataclass(frozen=True, slots=True)
 class ModelCallFailed:
-    """A model call failed and was tried again after a pause."""
+    """A model call failed and was retried after a pause."""
 
     prompt_name: str
     adapter: str
@@ -52,25 +55,25 @@ class ModelCallFailed:
     pause_seconds: float
 
 
-class BaseAdapter:
-    """An adapter's common half. Subclasses say who they are and send one request.
+class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
+    """The base class of adapters. Subclasses implement `_send`.
 
     Args:
         name: The provider.
         model: The model.
-        params: Sampling parameters of every call, in the provider's own words.
-        retry: When failed calls are tried again.
-        limiter: How many calls may be under way at once.
-        cache: Where answers are kept.
-        trial_budget: What one trial may use through adapters, over all its attempts.
-        run_budget: What one run may use through this adapter.
-        spending: What counts against `run_budget`: this adapter's calls unless given. One for several adapters, or
-            for a fleet, makes them share the budget.
-        prices: What the model costs, where no price list knows it or another price was agreed.
+        params: Sampling parameters of every call, with the provider's names.
+        retry: The retry policy of failed calls.
+        limiter: Limits the number of concurrent calls.
+        cache: The cache of responses.
+        trial_budget: The budget of one trial for all adapters and all its attempts.
+        run_budget: The budget of one run for this adapter.
+        spending: The usage that counts towards `run_budget`; by default that of this adapter. Adapters, or a fleet,
+            with the same object share the budget.
+        prices: The prices of the model, if no price list has it or other prices apply.
     """
 
-    wraps_outputs: ClassVar[bool] = False  # Whether outputs that are not objects travel under "value".
-    shares_cache: ClassVar[bool] = False  # Whether it uses the process's cache where it has none of its own.
+    wraps_outputs: ClassVar[bool] = False  # Whether outputs that are not objects are sent under "value".
+    shares_cache: ClassVar[bool] = False  # Whether it uses the cache of the process if it has none.
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class BaseAdapter:
 
     @property
     def has_price(self) -> bool | None:
-        """Whether the cost of its calls is known before they are made; None if only the calls can tell."""
+        """Whether the price of its calls is known; None if only the answers can show it."""
         return None if self._given_prices() is None else True
 
     def _given_prices(self) -> Prices | None:
@@ -124,7 +127,7 @@ class BaseAdapter:
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Close connections; they open again when they are needed."""
+        """Close connections; they are reopened on next use."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,7 +139,7 @@ class BaseAdapter:
 
     async def complete(
         self,
-        messages: Sequence[ChatMessage],
+        messages: str | Sequence[ChatMessage | Mapping[str, Any]],
         *,
         tools: Sequence[ToolSpec] = (),
         output_type: type[OutputT] = str,  # type: ignore[assignment]  # the default of OutputT is str
@@ -145,20 +148,22 @@ class BaseAdapter:
         actor: str = "task",
         prompt_name: str = "",
     ) -> Completion[OutputT]:
-        """One answer to a conversation.
+        """Call the model once: `(await adapter.complete("Say hello.")).text`.
 
         Args:
-            messages: The conversation.
-            tools: What the model may call; a reply with tool calls has no output yet.
-            output_type: Any type the codec knows. An answer that is not one is asked for once more.
-            params: Sampling parameters, on top of the adapter's own.
-            session: Where the call is recorded; the running trial's where none is given.
-            actor: Whose call it is: "task" or "judge".
-            prompt_name: What the call is recorded under.
+            messages: The conversation: `ChatMessage`s or mappings such as `{"role": "user", "content": "Say hello."}`.
+                A text is one message of the user.
+            tools: The tools that the model may call; a reply with tool calls has no output yet.
+            output_type: Any type that can be read from JSON. If the reply does not match, the model is asked once to
+                repair it.
+            params: Sampling parameters, in addition to the adapter's own.
+            session: The session that records the call; by default that of the running trial.
+            actor: The caller: "task" or "judge".
+            prompt_name: The name of the call in the session.
         """
         recorder, actor = _recorder(session, actor)
         merged = {**self._params, **params} if params else self._params
-        call = ModelCall(tuple(messages), tuple(tools), output_type, merged, prompt_name, actor)
+        call = ModelCall(_conversation(messages), tuple(tools), output_type, merged, prompt_name, actor)
         reply = await self._answer(call, recorder)
         usage = reply.usage
         try:
@@ -171,10 +176,23 @@ class BaseAdapter:
             output = self._repaired(call, problem, first, reply, recorder)
         return Completion(reply.message, output, usage, reply.finish_reason, reply.model, reply.message.text)
 
+    def complete_sync(
+        self,
+        messages: str | Sequence[ChatMessage | Mapping[str, Any]],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        output_type: type[OutputT] = str,  # type: ignore[assignment]  # the default of OutputT is str
+        params: Mapping[str, Any] = EMPTY,
+        prompt_name: str = "",
+    ) -> Completion[OutputT]:
+        """`complete`, from ordinary code."""
+        call = partial(self.complete, messages, tools=tools, output_type=output_type, params=params)
+        return call_sync(partial(call, prompt_name=prompt_name))
+
     async def evaluate[O](
         self, prompt: Prompt[O], *, session: Session | SessionView | None = None, actor: str = "task"
     ) -> PromptResponse[O]:
-        """The typed output of a bound prompt."""
+        """Call the model with a bound prompt; returns the typed output."""
         completion: Completion[O] = await self.complete(
             prompt.messages, output_type=prompt.output_type, session=session, actor=actor, prompt_name=prompt.name
         )
@@ -186,16 +204,17 @@ class BaseAdapter:
         trial = running_trial()
         cache = self._cache if self._cache is not None or not self.shares_cache else shared_cache()
         cached = False
+        timing = _Timing()
         if cache is None or cache.policy == "off":
-            reply = await self._ask(call, trial, recorder)
+            reply = await self._ask(call, trial, recorder, timing)
         else:
             reply, cached = await cache.get(
                 self._cache_key(call, trial),
-                lambda: self._ask(call, trial, recorder),
+                lambda: self._ask(call, trial, recorder, timing),
                 lambda found: self._fits(call, found),
             )
             if cached and reply.usage is not None:
-                # The tokens are what the answer took; the money was paid the first time.
+                # A cached answer reports the tokens of the original call, but no cost.
                 reply = replace(reply, usage=replace(reply.usage, cost_usd=0.0))
         if recorder is not None:
             recorder.record(
@@ -207,6 +226,8 @@ class BaseAdapter:
                     reply.finish_reason,
                     reply.tokens,
                     cached,
+                    timing.duration_ms,
+                    timing.waited_ms,
                 ),
                 actor=call.actor,
             )
@@ -214,8 +235,10 @@ class BaseAdapter:
             raise ModelRefusedError(f"{self._name} model {self._model!r} declined to answer: {reply.refusal}")
         return reply
 
-    async def _ask(self, call: ModelCall, trial: TrialContext | None, recorder: Session | None) -> ModelReply:
-        """Send until there is an answer, or no point in trying again."""
+    async def _ask(
+        self, call: ModelCall, trial: TrialContext | None, recorder: Session | None, timing: _Timing
+    ) -> ModelReply:
+        """Send the request, with retries."""
         failures = refusals = 0
         while True:
             await self._check_budgets(call, trial, recorder)
@@ -234,6 +257,7 @@ class BaseAdapter:
                     failed = error
                     failures += 1
                 else:
+                    timing.answered(began)
                     self._limiter.report(permit, "answered")
                     prices = self._given_prices()
                     if prices is not None and reply.usage is not None:
@@ -249,7 +273,7 @@ class BaseAdapter:
                     MODEL_CALL_SECONDS.observe(time.monotonic() - began, self._name, self._model, outcome)
             pause = self._retry.pause(failed, failures, refusals)
             if pause is None or (_deadline(trial, call) <= time.monotonic() + pause):
-                # With no time left to try again, the cause is worth more than a timeout.
+                # There is no time for another attempt: report the cause instead of a timeout.
                 raise failed
             if recorder is not None:
                 said = f"{type(failed).__name__}: {failed}"
@@ -263,8 +287,8 @@ class BaseAdapter:
         first, self._cost_unknown = not self._cost_unknown, True
         if first and any(budget.cost_usd is not None for budget in self._budgets):
             log.warning(
-                "the cost of calls to %s model %r is not known: its budget of dollars does not count them. Give "
-                "prices=Prices(...), or Budget(strict=True) to refuse such calls",
+                "the cost of calls to %s model %r is not known, so they do not count towards its budget in dollars: "
+                "pass prices=Prices(...), or Budget(strict=True) to refuse such calls",
                 self._name,
                 self._model,
             )
@@ -276,8 +300,8 @@ class BaseAdapter:
     async def _check_budgets(self, call: ModelCall, trial: TrialContext | None, recorder: Session | None) -> None:
         if self._cost_unknown and any(budget.strict and budget.cost_usd is not None for budget in self._budgets):
             raise BudgetExceededError(
-                f"the cost of calls to {self._name} model {self._model!r} is not known, so that a budget of dollars "
-                "cannot be kept: give prices=Prices(...), or a budget that is not strict"
+                f"the cost of calls to {self._name} model {self._model!r} is not known, so its strict budget in "
+                "dollars cannot be checked: pass prices=Prices(...), or a budget that is not strict"
             )
         if self._trial_budget is not None and recorder is not None:
             self._trial_budget.check(*spent_in(recorder, call.actor), "trial's")
@@ -292,7 +316,7 @@ class BaseAdapter:
                 self._name,
                 self._base_url,
                 self._model,
-                to_json(call.messages),
+                [message.to_record() for message in call.messages],
                 to_json(call.tools),
                 None if schema is None else schema.schema,
                 to_json(call.params),
@@ -301,16 +325,16 @@ class BaseAdapter:
         )
         if trial is None:
             return digest([content, 0, 0])
-        # A judge's calls are counted by themselves: scoring a stored output makes no others, and must find them.
+        # Calls of judges are counted separately: rescoring makes only those, and must find them in the cache.
         asked = content if call.actor != JUDGE else f"{JUDGE} {content}"
         return digest([asked, trial.key.repeat, trial.count_call(asked)])
 
     def _cache_salt(self) -> Any:
-        """What else of the adapter changes its answers."""
+        """Return further settings of the adapter that change its replies."""
         return None
 
     def _fits(self, call: ModelCall, reply: ModelReply) -> bool:
-        """Whether an answer is worth keeping: refusals and answers that can't be read are not."""
+        """Return whether a reply may be cached: refusals and unreadable replies may not."""
         try:
             self._parse(call, reply)
         except CodecError:
@@ -346,8 +370,68 @@ class BaseAdapter:
         return f"<{type(self).__name__} {self._model!r}>"
 
 
+def _conversation(messages: Any) -> tuple[ChatMessage, ...]:
+    """Return the messages of a call.
+
+    Raises:
+        ConfigurationError: something is not a message.
+    """
+    if isinstance(messages, str):
+        return (ChatMessage("user", messages),)
+    if isinstance(messages, ChatMessage | Mapping) or not isinstance(messages, Iterable):
+        raise ConfigurationError(
+            f"messages must be a text or a list of ChatMessages (got {type(messages).__name__})\n{_MESSAGES}"
+        )
+    return tuple(
+        message if isinstance(message, ChatMessage) else _message_of(place, message)
+        for place, message in enumerate(messages)
+    )
+
+
+def _message_of(place: int, message: Any) -> ChatMessage:
+    where = f"messages[{place}]"
+    if not isinstance(message, Mapping):
+        raise ConfigurationError(
+            f"{where} must be a ChatMessage or a mapping (got {type(message).__name__})\n{_MESSAGES}"
+        )
+    if "role" not in message or "content" not in message or message.keys() - {"role", "content", "name"}:
+        raise ConfigurationError(
+            f"{where} must have 'role', 'content' and at most 'name' (got {', '.join(map(repr, message))})\n{_MESSAGES}"
+        )
+    try:
+        return ChatMessage(**message)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{where}: {error}\n{_MESSAGES}") from None
+
+
+_MESSAGES = (
+    'as in complete([{"role": "user", "content": "Say hello."}]); tool calls and attachments need '
+    'ChatMessage("user", ("Describe this.", Attachment.of(data)))'
+)
+
+
+class _Timing:
+    """The start time and duration of a call."""
+
+    __slots__ = ("_called", "duration_ms", "waited_ms")
+
+    def __init__(self) -> None:
+        self._called = time.monotonic()
+        self.duration_ms: float | None = None
+        self.waited_ms: float | None = None
+
+    def answered(self, sent: float) -> None:
+        """Note that the request sent at this time has just been answered."""
+        self.duration_ms = _milliseconds(time.monotonic() - sent)
+        self.waited_ms = _milliseconds(sent - self._called)
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
 def _deadline(trial: TrialContext | None, call: ModelCall) -> float:
-    # The deadline is the task's; scoring has its own time.
+    # The deadline applies to the task; scoring has its own time limit.
     return float("inf") if trial is None or call.actor == JUDGE else trial.deadline
 
 
@@ -356,7 +440,10 @@ def _run_id(trial: TrialContext | None) -> str:
 
 
 def _recorder(session: Session | SessionView | None, actor: str) -> tuple[Session | None, str]:
-    """Where to record. Evaluators hold views, which nothing can be written to: theirs is the trial's, as a judge."""
+    """Return the session that records a call, and its actor.
+
+    Evaluators hold read-only views: their calls are recorded in the session of the trial, as those of a judge.
+    """
     if isinstance(session, Session):
         return session, actor
     trial = running_trial()

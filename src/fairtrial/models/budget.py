@@ -1,13 +1,13 @@
-"""Limits on what may be spent, per trial and per run."""
+"""Budgets per trial and per run."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
 from fairtrial.errors import BudgetExceededError, ConfigurationError
+from fairtrial.lru import LruCache
 from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.session.session import Session
 from fairtrial.session.views import kind_of
@@ -16,15 +16,15 @@ _PROMPT_EXECUTED = kind_of(PromptExecuted)
 _MAX_RUNS = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much may be used. Checked before each call: calls already under way may go beyond it by what they use.
+    """A limit of usage. It is checked before each call, so calls in progress may exceed it.
 
     Attributes:
         tokens: Input and output tokens together.
         requests: Answered model calls.
-        cost_usd: Dollars, as far as prices are known. A call whose cost is not known counts as nothing: a warning says
-            so once, and reports show how many such calls there were.
+        cost_usd: Dollars, if prices are known. Calls with unknown cost do not count: this is logged once as a warning,
+            and reports show the number of such calls.
         strict: Refuse further calls after one whose cost is not known, if `cost_usd` is set.
     """
 
@@ -37,10 +37,10 @@ class Budget:
         for name in ("tokens", "requests", "cost_usd"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ConfigurationError(f"a budget of {name} must be more than 0, not {value!r}")
+                raise ConfigurationError(f"the {name} of a budget must be more than 0 (got {value!r})")
 
     def check(self, used: TokenUsage, requests: int, whose: str) -> None:
-        """Raise if it is used up."""
+        """Raise `BudgetExceededError` if the budget is used up."""
         spent = (
             ("requests", requests, self.requests),
             ("tokens", used.total_tokens, self.tokens),
@@ -52,14 +52,14 @@ class Budget:
 
 
 class SpendingLog(Protocol):
-    """What runs have used: of this process (`Spending`), or of a fleet (`fairtrial.fleet.spending.FleetSpending`)."""
+    """The usage of runs: of this process (`Spending`), or of a fleet (`fairtrial.fleet.FleetSpending`)."""
 
     async def refresh(self, run_id: str) -> None:
-        """Find out what others have used since."""
+        """Read the usage of other processes."""
         ...
 
     def of(self, run_id: str) -> tuple[TokenUsage, int]:
-        """What a run has used, in how many requests, as far as is known here."""
+        """Return the known usage of a run and its number of requests."""
         ...
 
     def add(self, run_id: str, usage: TokenUsage | None) -> None:
@@ -68,31 +68,29 @@ class SpendingLog(Protocol):
 
 
 class Spending:
-    """What the runs of this process have used, run by run. Only the latest runs are kept in mind."""
+    """The usage of the runs of this process. Only the latest runs are kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._runs: OrderedDict[str, tuple[TokenUsage, int]] = OrderedDict()
+        self._runs: LruCache[str, tuple[TokenUsage, int]] = LruCache(_MAX_RUNS)
 
     async def refresh(self, run_id: str) -> None:
-        """There are no others."""
+        """Do nothing: there are no other processes."""
 
     def of(self, run_id: str) -> tuple[TokenUsage, int]:
-        """What a run has used, in how many requests."""
+        """Return the usage of a run and its number of requests."""
         with self._lock:
-            return self._runs.get(run_id, (TokenUsage(), 0))
+            return self._runs.get(run_id) or (TokenUsage(), 0)
 
     def add(self, run_id: str, usage: TokenUsage | None) -> None:
         """Count one more request of a run."""
         with self._lock:
-            used, requests = self._runs.pop(run_id, (TokenUsage(), 0))
-            self._runs[run_id] = (used + (usage or TokenUsage()), requests + 1)
-            while len(self._runs) > _MAX_RUNS:
-                self._runs.popitem(last=False)
+            used, requests = self._runs.get(run_id) or (TokenUsage(), 0)
+            self._runs.put(run_id, (used + (usage or TokenUsage()), requests + 1))
 
 
 def spent_in(session: Session, actor: str) -> tuple[TokenUsage, int]:
-    """What one side of a trial has used so far, over all attempts, and in how many requests."""
+    """Return the usage of one actor of a trial over all attempts, and its number of requests."""
     used, requests = TokenUsage(), 0
     for envelope in session.everything().envelopes:
         if envelope.kind == _PROMPT_EXECUTED and envelope.actor == actor:

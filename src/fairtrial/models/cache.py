@@ -1,7 +1,7 @@
-"""Answers kept for the next time the same thing is asked.
+"""A cache of model responses.
 
-The key is the content of the request, the repeat of the trial and which identical call of the trial it is: sampling
-the same prompt five times in a trial gives five answers, and the same five when the suite runs again.
+The key consists of the content of the request, the repeat of the trial, and a counter of identical calls in the trial:
+sampling the same prompt five times in a trial gives five answers, and the same five when the suite runs again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import anyio
 import anyio.to_thread
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
-from fairtrial.codec import decode, dumps
+from fairtrial.codec import decode, dumps, to_json
 from fairtrial.errors import CodecError, ConfigurationError, StoreError
 from fairtrial.models.reply import ModelReply
 from fairtrial.offload import on_trio
 
 type CachePolicy = Literal["off", "read", "read-write", "refresh"]
-"""Use nothing; use what is there; also keep new answers; ask anew and keep the answers."""
+"""No caching; only read; read and store new answers; never read, but store new answers."""
 
 _FORMAT = 1
 _SCHEMA = """
@@ -38,12 +38,12 @@ _CHECK_EVERY = 64
 
 
 class ResponseCache:
-    """Answers of models in a SQLite file that only its owner may read. Errors are never kept.
+    """Model responses in an SQLite file that only its owner can read. Errors are never stored.
 
     Args:
-        path: The file; made if it is not there.
-        policy: "off", "read", "read-write" or "refresh" (ask anew, and keep the answers).
-        max_bytes: The oldest answers go when all together are larger than this.
+        path: The file; it is created if needed.
+        policy: "off", "read", "read-write" or "refresh" (call the model again and replace stored answers).
+        max_bytes: The largest total size; the oldest answers are deleted beyond it.
         max_age_seconds: Older answers are not used.
     """
 
@@ -58,10 +58,12 @@ class ResponseCache:
     ) -> None:
         if policy not in get_args(CachePolicy.__value__):
             raise ConfigurationError(
-                f"a cache policy is one of {', '.join(get_args(CachePolicy.__value__))}, not {policy!r}"
+                f"a cache policy must be one of {', '.join(get_args(CachePolicy.__value__))} (got {policy!r})"
             )
         if max_bytes < 1 or (max_age_seconds is not None and max_age_seconds <= 0):
-            raise ConfigurationError("a cache needs a size and an age of more than 0")
+            raise ConfigurationError(
+                f"max_bytes and max_age_seconds of a cache must be more than 0 (got {max_bytes} and {max_age_seconds})"
+            )
         self.path = Path(path)
         self.policy: CachePolicy = policy
         self._max_bytes = max_bytes
@@ -75,21 +77,21 @@ class ResponseCache:
 
     @property
     def hits(self) -> int:
-        """How many answers it gave."""
+        """The number of cache hits."""
         return self._hits
 
     @property
     def misses(self) -> int:
-        """How many it did not have."""
+        """The number of cache misses."""
         return self._misses
 
     async def get(
         self, key: str, ask: Callable[[], Awaitable[ModelReply]], keep: Callable[[ModelReply], bool]
     ) -> tuple[ModelReply, bool]:
-        """The kept answer, or else the one `ask` gives; and whether it was there already.
+        """Return the cached answer, or else that of `ask`, and whether it was cached.
 
-        Calls with one key at one time share one request. If it fails, each of the others asks for itself, one after
-        the other. `keep` says whether an answer is worth keeping.
+        Concurrent calls with the same key share one request. If it fails, the others send their own, one after the
+        other. `keep` decides whether an answer is stored.
         """
         if self.policy == "off":
             return await ask(), False
@@ -118,16 +120,16 @@ class ResponseCache:
             flight.landed.set()
 
     async def _in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
-        # Shielded by nature: a thread cannot be cancelled, and each of these takes a moment only.
+        # Needs no shielding: a thread cannot be cancelled, and these calls are short.
         return await anyio.to_thread.run_sync(call, *args)
 
     def _open(self) -> sqlite3.Connection:
-        """The connection; the lock is held."""
+        """Return the connection, opened on first use; the lock must be held."""
         if self._database is None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                # Made by us before SQLite sees it, so that it is never readable by others; SQLite gives the files it
-                # keeps beside it the same rights.
+                # Created before SQLite opens it, so that others can never read it; SQLite gives its additional files
+                # the same permissions.
                 os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
                 os.chmod(self.path, 0o600)
                 database = sqlite3.connect(self.path, timeout=30.0, isolation_level=None, check_same_thread=False)
@@ -145,7 +147,7 @@ class ResponseCache:
             except (sqlite3.Error, OSError) as error:
                 raise StoreError(f"the response cache {self.path} cannot be used: {error}") from error
             self._database = database
-            weakref.finalize(self, database.close)  # A cache that nobody closes is closed when it is gone.
+            weakref.finalize(self, database.close)  # For a cache that is never closed.
         return self._database
 
     def _read(self, key: str) -> ModelReply | None:
@@ -156,10 +158,10 @@ class ResponseCache:
         try:
             return decode(ModelReply, row[1], frozen=True)
         except CodecError:
-            return None  # Damaged, or of another version: asked for again.
+            return None  # Damaged, or written by another version: the model is called again.
 
     def _write(self, key: str, reply: ModelReply) -> None:
-        text = dumps(reply)
+        text = dumps({**to_json(reply), "message": reply.message.to_record()})
         row = (key, self._clock.time(), len(text.encode()), text)
         with self._lock:
             database = self._open()
@@ -174,7 +176,7 @@ class ResponseCache:
         (total,) = database.execute("SELECT COALESCE(SUM(size), 0) FROM responses").fetchone()
         if total <= self._max_bytes:
             return
-        # Down to nine tenths, so that not every write has to.
+        # Shrink to nine tenths, so that not every write has to delete.
         surplus = total - self._max_bytes * 0.9
         for key, size in database.execute("SELECT key, size FROM responses ORDER BY created, key").fetchall():
             if surplus <= 0:
@@ -188,7 +190,7 @@ class ResponseCache:
             return int(count)
 
     def prune(self, older_than_seconds: float) -> int:
-        """Delete answers that were kept longer ago than this, and shrink the file; returns how many."""
+        """Delete answers older than this, and shrink the file; returns their number."""
         with self._lock:
             database = self._open()
             before = self._clock.time() - older_than_seconds
@@ -199,12 +201,12 @@ class ResponseCache:
             return deleted
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all answers."""
         with self._lock:
             self._open().execute("DELETE FROM responses")
 
     def close(self) -> None:
-        """Close the file; it opens again when it is needed."""
+        """Close the file; it is reopened on next use."""
         with self._lock:
             if self._database is not None:
                 with closing(self._database):
@@ -218,9 +220,9 @@ _shared: ResponseCache | None = None
 
 
 def share_cache(cache: ResponseCache | None) -> ResponseCache | None:
-    """From now on the cache of every provider's adapter of this process that has none of its own.
+    """Set the cache of all adapters of this process that have none; returns the previous one.
 
-    Returns the one before. For programs that run other people's suites, as the command line does.
+    For programs that run other people's suites, such as the command line.
     """
     global _shared
     before, _shared = _shared, cache
@@ -228,7 +230,7 @@ def share_cache(cache: ResponseCache | None) -> ResponseCache | None:
 
 
 def shared_cache() -> ResponseCache | None:
-    """The cache of adapters that have none of their own."""
+    """Return the cache of adapters that have none of their own."""
     return _shared
 
 
@@ -243,7 +245,7 @@ class _Flight:
 
 
 def _loop_id() -> int:
-    """What tells event loops apart: waiting across them would need threads to wake each other."""
+    """Return an id of the event loop. Requests are only shared within one: waiting across loops needs threads."""
     if on_trio():
         import trio
 

@@ -1,9 +1,9 @@
-"""How many calls to one model may be under way at once, found out while calling.
+"""Limit the number of concurrent calls to one model adaptively.
 
-A provider's limit is not known and changes. The adaptive limiter starts small and doubles while all goes well; after
-the first refusal it holds back, and then approaches the limit it has seen in small steps, going beyond it only now
-and then. All tasks of a process share one limiter per (provider, base URL, model). Anything that has the two methods
-of `Limiter` can replace it, such as one that a fleet shares.
+A provider's limit is unknown and changes. The adaptive limiter starts small and doubles until the first refusal. Then
+it reduces its limit, and increases it in small steps, which are smallest near the limit at which calls were refused.
+All tasks of a process share one limiter per (provider, base URL, model). Any object with the two methods of `Limiter`
+can replace it, such as one that a fleet shares.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.offload import loop_caller
 
 type Verdict = Literal["answered", "rate_limited", "failed"]
-"""What the provider made of a call: an answer of any kind, a refusal for its rate, or nothing to learn from."""
+"""The outcome of a call for the limiter: an answer of any kind, a rate-limit refusal, or nothing to learn from."""
 
 _LONGEST_COOLDOWN = 120.0
 
 
 @dataclass(slots=True)
 class Permit:
-    """The right to make one call."""
+    """The permission for one call."""
 
     epoch: int = 0
 
@@ -38,20 +38,20 @@ class Limiter(Protocol):
     """Admits calls to one model. `async with limiter.slot() as permit: ...; limiter.report(permit, verdict)`."""
 
     def slot(self) -> AbstractAsyncContextManager[Permit]:
-        """Wait for the right to make one call, and give it back at the end."""
+        """Wait until one call may begin; the slot is released at the end of the block."""
         ...
 
     def report(self, permit: Permit, verdict: Verdict, *, retry_after: float | None = None) -> None:
-        """Say what became of a call, while its slot is still held."""
+        """Report the outcome of a call, before its slot is released."""
         ...
 
 
 @runtime_checkable
 class TokenLimiter(Limiter, Protocol):
-    """A limiter that also limits tokens, and so wants to know how many a call took."""
+    """A limiter that also limits tokens."""
 
     def used(self, permit: Permit, tokens: int) -> None:
-        """Say how many tokens an answered call took, while its slot is still held."""
+        """Report the token usage of a finished call, before its slot is released."""
         ...
 
 
@@ -68,14 +68,14 @@ class AdaptiveLimiter:
     """Slow start, then additive increase and multiplicative decrease, once per episode of refusals.
 
     Args:
-        initial: How many calls at first.
-        smallest: How few at least.
-        largest: How many at most.
-        decrease: What is left of the limit after an episode.
-        clock: Where time comes from.
+        initial: The limit at the start.
+        smallest: The lowest limit.
+        largest: The highest limit.
+        decrease: The factor by which an episode reduces the limit.
+        clock: The source of time.
 
-    Calls that were under way when the limit went down belong to the episode that is over: only the refusal of a call
-    that began after it starts another. A `retry-after` holds back everyone, not only the call that was told.
+    Calls that were in progress when the limit was reduced belong to the previous episode: only the refusal of a call
+    that started later begins a new one. A `retry-after` delays all calls, not only the refused one.
     """
 
     def __init__(
@@ -88,7 +88,10 @@ class AdaptiveLimiter:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if not 1 <= smallest <= initial <= largest or not 0 < decrease < 1:
-            raise ConfigurationError("a limiter needs 1 <= smallest <= initial <= largest and 0 < decrease < 1")
+            raise ConfigurationError(
+                "a limiter must have 1 <= smallest <= initial <= largest and 0 < decrease < 1 "
+                f"(got smallest={smallest}, initial={initial}, largest={largest}, decrease={decrease})"
+            )
         self._limit = float(initial)
         self._smallest = smallest
         self._largest = largest
@@ -98,29 +101,29 @@ class AdaptiveLimiter:
         self._in_flight = 0
         self._waiters: deque[_Waiter] = deque()
         self._epoch = 0
-        self._ceiling: float | None = None  # Where the last episode began; None while everything went well.
+        self._ceiling: float | None = None  # The limit at which the last episode began; None before the first one.
         self._before = 0.0  # The limit when the last episode began, and how many were refused in it.
         self._refusals = 0
         self._not_before = 0.0
 
     @property
     def limit(self) -> int:
-        """How many calls may be under way now."""
+        """The current limit of concurrent calls."""
         return int(self._limit)
 
     @property
     def in_flight(self) -> int:
-        """How many are."""
+        """The number of calls in progress."""
         return self._in_flight
 
     @property
     def episodes(self) -> int:
-        """How often the provider has asked to slow down."""
+        """The number of episodes in which the provider refused calls."""
         return self._epoch
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[Permit]:
-        """Wait for the right to make one call, in order of arrival."""
+        """Wait until one call may begin, in order of arrival."""
         await self._admitted()
         try:
             yield Permit(self._epoch)
@@ -142,7 +145,7 @@ class AdaptiveLimiter:
             await self._cool_down()
         except BaseException:
             with self._lock:
-                if waiter.admitted:  # It was let in and leaves at once: the place is free for the next.
+                if waiter.admitted:  # It was admitted and cancelled at the same time: release its slot.
                     self._in_flight -= 1
                     self._admit()
                 elif waiter in self._waiters:
@@ -154,29 +157,29 @@ class AdaptiveLimiter:
             await anyio.sleep(pause)
 
     def _admit(self) -> None:
-        """Let in as many as there is room for; the lock is held."""
+        """Admit as many waiting calls as the limit allows; the lock must be held."""
         while self._waiters and self._in_flight < self.limit:
             waiter = self._waiters.popleft()
             try:
                 waiter.wake(waiter.event.set)
             except RuntimeError:
-                continue  # Its event loop is gone, and so is whoever waited.
+                continue  # Its event loop has ended, and the waiting call with it.
             waiter.admitted = True
             self._in_flight += 1
 
     def report(self, permit: Permit, verdict: Verdict, *, retry_after: float | None = None) -> None:
-        """Learn from what became of a call."""
+        """Adapt the limit to the outcome of a call."""
         with self._lock:
             if verdict == "rate_limited":
                 self._hold_back(retry_after)
                 self._refused(permit)
             elif verdict == "answered" and permit.epoch == self._epoch and self._in_flight + 1 >= self.limit:
-                # Only a limit that is used to the full has been tested.
+                # The limit is only increased while it is fully used.
                 self._limit = min(float(self._largest), self._limit + self._step())
                 self._admit()
 
     def hold_back(self, retry_after: float | None) -> None:
-        """Admit nobody for so many seconds; the limit stays as it is."""
+        """Admit no call for this many seconds; the limit is unchanged."""
         with self._lock:
             self._hold_back(retry_after)
 
@@ -192,8 +195,9 @@ class AdaptiveLimiter:
             self._before = self._ceiling = self._limit
             self._limit = max(float(self._smallest), self._limit * self._decrease)
         elif permit.epoch == self._epoch - 1:
-            # Of those that were under way together, so many were too many: that is where the limit was. Slow start
-            # may have gone far beyond it. Down to a half at most: a provider that refuses all says nothing about it.
+            # The old limit less the number of refusals estimates the provider's limit, which slow
+            # start may have exceeded by far. At least half of the old limit remains: a provider that refuses all calls
+            # gives no estimate.
             self._refusals += 1
             room = max(self._before - self._refusals, self._before * 0.5)
             self._ceiling = room + 1.0
@@ -201,14 +205,14 @@ class AdaptiveLimiter:
 
     def _step(self) -> float:
         if self._ceiling is None:
-            return 1.0  # Every answer makes room for one more: the limit doubles with each round.
+            return 1.0  # Each answer adds one, so that the limit doubles with each round.
         if self._limit < self._ceiling - 1:
             return 1.0 / self._limit  # One more with each round.
-        return 0.1 / self._limit  # Near the place where it went wrong: one more in ten rounds.
+        return 0.1 / self._limit  # Near the limit at which calls were refused: one more in ten rounds.
 
 
 class FixedLimiter:
-    """At most this many calls at once, whatever happens; a `retry-after` still holds back everyone."""
+    """A fixed number of concurrent calls; a `retry-after` still delays all calls."""
 
     def __init__(self, limit: int, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._inner = AdaptiveLimiter(initial=limit, largest=limit, clock=clock)
@@ -218,21 +222,21 @@ class FixedLimiter:
         return self._inner.slot()
 
     def report(self, permit: Permit, verdict: Verdict, *, retry_after: float | None = None) -> None:
-        """Heed a `retry-after`; nothing else matters."""
+        """Apply a `retry-after`; other verdicts have no effect."""
         if verdict == "rate_limited":
             self._inner.hold_back(retry_after)
 
 
 class Unlimited:
-    """Any number of calls at once."""
+    """No limit."""
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[Permit]:
-        """Come in."""
+        """Admit immediately."""
         yield Permit()
 
     def report(self, permit: Permit, verdict: Verdict, *, retry_after: float | None = None) -> None:
-        """Nothing is learned."""
+        """Do nothing."""
 
 
 _shared: dict[tuple[str, str, str], AdaptiveLimiter] = {}
@@ -240,6 +244,6 @@ _shared_lock = threading.Lock()
 
 
 def shared_limiter(provider: str, base_url: str, model: str) -> AdaptiveLimiter:
-    """The limiter all tasks of this process share for one model."""
+    """Return the limiter that all tasks of this process share for one model."""
     with _shared_lock:
         return _shared.setdefault((provider, base_url, model), AdaptiveLimiter())

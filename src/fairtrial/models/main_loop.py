@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Generic, cast
 
@@ -18,21 +18,23 @@ from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter
 from fairtrial.models.prompt import Prompt, PromptTemplate
 from fairtrial.offload import DaemonThreads
-from fairtrial.portal import call_sync
+from fairtrial.session.dispatcher import ControlDispatcher
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage
+from fairtrial.sync_bridge import call_sync
 from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
-from fairtrial.trials.task import ResolvedTask, Task, resolve_task, task
+from fairtrial.trials.sample_types import input_type_of
+from fairtrial.trials.task import CHECK_INPUT, ResolvedTask, Task, resolve_task, task
 
-# With defaults, which the syntax of PEP 695 has only from Python 3.13: MainLoop(my_function) says nothing of its types.
+# With defaults, for MainLoop(my_function), which names no types; the syntax of PEP 695 has them only from Python 3.13.
 InputT = TypeVar("InputT", default=Any)
 OutputT = TypeVar("OutputT", default=Any)
 
 
 class TaskLoop(Generic[InputT, OutputT]):
-    """What turns one input into one output: a subclass with `initialize`, or any task.
+    """Converts one input to one output: a subclass with `initialize`, or any task.
 
         class Answer(MainLoop[str, str]):
             def initialize(self, input):
@@ -41,20 +43,25 @@ class TaskLoop(Generic[InputT, OutputT]):
         loop = Answer(adapter=OpenAIAdapter(model="gpt-4o-mini"))       # or MainLoop(my_function)
         response, session = loop.execute_sync("Why?")
 
-    A suite takes a main loop as its task; what the loop recorded in its own session is then in the trial's.
+    A main loop can be the task of a suite; the events of its own session are then added to that of the trial.
 
     This is the half of a `MainLoop` that needs no mailbox; the other half is `fairtrial.fleet.MainLoop`.
     """
 
-    def __init__(self, task: Task | None = None, *, adapter: ProviderAdapter | None = None) -> None:
+    def __init__(
+        self,
+        task: Task | None = None,
+        *,
+        adapter: ProviderAdapter | None = None,
+        bus: ControlDispatcher | None = None,
+    ) -> None:
         overridden = type(self).initialize is not TaskLoop.initialize
         if (task is not None) == overridden:
-            raise ConfigurationError(
-                f"{type(self).__name__} needs exactly one of the two: a task, or an initialize(input) of its own"
-            )
+            raise ConfigurationError(f"{type(self).__name__} must have either a task or an initialize(input) method")
         if overridden and adapter is None:
-            raise ConfigurationError(f"{type(self).__name__} needs adapter=..., the model its prompts go to")
+            raise ConfigurationError(f"{type(self).__name__} must have adapter=..., the model for its prompts")
         self._adapter = adapter
+        self._bus = bus  # For `Session(dispatcher=self._bus)` in `initialize`.
         self._task: ResolvedTask | None = None if task is None else resolve_task(task)
         self._threads = DaemonThreads()
 
@@ -63,15 +70,22 @@ class TaskLoop(Generic[InputT, OutputT]):
         """The model."""
         return self._adapter
 
+    @property
+    def input_type(self) -> Any:
+        """The input type from the type arguments of a subclass or the annotation of the task; else `object`."""
+        said = self._type_argument(0)
+        return input_type_of(self._task.fn) if said is object and self._task is not None else said
+
     def initialize(self, input: InputT) -> tuple[Prompt[OutputT], Session]:
-        """The prompt for an input, and the session to record in. Subclasses write this one, sync or async."""
+        """Return the prompt for an input and the session to record in. Subclasses implement this, sync or async."""
         raise NotImplementedError
 
     async def execute(self, input: InputT) -> tuple[PromptResponse[OutputT], Session]:
-        """The response to one input, and the session with everything that happened."""
+        """Return the response to one input and the session that recorded it."""
         if self._task is not None:
-            # Outside of a suite, one execution is a trial of its own.
-            context = TrialContext(TrialKey("", "baseline", "input"), Sample("input", input), Experiment(), Session())
+            # Outside a suite, each execution is a trial of its own.
+            session = Session(dispatcher=self._bus)
+            context = TrialContext(TrialKey("", "baseline", "input"), Sample("input", input), Experiment(), session)
             token = _current.set(context)
             try:
                 output = await self._call(self._task, input, context)
@@ -87,8 +101,8 @@ class TaskLoop(Generic[InputT, OutputT]):
         """`execute`, from ordinary code."""
         return call_sync(partial(self.execute, input))
 
-    def as_task(self) -> Task:
-        """The loop as a task: `EvalSuite(task=loop)` asks for it."""
+    def as_task(self) -> Callable[[InputT, TrialContext], Awaitable[OutputT]]:
+        """Return the loop as a task; called by `EvalSuite(task=loop)`."""
         resolved = self._task
 
         async def main_loop(input: Any, ctx: TrialContext) -> Any:
@@ -100,9 +114,10 @@ class TaskLoop(Generic[InputT, OutputT]):
             try:
                 return (await self._evaluate(prompt, session)).output
             finally:
-                # What the loop recorded belongs to this attempt, however it ended.
+                # The events of the loop belong to this attempt, even if it failed.
                 ctx.session.extend(session.everything().envelopes)
 
+        main_loop.adapter = self._adapter  # type: ignore[attr-defined]  # Read by `runs.costs`.
         main_loop.__annotations__["return"] = self._output_type()
         return task(name=type(self).__name__ if resolved is None else resolved.name)(main_loop)
 
@@ -128,7 +143,7 @@ class TaskLoop(Generic[InputT, OutputT]):
         return self._task.output_type if self._task is not None else self._type_argument(1)
 
     def _type_argument(self, place: int) -> Any:
-        """What a subclass says it turns (0) into what (1); `object` if it does not say."""
+        """Return a type argument of a subclass: the input (0) or the output (1); `object` if it has none."""
         for base in (base for kind in type(self).__mro__ for base in types.get_original_bases(kind)):
             origin, args = typing.get_origin(base), typing.get_args(base)
             if isinstance(origin, type) and issubclass(origin, TaskLoop) and not _is_open(args[place]):
@@ -145,14 +160,14 @@ def _is_open(argument: Any) -> bool:
 
 def prompt_task[O](
     prompt: PromptTemplate[O], adapter: ProviderAdapter, *, params: Callable[[Any], object] | None = None
-) -> Task:
-    """A prompt and a model as a task: what `EvalSuite(prompt=..., adapter=...)` runs.
+) -> Callable[[Any, TrialContext], Awaitable[O]]:
+    """Create a task from a prompt and a model, as `EvalSuite(prompt=..., adapter=...)` does.
 
     Args:
         prompt: The template. A dataclass, model or mapping as input binds its parameters by name; any other input is
             the one parameter that is left. Parameters the input does not have come from the experiment's.
         adapter: The model.
-        params: Makes the parameters from the input, where the input is not the parameters.
+        params: A function from the input to the parameters, if the input itself is not the parameters.
     """
 
     async def prompted(input: Any, ctx: TrialContext) -> Any:
@@ -161,12 +176,18 @@ def prompt_task[O](
         return (await evaluate_prompt(adapter, bound, ctx.session)).output
 
     prompted.__annotations__["return"] = prompt.output_type
+
+    def check_input(input: Any, experiment: Mapping[str, Any]) -> None:
+        prompt.bind(_parameters(prompt, input, experiment))
+
+    if params is None:
+        setattr(prompted, CHECK_INPUT, check_input)  # Called by `runs.costs` before the first trial.
     prompted.adapter = adapter  # type: ignore[attr-defined]  # Read by `runs.costs` to look up the price.
     return task(name=prompt.name)(prompted)
 
 
 async def evaluate_prompt[O](adapter: ProviderAdapter, prompt: Prompt[O], session: Session) -> PromptResponse[O]:
-    """The response to a prompt, with the conversation recorded beside the call."""
+    """Call the model with a prompt and record the conversation."""
     for message in prompt.messages:
         session.record(message)
     response = await adapter.evaluate(prompt, session=session)
@@ -186,9 +207,12 @@ def _parameters(prompt: PromptTemplate[Any], given: Any, others: Mapping[str, An
         open_names = [name for name in prompt.placeholders if name not in others]
         if len(open_names) != 1:
             wanted = ", ".join(f"${name}" for name in open_names) or "no parameters"
+            columns = ", ".join(f'"{name}"' for name in open_names)
             raise ConfigurationError(
-                f"prompt {prompt.name!r} needs {wanted}, and its input is one {type(given).__name__}; "
-                "give prompt_task params=..., a function from the input to the parameters"
+                f"prompt {prompt.name!r} needs {wanted} (got an input of type {type(given).__name__})\n"
+                f'use inputs with these fields (for a table: columns={{"input": [{columns}]}}, or '
+                f"--column input={','.join(open_names)}), or prompt_task params=..., a function from the input to the "
+                "parameters"
             )
         found = {open_names[0]: given}
     return {**{name: others[name] for name in prompt.placeholders if name in others and name not in found}, **found}

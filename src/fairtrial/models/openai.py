@@ -1,19 +1,24 @@
-"""Models behind OpenAI's chat completions: OpenAI's own, and every server that speaks the protocol."""
+"""An adapter for OpenAI's APIs, Responses and chat completions, and for servers that implement them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, cast
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Unpack, cast
+from urllib.parse import urlsplit
 
 from fairtrial.data.attachment import Attachment
-from fairtrial.errors import InvalidCallError, ModelUnavailableError
+from fairtrial.errors import ConfigurationError, InvalidCallError, ModelUnavailableError
+from fairtrial.frozen import EMPTY
+from fairtrial.models import responses
+from fairtrial.models.adapter import AnswerT
 from fairtrial.models.pricing import priced
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import (
     Client,
     SdkAdapter,
+    SdkOptions,
     arguments_text,
     base64_text,
     count_of,
@@ -25,37 +30,62 @@ from fairtrial.models.sdk import (
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage
 
+type OpenAIApi = Literal["responses", "chat"]
+"""Which of OpenAI's APIs is used: Responses or chat completions."""
 
-class OpenAIAdapter(SdkAdapter):
-    """A model of OpenAI's, or of any server that speaks its chat completions.
+# The fields with the reasoning of a chat completion, which differ by server; all of them are sent back.
+_REASONING = ("reasoning_content", "reasoning", "reasoning_details", "extra_content")
+
+
+class OpenAIAdapter(SdkAdapter[AnswerT]):
+    """A model of OpenAI, or of any server with the Responses or chat completions API.
 
     Args:
         model: The model.
-        base_url: Where it is, up to and including `/v1`; OPENAI_BASE_URL or OpenAI unless given.
-        api_key: The key; OPENAI_API_KEY unless given.
-        params: Parameters of every call in the protocol's own words, such as `{"temperature": 0}`.
-        timeout_seconds: How long one request may take.
-        stream: Receive answers in pieces. The result is the same; proxies that drop silent connections are content.
-        structured_output: "native" asks for typed outputs by `response_format`, "prompt" in words.
-        blobs: Where the bytes of attachments are found, and those of images and token traces are kept.
+        api: "responses" or "chat" (completions). By default Responses for OpenAI and Azure, whose reasoning models
+            need it to call tools, and chat completions for every other `base_url`. Responses are used without state:
+            nothing is stored at the provider, and reasoning is sent back encrypted.
+        base_url: The address, up to and including `/v1`; by default OPENAI_BASE_URL or that of OpenAI.
+        api_key: The key; by default OPENAI_API_KEY.
+        params: Parameters of every call with the names of the API, such as `{"temperature": 0}`.
+        timeout_seconds: The time limit of one request.
+        stream: Receive answers in chunks, with the same result. Useful behind proxies that close idle connections.
+        structured_output: How typed outputs are requested: "native" uses `response_format`, "prompt" an instruction.
+        blobs: The folder with the bytes of attachments; also stores images and token traces from the model.
         headers: Additional headers of every request.
-        prices_of: Whose price list holds, where `base_url` does not say.
-        retry: When failed requests are tried again.
-        limiter: How many may be under way at once; one for all tasks of the process unless given.
-        cache: Where answers are kept.
-        trial_budget: What one trial may use.
-        run_budget: What one run may use.
-        spending: What counts against `run_budget`: this adapter's calls unless given; a fleet may share one.
-        prices: What the model costs (`Prices`), where no price list knows it or another price was agreed.
+        prices_of: The provider whose price list applies, if `base_url` does not determine it.
+        retry: The retry policy of failed requests.
+        limiter: Limits the number of concurrent requests; by default one limiter for all tasks of the process.
+        cache: The cache of responses.
+        trial_budget: The budget of one trial.
+        run_budget: The budget of one run.
+        spending: The usage that counts towards `run_budget`; by default that of this adapter. A fleet can share one.
+        prices: The prices of the model (`Prices`), if no price list has it or other prices apply.
     """
 
     provider = "openai"
     package = "openai"
     extra = "openai"
-    path = "/chat/completions"
-    key_variables = ("OPENAI_API_KEY",)
+    key_variables: ClassVar[tuple[str, ...]] = ("OPENAI_API_KEY",)
     url_variable = "OPENAI_BASE_URL"
     default_url = "https://api.openai.com/v1"
+    default_api: ClassVar[OpenAIApi | None] = None  # None: decided by the address.
+
+    def __init__(self, model: str, *, api: OpenAIApi | None = None, **options: Unpack[SdkOptions]) -> None:
+        if api not in (None, "responses", "chat"):
+            raise ConfigurationError(f'api must be "responses", "chat" or None (got {api!r})')
+        super().__init__(model, **options)
+        self._api = api or self.default_api or ("responses" if _is_openai(self._base_url) else "chat")
+        self.path = "/responses" if self._api == "responses" else "/chat/completions"
+        self._echo_provider = f"{self._echo_provider}/{self._api}"
+
+    @property
+    def api(self) -> OpenAIApi:
+        """The API that is used: "responses" or "chat"."""
+        return self._api
+
+    def _cache_salt(self) -> Any:
+        return self._structured if self._api == "chat" else [self._structured, self._api]
 
     def _make_client(self) -> Client:
         import openai
@@ -71,6 +101,8 @@ class OpenAIAdapter(SdkAdapter):
         return cast("Client", client)
 
     def _body(self, call: ModelCall) -> dict[str, Any]:
+        if self._api == "responses":
+            return responses.body(self, call)
         body: dict[str, Any] = {"model": self._model, "messages": [self._sent(message) for message in call.messages]}
         if call.tools:
             body["tools"] = [
@@ -111,10 +143,17 @@ class OpenAIAdapter(SdkAdapter):
                     "id": call.id,
                     "type": "function",
                     "function": {"name": call.name, "arguments": arguments_text(call)},
+                    **(self._echoed(call.echo) or EMPTY),
                 }
                 for call in message.tool_calls
             ]
             sent["content"] = content or None
+        echoed = self._echoed(message.echo)
+        if echoed is not None:
+            parts = echoed.pop("content", None)
+            if parts is not None and _spoken(parts) == message.text:
+                sent["content"] = parts
+            sent |= echoed
         return sent
 
     def _part(self, attachment: str | Attachment) -> dict[str, Any]:
@@ -133,15 +172,26 @@ class OpenAIAdapter(SdkAdapter):
         if attachment.media_type == "application/pdf":
             named = attachment.name or "document.pdf"
             return {"type": "file", "file": {"filename": named, "file_data": f"data:application/pdf;base64,{data}"}}
-        raise InvalidCallError(f"OpenAI's protocol carries no {attachment.media_type}")
+        raise InvalidCallError(f"OpenAI's chat completions do not support attachments of type {attachment.media_type}")
 
     def _read(self, tree: Mapping[str, Any]) -> ModelReply:
+        if self._api == "responses":
+            return responses.read(self, tree)
         choice = tree["choices"][0]
         said: Mapping[str, Any] = choice["message"]
         calls = tuple(
-            tool_call(call["function"]["name"], call["function"].get("arguments"), call.get("id"))
+            tool_call(
+                call["function"]["name"],
+                call["function"].get("arguments"),
+                call.get("id"),
+                self._echo({"extra_content": call["extra_content"]}) if call.get("extra_content") else None,
+            )
             for call in said.get("tool_calls") or ()
         )
+        kept = {name: said[name] for name in _REASONING if said.get(name)}
+        content = said.get("content")
+        if isinstance(content, list) and any(part["type"] == "thinking" for part in content):
+            kept["content"] = content
         if "content" not in said and not calls and not said.get("refusal"):
             raise KeyError("content")
         reason = choice.get("finish_reason")
@@ -149,7 +199,13 @@ class OpenAIAdapter(SdkAdapter):
         named = tree.get("model")
         model = named if isinstance(named, str) and named else self._model
         return ModelReply(
-            ChatMessage("assistant", self._content(said), calls),
+            ChatMessage(
+                "assistant",
+                self._content(said),
+                calls,
+                reasoning=_reasoning(said),
+                echo=self._echo(kept) if kept else None,
+            ),
             self._usage(tree.get("usage"), model),
             reason,
             model,
@@ -159,7 +215,7 @@ class OpenAIAdapter(SdkAdapter):
 
     def _content(self, said: Mapping[str, Any]) -> str | tuple[str | Attachment, ...]:
         content = said.get("content")
-        images = said.get("images")  # Not in OpenAI's protocol, but widely spoken.
+        images = said.get("images")  # Not part of OpenAI's API, but a common extension.
         if isinstance(content, str) and not images:
             return content
         parts: list[str | Attachment] = []
@@ -177,9 +233,16 @@ class OpenAIAdapter(SdkAdapter):
     def _usage(self, usage: Any, model: str) -> TokenUsage | None:
         if not isinstance(usage, Mapping):
             return None
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        chat = "prompt_tokens" in usage
+        given, made = ("prompt_tokens", "completion_tokens") if chat else ("input_tokens", "output_tokens")
+        of_input: Mapping[str, Any] = usage.get(f"{given}_details") or {}
+        of_output: Mapping[str, Any] = usage.get(f"{made}_details") or {}
         counted = TokenUsage(
-            count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens")), count_of(cached)
+            count_of(usage.get(given)),
+            count_of(usage.get(made)),
+            count_of(of_input.get("cached_tokens")),
+            reasoning_tokens=count_of(of_output.get("reasoning_tokens")),
+            cache_write_tokens=count_of(of_input.get("cache_write_tokens")),
         )
         return priced(counted, model, provider=self._prices_of, base_url=self._base_url)
 
@@ -189,6 +252,8 @@ class OpenAIAdapter(SdkAdapter):
         return self._blobs.put(json.dumps(logprobs).encode(), media_type="application/json", name="logprobs.json")
 
     async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
+        if self._api == "responses":
+            return await responses.gather(self, events)
         message: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
         calls: dict[int, dict[str, Any]] = {}
         logprobs: list[Any] = []
@@ -201,19 +266,66 @@ class OpenAIAdapter(SdkAdapter):
                 if choice.get("index"):
                     continue  # Only the first of several answers is used.
                 delta = choice.get("delta") or {}
-                for key in ("content", "refusal"):
+                for key in ("content", "refusal", "reasoning_content", "reasoning"):
                     if isinstance(delta.get(key), str):
                         message[key] = (message.get(key) or "") + delta[key]
+                for key in ("content", "reasoning_details"):
+                    if isinstance(delta.get(key), list):
+                        message[key] = _joined(message.get(key), delta[key])
+                if delta.get("extra_content"):
+                    message["extra_content"] = delta["extra_content"]
                 for piece in delta.get("tool_calls") or ():
                     known = calls.setdefault(piece["index"], {"id": "", "function": {"name": "", "arguments": ""}})
                     known["id"] = piece.get("id") or known["id"]
+                    if piece.get("extra_content"):
+                        known["extra_content"] = piece["extra_content"]
                     function = piece.get("function") or {}
                     known["function"]["name"] += function.get("name") or ""
                     known["function"]["arguments"] += function.get("arguments") or ""
                 logprobs.extend((choice.get("logprobs") or {}).get("content") or ())
                 reason = choice.get("finish_reason") or reason
         if reason is None:
-            raise ModelUnavailableError(f"{self._where()} broke off in the middle of its answer")
+            raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete")
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
         answer["choices"][0] |= {"finish_reason": reason, "logprobs": {"content": logprobs} if logprobs else None}
         return answer
+
+
+_AZURE = (".openai.azure.com", ".services.ai.azure.com", ".cognitiveservices.azure.com")
+
+
+def _is_openai(base_url: str) -> bool:
+    """Return whether an address belongs to OpenAI or Azure."""
+    host = urlsplit(base_url).hostname or ""
+    return host == "api.openai.com" or host.endswith((".api.openai.com", *_AZURE))
+
+
+def _spoken(parts: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(part["text"] for part in parts if part["type"] == "text")
+
+
+def _reasoning(said: Mapping[str, Any]) -> str:
+    """Return the visible reasoning of an answer, from the field that the server uses."""
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(said.get(name), str):
+            return str(said[name])
+    thoughts: list[Any] = []
+    content = said.get("content")
+    for part in content if isinstance(content, list) else ():
+        if part["type"] == "thinking":  # Mistral's: a list of texts.
+            thoughts.extend(piece.get("text") for piece in part["thinking"])
+    return "".join(thought for thought in thoughts if isinstance(thought, str))
+
+
+def _joined(known: Any, pieces: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Append pieces to a list of parts: a piece with the type and index of the last part continues that part."""
+    parts: list[Any] = [{"type": "text", "text": known}] if isinstance(known, str) and known else list(known or ())
+    for piece in pieces:
+        last = parts[-1] if parts else None
+        if last is None or (last["type"], last.get("index")) != (piece["type"], piece.get("index")):
+            parts.append(dict(piece))
+            continue
+        for key, value in piece.items():
+            grows = key in ("text", "summary", "data", "thinking") and isinstance(value, str | list)
+            last[key] = last[key] + value if grows and last.get(key) else value
+    return parts

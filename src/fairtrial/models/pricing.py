@@ -1,4 +1,4 @@
-"""What a model call costs: by prices that were given, or by the price list that comes with the `pricing` extra.
+"""The cost of model calls, from given prices or from the price list of the extra `pricing`.
 
 Nothing is looked up online.
 """
@@ -15,6 +15,9 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY
 from fairtrial.session.events import TokenUsage
 
+_REQUIRED_PRICES = ("input", "output")
+_OPTIONAL_PRICES = ("cached", "cache_write", "reasoning")
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -23,17 +26,21 @@ class Prices:
     Attributes:
         input: Of input tokens.
         output: Of output tokens.
-        cached: Of input tokens that the provider's cache served; `input` unless given.
+        cached: Of input tokens that the provider's cache served; by default `input`.
+        cache_write: Of input tokens that were written to the provider's cache; by default `input`.
+        reasoning: Of output tokens that the model spent on reasoning; by default `output`.
     """
 
     input: float
     output: float
     cached: float | None = None
+    cache_write: float | None = None
+    reasoning: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("input", "output", "cached"):
+        for name in (*_REQUIRED_PRICES, *_OPTIONAL_PRICES):
             value = getattr(self, name)
-            if value is None and name == "cached":
+            if value is None and name in _OPTIONAL_PRICES:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ConfigurationError(
@@ -41,59 +48,66 @@ class Prices:
                 )
 
     def cost(self, usage: TokenUsage) -> float:
-        """What a call cost, in US dollars."""
+        """Return the cost of a call in US dollars."""
         cached = min(usage.cached_tokens, usage.input_tokens)
-        rate = self.input if self.cached is None else self.cached
-        millions = (usage.input_tokens - cached) * self.input + cached * rate + usage.output_tokens * self.output
-        return millions / 1_000_000
+        written = min(usage.cache_write_tokens, usage.input_tokens - cached)
+        reasoned = min(usage.reasoning_tokens, usage.output_tokens)
+        parts = (
+            (usage.input_tokens - cached - written, self.input),
+            (cached, self.input if self.cached is None else self.cached),
+            (written, self.input if self.cache_write is None else self.cache_write),
+            (usage.output_tokens - reasoned, self.output),
+            (reasoned, self.output if self.reasoning is None else self.reasoning),
+        )
+        return sum(tokens * price for tokens, price in parts) / 1_000_000
 
 
 _configured: Mapping[str, Prices] = EMPTY
 
 
 def configure_prices(prices: Mapping[str, Prices]) -> Mapping[str, Prices]:
-    """Set the prices of models by name for adapters that were given none; returns those that held before."""
+    """Set the prices of models by name, for adapters without prices of their own; returns the previous ones."""
     global _configured
     before, _configured = _configured, dict(prices)
     return before
 
 
 def configured_prices(model: str) -> Prices | None:
-    """The prices that `configure_prices` set for a model."""
+    """Return the prices that `configure_prices` set for a model; None if there are none."""
     return _configured.get(model)
 
 
 def read_prices(table: Any) -> dict[str, Prices]:
-    """Prices from a table of plain values: `{"my-model": {"input": 0.5, "output": 1.5}}`."""
+    """Parse prices from a table of plain values: `{"my-model": {"input": 0.5, "output": 1.5}}`."""
     if not isinstance(table, Mapping):
         raise ConfigurationError(f"prices must be a table of models (got {table!r})")
     prices: dict[str, Prices] = {}
     for model, entry in table.items():
-        if not isinstance(entry, Mapping) or not {"input", "output"} <= entry.keys() <= {"input", "output", "cached"}:
+        names = {*_REQUIRED_PRICES, *_OPTIONAL_PRICES}
+        if not isinstance(entry, Mapping) or not set(_REQUIRED_PRICES) <= entry.keys() <= names:
             raise ConfigurationError(
-                f"the prices of {model!r} must be input, output and, if it differs, cached (got {entry!r})"
+                f"the prices of {model!r} must be input, output and, if they differ, cached, cache_write and reasoning "
+                f"(got {entry!r})"
             )
         prices[model] = Prices(**entry)
     return prices
 
 
-def priced(
-    usage: TokenUsage, model: str, *, provider: str | None = None, base_url: str | None = None, cache_writes: int = 0
-) -> TokenUsage:
-    """The usage with its cost; None where the model is not in the list, or the list is not installed.
+def priced(usage: TokenUsage, model: str, *, provider: str | None = None, base_url: str | None = None) -> TokenUsage:
+    """Return the usage with its cost; None if the model is not in the list, or the list is not installed.
 
     Args:
-        usage: What was used.
+        usage: The token usage.
         model: The model.
-        provider: Whose price list, as in "openai".
-        base_url: Where it was called; it says whose price list, where `provider` does not.
-        cache_writes: Input tokens that were written to the provider's cache, which some charge extra.
+        provider: The provider whose price list applies, such as "openai".
+        base_url: The address of the call; determines the price list if `provider` is not given.
     """
-    cost = _cost(model, provider, base_url, usage.input_tokens, usage.output_tokens, usage.cached_tokens, cache_writes)
+    counts = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens)
+    cost = _cost(model, provider, base_url, *counts)
     return usage if cost is None else replace(usage, cost_usd=cost)
 
 
-# A calculation takes a third of a millisecond, and a model that is not known stays unknown.
+# Cached, because a calculation takes a third of a millisecond and its result does not change.
 @functools.lru_cache(maxsize=8192)
 def _cost(
     model: str, provider: str | None, base_url: str | None, given: int, said: int, cached: int, written: int

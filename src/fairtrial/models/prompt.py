@@ -17,16 +17,16 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.session.trajectory import ChatMessage
 
-# `$name`, `${name}`, and `$$` for a dollar; any other dollar is itself, so prices need no care.
+# `$name`, `${name}`, and `$$` for a dollar; any other dollar is literal, so prices need no escape.
 _PLACEHOLDER = re.compile(r"\$(?:(?P<dollar>\$)|(?P<name>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)\})", re.ASCII)
 
 
 class _Parametrised:
-    """Remembers what stood between the brackets of `Name[Type](...)`; nothing else can be assigned."""
+    """Keeps the type argument of `Name[Type](...)`; other attributes cannot be assigned."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "__orig_class__":  # `typing` sets it after `__init__`.
-            raise AttributeError(f"a {type(self).__name__} cannot be changed; make another one")
+            raise AttributeError(f"a {type(self).__name__} cannot be changed; create a new one")
         object.__setattr__(self, name, value)
 
     def _keep(self, **fields: Any) -> None:
@@ -47,11 +47,11 @@ class MarkdownSection[P](_Parametrised):
 
     Args:
         title: Its heading; empty for none.
-        template: Markdown with `$name` or `${name}` where parameters go; `$$` is a dollar.
+        template: Markdown with `$name` or `${name}` for parameters; `$$` is a dollar.
         key: Its name among the sections of a template.
-        role: Who says it; sections in a row with one role are one message.
+        role: The role of its message; consecutive sections with the same role are one message.
 
-    `MarkdownSection[Params]` names the dataclass its parameters come from; the placeholders are checked against it.
+    `MarkdownSection[Params]` names the dataclass of its parameters; the placeholders are checked against it.
     """
 
     title: str
@@ -60,7 +60,7 @@ class MarkdownSection[P](_Parametrised):
     role: str
 
     def __init__(self, title: str, template: str, key: str = "", *, role: str = "user") -> None:
-        # Indentation goes before anything is put in: what is put in stays as it is.
+        # Indentation is removed before parameters are substituted, which keep theirs.
         text = textwrap.dedent(template).strip("\n")
         self._keep(title=title, template=text, key=key or title, role=role)
 
@@ -79,11 +79,11 @@ class MarkdownSection[P](_Parametrised):
             if unknown:
                 raise ConfigurationError(
                     f"section {self.key!r} uses {', '.join(unknown)}, "
-                    f"and {params.__name__} has {', '.join(fields) or 'no fields'}"
+                    f"but {params.__name__} has {', '.join(fields) or 'no fields'}"
                 )
 
     def parts(self, params: Mapping[str, Any]) -> list[str | Attachment]:
-        """The section with its parameters put in, once: what is put in is never searched for placeholders."""
+        """Return the section with its parameters substituted once; substituted text is never expanded again."""
         parts: list[str | Attachment] = [f"## {self.title}\n\n" if self.title else ""]
         end = 0
         for match in _PLACEHOLDER.finditer(self.template):
@@ -98,14 +98,14 @@ class MarkdownSection[P](_Parametrised):
 
 
 class PromptTemplate[O](_Parametrised):
-    """A prompt with its parameters left open. `PromptTemplate[Answer]` asks for an `Answer`; plain ones for text.
+    """A prompt with parameters. `PromptTemplate[Answer]` requests an `Answer`; without a type, text.
 
     Args:
         ns: The namespace, as in "support".
         key: The name within it.
-        name: What calls are recorded under; `ns/key` unless given.
-        sections: The parts.
-        output_type: The type of the output, where it cannot stand in the brackets.
+        name: The name of its calls in sessions; by default `ns/key`.
+        sections: The sections.
+        output_type: The type of the output, if it cannot be given in brackets.
     """
 
     ns: str
@@ -137,10 +137,10 @@ class PromptTemplate[O](_Parametrised):
 
     @property
     def output_type(self) -> type[O]:
-        """What the answer is read as."""
+        """The type of the output."""
         named: Any = getattr(self, "__orig_class__", None)
         if self._output_type is None and named is not None and named.__parameters__:
-            # Inside `def make[T](kind: type[T])` the brackets hold the variable, not the type it stands for.
+            # Inside `def make[T](kind: type[T])` the brackets contain the type variable instead of the type.
             raise ConfigurationError(
                 f"the output type of prompt template {self.name!r} must be a type (got the type variable "
                 f"{typing.get_args(named)[0]})\npass it by name: {type(self).__name__}(..., output_type=...)"
@@ -154,7 +154,7 @@ class PromptTemplate[O](_Parametrised):
         return tuple(dict.fromkeys(name for section in self.sections for name in section.placeholders))
 
     def bind(self, *params: object, **named: object) -> Prompt[O]:
-        """The prompt with its parameters: dataclasses, mappings or keywords that together name each exactly once."""
+        """Return the prompt with its parameters, from dataclasses, mappings or keywords that name each exactly once."""
         return Prompt(self).bind(*params, **named)
 
     def __repr__(self) -> str:
@@ -172,17 +172,17 @@ class Prompt[O]:
 
     @property
     def template(self) -> PromptTemplate[O]:
-        """What it was made from."""
+        """The template of the prompt."""
         return self._template
 
     @property
     def name(self) -> str:
-        """What calls are recorded under."""
+        """The name of its calls in the session."""
         return self._template.name
 
     @property
     def output_type(self) -> type[O]:
-        """What the answer is read as."""
+        """The type of the output."""
         return self._template.output_type
 
     @property
@@ -191,12 +191,12 @@ class Prompt[O]:
         return self._params
 
     def bind(self, *params: object, **named: object) -> Prompt[O]:
-        """The prompt with its parameters: dataclasses, mappings or keywords that together name each exactly once."""
+        """Return the prompt with its parameters, from dataclasses, mappings or keywords that name each exactly once."""
         given: dict[str, Any] = {}
         for source in (*params, named):
             for name, value in _fields(source):
                 if name in given:
-                    raise ConfigurationError(f"prompt {self.name!r} was given ${name} twice")
+                    raise ConfigurationError(f"prompt {self.name!r} must get each parameter once (got ${name} twice)")
                 given[name] = value
         wanted = self._template.placeholders
         problems = []
@@ -212,7 +212,7 @@ class Prompt[O]:
 
     @property
     def messages(self) -> tuple[ChatMessage, ...]:
-        """The prompt as chat messages. A parameter that is an attachment becomes a part of its message."""
+        """The prompt as chat messages. Attachments become parts of their message."""
         spoken: list[tuple[str, list[str | Attachment]]] = []
         for section in self._template.sections:
             self._check_bound(section)
@@ -252,12 +252,13 @@ def _fields(source: object) -> Iterable[tuple[str, Any]]:
     if isinstance(model_fields, Mapping):  # A pydantic model.
         return [(name, getattr(source, name)) for name in model_fields]
     raise ConfigurationError(
-        f"a prompt's parameters are a dataclass, a model, a mapping or keywords, not {type(source).__name__}"
+        "the parameters of a prompt must be a dataclass, a pydantic model, a mapping or keywords "
+        f"(got {type(source).__name__})"
     )
 
 
 def _shown(value: Any) -> str | Attachment:
-    """A parameter as it stands in the prompt: text as it is, everything else as JSON."""
+    """Return a parameter as it appears in the prompt: text and attachments unchanged, other values as JSON."""
     if isinstance(value, str | Attachment) and not isinstance(value, Enum):
         return value
     tree = to_json(value)

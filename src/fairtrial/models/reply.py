@@ -1,4 +1,4 @@
-"""A request to a model and its answer, free of any provider's form."""
+"""Requests to models and their replies, independent of the provider."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """One answer of a model.
+    """One reply of a model.
 
-    `refusal` is what was said instead of an answer; `tokens` refers to token ids and log-probabilities, where they
-    were asked for.
+    `refusal` is the text of a refusal, if the model declined to answer; `tokens` refers to token ids and
+    log-probabilities, if they were requested.
     """
 
     message: ChatMessage

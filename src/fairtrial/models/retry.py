@@ -1,22 +1,23 @@
-"""Trying again, politely and not forever."""
+"""The retry policy of model calls."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
 
+from fairtrial.backoff import longest_pause
 from fairtrial.errors import ConfigurationError, ModelError, RateLimitedError
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When and how often a failed model call is tried again. Only errors that say so (`retryable`) are.
+    """When and how often a failed model call is retried. Only errors marked as `retryable` are.
 
     Attributes:
-        attempts: How often it is tried in all. Refusals for the rate have a larger count of their own: they are the
-            provider's way to say "later", not "no".
-        rate_limited_attempts: How often it is tried in all when it was refused for the rate.
-        base_seconds: The longest first pause; it doubles with every failure.
+        attempts: The largest number of attempts. Rate-limit refusals are counted separately, with a higher limit,
+            because they only mean that the call came too early.
+        rate_limited_attempts: The largest number of rate-limit refusals before the call fails.
+        base_seconds: The upper limit of the first pause; it doubles with every failure.
         max_seconds: The longest pause, unless the provider asks for a longer one.
     """
 
@@ -31,17 +32,17 @@ class RetryPolicy:
             raise ConfigurationError("a retry policy needs at least one attempt and pauses of at least 0 seconds")
 
     def pause(self, error: ModelError, failures: int, refusals: int) -> float | None:
-        """How long to wait after this many failures and refusals for the rate; None to give up.
+        """Return how long to wait after this many failures and rate-limit refusals; None to give up.
 
-        Full jitter: calls that failed together must not come back together.
+        Pauses have full jitter, so that calls that failed together are not retried together.
         """
         if not error.retryable:
             return None
         if failures >= self.attempts or refusals >= self.rate_limited_attempts:
             return None
         count = refusals if isinstance(error, RateLimitedError) else failures
-        drawn = self.random.uniform(0.0, min(self.max_seconds, self.base_seconds * 2.0 ** (count - 1)))
-        # Not before the time the provider named, and spread out behind it.
+        drawn = self.random.uniform(0.0, longest_pause(count, first=self.base_seconds, longest=self.max_seconds))
+        # After the time that the provider named, with jitter.
         return drawn if error.retry_after is None else error.retry_after + drawn
 
 

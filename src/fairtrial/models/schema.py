@@ -1,7 +1,7 @@
-"""The JSON Schema of a type: what a model is asked to answer with, or to call a tool with.
+"""JSON Schemas of types, for structured output and tool parameters.
 
-It describes what the codec reads, field by field, in the order the type has them: a `reason` that stands before a
-`rating` is thought of before it.
+A schema lists the fields in the order of the type, so that a model writes a `reason` before a `rating` if the type has
+them in this order.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _SCALARS: dict[Any, Schema] = {
     UUID: {"type": "string", "format": "uuid"},
     Decimal: {"type": "string"},
 }
-# What of pydantic's own schema of an annotated type is worth telling a model.
+# The keywords of pydantic's schema of an annotated type that are passed on to models.
 _CONSTRAINTS = (
     "description", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
     "minLength", "maxLength", "pattern", "minItems", "maxItems",
 )  # fmt: skip
-# What providers' strict modes do not take.
+# Keywords that the strict modes of providers refuse.
 _NOT_STRICT = frozenset({"prefixItems", "uniqueItems", "contentEncoding", "oneOf", "allOf", "patternProperties"})
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSchema:
-    """What an answer must look like. `wrapped`: providers want an object at the top, so the value is under "value"."""
+    """The schema of an answer. `wrapped`: the value is under "value", because providers require an object."""
 
     name: str
     schema: Mapping[str, Any]
@@ -63,27 +63,26 @@ class OutputSchema:
     strict: bool
 
 
-def json_schema(kind: Any, *, all_required: bool = False) -> Schema:
-    """The JSON Schema of any type the codec reads.
+def schema_of(kind: Any, *, all_required: bool = False) -> Schema:
+    """Return the JSON Schema of any type that can be read from JSON.
 
     Args:
         kind: The type.
-        all_required: Ask for every field, also those with a default: a model should not leave out what we can't see
-            it thought of, and providers' strict modes want it.
+        all_required: Require every field, including those with a default, as the strict modes of providers do.
     """
     builder = _Builder(all_required)
     try:
         schema = builder.build(kind)
     except CodecError as error:
         raise ConfigurationError(f"{name_of(kind)} has no JSON Schema: {error}") from None
-    if "$ref" in schema:  # The type contains itself; the top must still be an object to look at.
+    if "$ref" in schema:  # The type contains itself; the top level must still be the object itself.
         schema = dict(builder.definitions[schema["$ref"].rpartition("/")[2]])
     return {**schema, "$defs": builder.definitions} if builder.definitions else schema
 
 
 @functools.lru_cache(maxsize=1024)
 def _cached_output_schema(kind: Any) -> OutputSchema:
-    schema = json_schema(kind, all_required=True)
+    schema = schema_of(kind, all_required=True)
     wrapped = schema.get("type") != "object"
     if wrapped:
         definitions = schema.pop("$defs", None)
@@ -98,7 +97,7 @@ def _cached_output_schema(kind: Any) -> OutputSchema:
 
 
 def output_schema(kind: Any) -> OutputSchema | None:
-    """What to ask a model for; None for text."""
+    """Return the schema of an output type; None for text."""
     if kind is str:
         return None
     try:
@@ -108,7 +107,7 @@ def output_schema(kind: Any) -> OutputSchema | None:
 
 
 def hints_of(thing: Any) -> dict[str, Any]:
-    """The resolved annotations of a function."""
+    """Return the resolved annotations of a function."""
     parameters = {param.__name__: param for param in getattr(thing, "__type_params__", ())}
     try:
         return typing.get_type_hints(thing, localns=parameters, include_extras=True)
@@ -129,7 +128,7 @@ class _Builder:
         if isinstance(kind, TypeVar) or kind in (Any, object, inspect.Parameter.empty):
             return {}
         origin, args = typing.get_origin(kind), typing.get_args(kind)
-        if origin is typing.Annotated:  # Before anything hashes it: its notes need not be hashable.
+        if origin is typing.Annotated:  # Before anything hashes it: its metadata need not be hashable.
             return {**self.build(args[0]), **_constraints(kind, args[1:])}
         if kind in _SCALARS:
             return dict(_SCALARS[kind])
@@ -190,7 +189,7 @@ class _Builder:
         return {"type": "array", "prefixItems": members, "minItems": len(members), "maxItems": len(members)}
 
     def _named(self, kind: Any, build: collections.abc.Callable[[], Schema]) -> Schema:
-        """A type that may contain itself: then, and only then, it is defined once and referred to."""
+        """Build the schema of a type; if it contains itself, as a definition with references."""
         if kind in self._under_way:
             name = self._recursive.setdefault(kind, self._free_name(name_of(kind)))
             return {"$ref": f"#/$defs/{name}"}
@@ -245,7 +244,7 @@ class _Builder:
         return adapted
 
     def _adapted(self, schema: Any, names: Mapping[str, str]) -> Any:
-        """Pydantic's schema with our names for definitions, closed where the model is not open."""
+        """Adapt pydantic's schema: rename definitions, and forbid other properties unless the model allows them."""
         if isinstance(schema, list):
             return [self._adapted(item, names) for item in schema]
         if not isinstance(schema, dict):
@@ -262,7 +261,7 @@ class _Builder:
             adapted.setdefault("additionalProperties", False)
             if self.all_required:
                 adapted["required"] = list(adapted["properties"])
-        if "oneOf" in adapted and "anyOf" not in adapted:  # A discriminated union; providers know only the other word.
+        if "oneOf" in adapted and "anyOf" not in adapted:  # A discriminated union; providers only support `anyOf`.
             adapted["anyOf"] = adapted.pop("oneOf")
         return adapted
 
@@ -296,7 +295,7 @@ def _constraints(kind: Any, metadata: tuple[Any, ...]) -> Schema:
 
 
 def _is_strict(schema: Any) -> bool:
-    """True if providers' strict modes take the schema: closed objects that require all they have, and plain words."""
+    """Return whether strict modes accept the schema: closed objects, all properties required, no other keywords."""
     if isinstance(schema, list):
         return all(_is_strict(item) for item in schema)
     if not isinstance(schema, dict):
@@ -317,7 +316,7 @@ def _is_strict(schema: Any) -> bool:
 
 
 def is_recursive(schema: Mapping[str, Any]) -> bool:
-    """True if a definition of the schema refers to itself, however indirectly."""
+    """Return whether a definition of the schema refers to itself, directly or indirectly."""
     definitions: Mapping[str, Any] = schema.get("$defs", {})
 
     def refers(part: Any, seen: tuple[str, ...]) -> bool:

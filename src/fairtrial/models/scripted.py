@@ -1,10 +1,10 @@
-"""A model that says what it is told to: for tests, demos and judges of judges."""
+"""A fake model that replies from a script, for tests and demos."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -28,19 +28,18 @@ type Script = Sequence[ScriptedReply] | Mapping[str, ScriptedReply] | Callable[[
 
 
 class ScriptedAdapter(BaseAdapter):
-    """A model that answers from a script, in this process.
+    """A fake model that replies from a script, without HTTP.
 
     Args:
         replies: A list of replies, given in order; a mapping from the last user message (or a part of it) to the
             reply; or a function, sync or async, from the messages to the reply. A reply is text, a `ToolCall` or a
             list of them, a `ChatMessage`, an exception (which is raised), or any value, which is sent as JSON.
-        model: What it calls itself.
-        usage: What each call claims to use; by default four characters count as a token.
-        repeat: Start a list again when it is used up, instead of raising.
-        retry, limiter, cache, trial_budget, run_budget, spending, prices: As with every adapter; there are none unless
-            given.
+        model: The name of the model.
+        usage: The usage of each call; by default four characters count as a token.
+        repeat: Restart a list at its end instead of raising.
+        retry, limiter, cache, trial_budget, run_budget, spending, prices: As for every adapter; none by default.
 
-    `calls` holds what it was asked, oldest first.
+    `calls` contains the calls that it received, oldest first.
     """
 
     def __init__(
@@ -73,7 +72,9 @@ class ScriptedAdapter(BaseAdapter):
             prices=prices,
         )
         if isinstance(replies, str) or not (callable(replies) or isinstance(replies, Sequence | Mapping)):
-            raise ConfigurationError("a script is a list of replies, a mapping or a function")
+            raise ConfigurationError(
+                f"the replies of ScriptedAdapter must be a list, a mapping or a function (got {type(replies).__name__})"
+            )
         self._replies = replies
         self._usage = usage
         self._repeat = repeat
@@ -82,18 +83,18 @@ class ScriptedAdapter(BaseAdapter):
 
     @property
     def has_price(self) -> bool:
-        """Whether `prices` or `usage` say what a call costs."""
+        """Whether `prices` or `usage` determine the cost of a call."""
         return bool(super().has_price) or (self._usage is not None and self._usage.cost_usd is not None)
 
     @property
     def calls(self) -> tuple[ScriptedCall, ...]:
-        """What it was asked, oldest first."""
+        """The calls, oldest first."""
         with self._lock:
             return tuple(self._calls)
 
     @property
     def call_count(self) -> int:
-        """How often it was asked."""
+        """The number of calls."""
         return len(self._calls)
 
     async def _send(self, call: ModelCall) -> ModelReply:
@@ -133,7 +134,7 @@ class ScriptedAdapter(BaseAdapter):
 
 @dataclass(frozen=True, slots=True)
 class ScriptedCall:
-    """One thing a scripted model was asked."""
+    """One call of a scripted model."""
 
     call: ModelCall
 
@@ -149,7 +150,7 @@ class ScriptedCall:
 
     @property
     def output_type(self) -> Any:
-        """What was asked for."""
+        """The requested output type."""
         return self.call.output_type
 
     @property
@@ -159,7 +160,7 @@ class ScriptedCall:
 
     @property
     def actor(self) -> str:
-        """Who asked: "task" or "judge"."""
+        """The caller: "task" or "judge"."""
         return self.call.actor
 
 
@@ -174,7 +175,7 @@ def _message(reply: ScriptedReply, number: int) -> ChatMessage:
         return ChatMessage("assistant", reply)
     calls = (reply,) if isinstance(reply, ToolCall) else reply
     if isinstance(calls, Sequence) and calls and all(isinstance(call, ToolCall) for call in calls):
-        named = (ToolCall(call.name, call.arguments, call.id or f"call_{number}_{i}") for i, call in enumerate(calls))
+        named = (replace(call, id=call.id or f"call_{number}_{i}") for i, call in enumerate(calls))
         return ChatMessage("assistant", "", tuple(named))
     return ChatMessage("assistant", dumps(reply))
 

@@ -1,8 +1,8 @@
-"""What the adapters over the providers' own SDKs share: clients, keys, errors, the wire form of content.
+"""The common part of adapters that use the SDK of a provider: clients, keys, errors and the encoding of content.
 
-The SDKs' retries are off, so that our limiter sees every refusal; their aiohttp transport is used, which takes the
-least processor time; and their answers are read by us, from the JSON as it came, so that an answer of the wrong shape
-is an error here and not an attribute error somewhere else.
+The retries of the SDKs are turned off, so that our limiter sees every refusal. Their aiohttp transport is used, which
+needs the least CPU time. Answers are parsed here from the raw JSON, so that an answer of the wrong shape raises a
+`MalformedReplyError` instead of an attribute error elsewhere.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ from fairtrial.errors import (
     RateLimitedError,
 )
 from fairtrial.frozen import EMPTY
+from fairtrial.models.adapter import AnswerT
 from fairtrial.models.base import BaseAdapter
 from fairtrial.models.budget import Budget, SpendingLog
 from fairtrial.models.cache import ResponseCache
+from fairtrial.models.families import family
 from fairtrial.models.limiter import Limiter, shared_limiter
 from fairtrial.models.pricing import Prices, is_known
 from fairtrial.models.reply import ModelCall, ModelReply
@@ -50,18 +52,19 @@ from fairtrial.models.retry import RetryPolicy
 from fairtrial.models.schema import OutputSchema
 from fairtrial.models.tools import UNPARSED
 from fairtrial.offload import on_trio
-from fairtrial.session.trajectory import ToolCall
+from fairtrial.session.events import TokenUsage
+from fairtrial.session.trajectory import Echo, ToolCall
 from fairtrial.store.redact import register_guess
 
 type StructuredOutput = Literal["native", "prompt"]
-"""How a form is asked for: through the provider's own option, or in words, for servers that lack it."""
+"""How typed outputs are requested: with the provider's option, or with an instruction for servers without one."""
 
 _LONGEST_WAIT = 3600.0
-_CLOSE_SECONDS = 2.0  # At the end of the process; a loop that is stuck must not keep it.
+_CLOSE_SECONDS = 2.0  # The time limit at the end of the process, which a blocked event loop must not delay.
 
 
 class Client(Protocol):
-    """What an SDK's client can do for us."""
+    """The methods of an SDK's client that are used."""
 
     async def post(self, path: str, **options: Any) -> Any:
         """Send a request."""
@@ -73,7 +76,7 @@ class Client(Protocol):
 
 
 class _OpenClient:
-    """A client of one event loop, closed when it is told to, when its adapter is gone, or when its loop ends."""
+    """A client of one event loop. It is closed by `aclose`, or when its adapter is deleted or its event loop ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, client: Client) -> None:
         self.client = client
@@ -82,7 +85,7 @@ class _OpenClient:
         self._keeper = self._keep()
 
     async def _keep(self) -> AsyncGenerator[None]:
-        _open_clients.add(self)  # Held here, so that it is closed before it is collected.
+        _open_clients.add(self)  # A reference, so that it is closed before it is garbage collected.
         try:
             yield
         finally:
@@ -91,7 +94,7 @@ class _OpenClient:
             await self.client.close()
 
     async def start(self) -> None:
-        # An event loop that ends closes the generators that were started in it: nobody has to remember to.
+        # An event loop that ends closes the async generators that were started in it, and so this client.
         await anext(self._keeper)
 
     async def aclose(self) -> None:
@@ -101,7 +104,7 @@ class _OpenClient:
         try:
             self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self.aclose()))
         except RuntimeError:
-            pass  # The loop has ended, and closed the client with it.
+            pass  # The loop has ended and has closed the client.
 
 
 _open_clients: set[_OpenClient] = set()
@@ -109,7 +112,7 @@ _open_clients: set[_OpenClient] = set()
 
 @atexit.register
 def _close_at_exit() -> None:
-    """Close the clients of event loops that still run, such as that of `run_sync`, which ends with the process."""
+    """Close the clients of running event loops, such as that of `run_sync`, which runs until the process ends."""
     running = [opened for opened in tuple(_open_clients) if opened.loop.is_running()]
     closing = [asyncio.run_coroutine_threadsafe(opened.aclose(), opened.loop) for opened in running]
     concurrent.futures.wait(closing, timeout=_CLOSE_SECONDS)
@@ -121,7 +124,7 @@ def _close_all(clients: dict[asyncio.AbstractEventLoop, _OpenClient]) -> None:
 
 
 class SdkOptions(TypedDict, total=False):
-    """What every adapter over an SDK takes beside the model; `OpenAIAdapter` says what each is."""
+    """The options of all adapters with an SDK; `OpenAIAdapter` documents them."""
 
     base_url: str | None
     api_key: str | None
@@ -141,20 +144,23 @@ class SdkOptions(TypedDict, total=False):
     prices: Prices | None
 
 
-class SdkAdapter(BaseAdapter):
-    """An adapter over a provider's SDK. Clients are opened when they are needed, one per event loop.
+class SdkAdapter(BaseAdapter[AnswerT]):
+    """The base class of adapters that use the SDK of a provider. Clients are opened on first use, one per event loop.
 
-    They are closed by `aclose()` or at the end of an `async with` block, and else when their event loop ends.
+    They are closed by `aclose()`, at the end of an `async with` block, or when their event loop ends.
     """
 
     provider: ClassVar[str]
     package: ClassVar[str]
     extra: ClassVar[str]
-    path: ClassVar[str]
+    path: str
     key_variables: ClassVar[tuple[str, ...]]
     url_variable: ClassVar[str]
     default_url: ClassVar[str]
+    default_key: ClassVar[str | None] = None  # The key if none is set, for servers without keys.
+    price_list: ClassVar[str | None] = None  # The price list for `default_url`; by default the provider's.
 
+    asyncio_only: ClassVar[bool] = True
     wraps_outputs = True
     shares_cache = True
 
@@ -181,13 +187,14 @@ class SdkAdapter(BaseAdapter):
     ) -> None:
         name = type(self).__name__
         if not model:
-            raise ConfigurationError(f"{name} needs the name of a model")
+            raise ConfigurationError(f"the model of {name} must be a name that is not empty (got {model!r})")
         if importlib.util.find_spec(self.package) is None or importlib.util.find_spec("aiohttp") is None:
             raise MissingExtraError(name, self.extra)
         if timeout_seconds <= 0:
-            raise ConfigurationError(f"{name}'s timeout_seconds must be more than 0")
-        found = base_url or os.environ.get(self.url_variable) or self.default_url
-        url = found.rstrip("/")
+            raise ConfigurationError(f"the timeout_seconds of {name} must be more than 0 (got {timeout_seconds})")
+        url = (base_url or self._url_from_environment() or self.default_url).rstrip("/")
+        if not url:
+            raise ConfigurationError(f"{name} needs an address: set {self.url_variable} or pass base_url=...")
         super().__init__(
             name=self.provider,
             model=model,
@@ -201,26 +208,31 @@ class SdkAdapter(BaseAdapter):
             spending=spending,
             prices=prices,
         )
-        self._key = api_key if api_key else next(filter(None, map(os.environ.get, self.key_variables)), None)
+        found_keys = filter(None, map(os.environ.get, self.key_variables))
+        self._key = api_key or next(found_keys, self.default_key)
         if self._key is None:
             raise ModelAuthError(
                 f"{name} has no key: set {self.key_variables[0]} or pass api_key=... "
-                '(a server that wants none takes any, such as api_key="none")'
+                '(for a server without keys, pass any text, such as api_key="none")'
             )
-        register_guess(self._key, "key", f"the key of the {name} adapter")
+        if self._key != self.default_key:
+            register_guess(self._key, "key", f"the key of the {name} adapter")
         self._timeout = timeout_seconds
         self._stream = stream
         self._structured = structured_output
         self._blobs = blobs
         self._headers = dict(headers)
-        # Another address has another price list, if any.
-        self._prices_of = prices_of or (self.provider if url == self.default_url else None)
-        # Seconds of imports that would stop the event loop, and count against the first trials, are spent here.
+        # The provider's price list does not apply to other addresses.
+        own = url == self.default_url
+        self._prices_of = prices_of or ((self.price_list or self.provider) if own else None)
+        self._family = family(model)
+        self._echo_provider = self.provider if own else f"{self.provider} {url}"
+        # Imported here, because the import takes seconds, which would block the event loop during the first trials.
         importlib.import_module(self.package)
         is_known(model, self._prices_of, url)
         self._lock = threading.Lock()
         self._clients: dict[asyncio.AbstractEventLoop, _OpenClient] = {}
-        # Without a reference to the adapter: it must be able to go.
+        # Without a reference to the adapter, so that it can be garbage collected.
         weakref.finalize(self, _close_all, self._clients).atexit = False
 
     @property
@@ -228,24 +240,32 @@ class SdkAdapter(BaseAdapter):
         """Whether prices were given, or a price list has the model."""
         return bool(super().has_price) or is_known(self._model, self._prices_of, self._base_url)
 
-    # What a provider's adapter says.
+    @classmethod
+    def _url_from_environment(cls) -> str | None:
+        return os.environ.get(cls.url_variable)
+
+    # Methods that the adapter of each provider implements.
 
     def _make_client(self) -> Client:
         raise NotImplementedError
 
     def _body(self, call: ModelCall) -> dict[str, Any]:
-        """The request in the provider's form."""
+        """Return the body of the request."""
         raise NotImplementedError
 
     def _read(self, tree: Mapping[str, Any]) -> ModelReply:
-        """The answer from the provider's form; any `KeyError`, `TypeError` or the like means it is not one."""
+        """Parse an answer; a `KeyError`, `TypeError` or similar error means that its shape is wrong."""
+        raise NotImplementedError
+
+    def _usage(self, usage: Any, model: str) -> TokenUsage | None:
+        """Return the usage of an answer, with its cost if known; None if the provider did not report it."""
         raise NotImplementedError
 
     async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
-        """The answer, put together from the events of a stream."""
+        """Assemble the answer from the events of a stream."""
         raise NotImplementedError
 
-    # What they share.
+    # Shared methods.
 
     async def __aenter__(self) -> Self:
         await self._client()
@@ -254,8 +274,8 @@ class SdkAdapter(BaseAdapter):
     async def _client(self) -> Client:
         if on_trio():
             raise ConfigurationError(
-                f"{type(self).__name__} works under asyncio: the SDK's aiohttp transport knows no other event loop; "
-                "run the suite with asyncio, or give it an adapter of your own"
+                f"{type(self).__name__} needs asyncio, because the SDK's aiohttp transport supports no other event "
+                "loop; run the suite with asyncio, or use an adapter of your own"
             )
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -269,7 +289,7 @@ class SdkAdapter(BaseAdapter):
         return known.client
 
     async def aclose(self) -> None:
-        """Close this event loop's connections; they open again when they are needed."""
+        """Close the connections of this event loop; they are reopened on next use."""
         known = self._clients.pop(asyncio.get_running_loop(), None)
         if known is not None:
             await known.aclose()
@@ -278,7 +298,7 @@ class SdkAdapter(BaseAdapter):
         client = await self._client()
         body = self._body(call)
         try:
-            # In all, not between two bytes: an answer that trickles in is late too.
+            # The time limit applies to the whole answer, unlike that of the SDK, which applies between two reads.
             with anyio.fail_after(self._timeout):
                 tree = await (self._streamed(client, body) if self._stream else self._posted(client, body))
         except TimeoutError:
@@ -293,18 +313,18 @@ class SdkAdapter(BaseAdapter):
         return self._shaped(tree)
 
     def _response_type(self) -> Any:
-        """The class for responses of the HTTP library that the SDK is built on, whichever it is."""
+        """Return the response class of the HTTP library that the SDK uses."""
         client: type = importlib.import_module(self.package).DefaultAsyncHttpxClient
         library = next(base.__module__ for base in client.__mro__ if base.__name__ == "AsyncClient").partition(".")[0]
         return importlib.import_module(library).Response
 
     async def _posted(self, client: Client, body: dict[str, Any]) -> Any:
-        # The SDK's own door for what its typed methods do not cover: half their processor time.
+        # The SDK's generic method, which takes half the CPU time of its typed methods.
         response = await client.post(self.path, cast_to=self._response_type(), body=body)
         try:
             return parse_json(response.content)
         except CodecError as error:
-            raise MalformedReplyError(f"{self._where()} answered with something that is not JSON: {error}") from None
+            raise MalformedReplyError(f"{self._where()} sent an answer that is not JSON: {error}") from None
 
     async def _streamed(self, client: Client, body: dict[str, Any]) -> Any:
         module = importlib.import_module(self.package)
@@ -333,7 +353,7 @@ class SdkAdapter(BaseAdapter):
         return f"{self._name} model {self._model!r}"
 
     def _classified(self, error: Exception) -> ModelError | None:
-        """What an exception of the SDK, or of what is below it, means; None if it is none of theirs."""
+        """Return the `ModelError` for an exception of the SDK or its libraries; None for any other exception."""
         status = getattr(error, "status_code", None)
         if isinstance(status, int):
             return self._by_status(error, status)
@@ -350,10 +370,10 @@ class SdkAdapter(BaseAdapter):
         if isinstance(error, module.APIError):
             return ModelUnavailableError(f"{self._where()} failed while it was answering: {said}")
         if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-            return MalformedReplyError(f"{self._where()} answered with something that is not JSON: {said}")
-        # What the transports let through: half-sent bodies, connections that break.
+            return MalformedReplyError(f"{self._where()} sent an answer that is not JSON: {said}")
+        # Errors that the SDKs do not convert: incomplete bodies and broken connections.
         if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("httpx2", "httpx", "aiohttp"):
-            return ModelUnavailableError(f"{self._where()} broke off: {type(error).__name__}: {said}")
+            return ModelUnavailableError(f"the connection to {self._where()} failed: {type(error).__name__}: {said}")
         return None
 
     def _by_status(self, error: Any, status: int) -> ModelError:
@@ -368,30 +388,40 @@ class SdkAdapter(BaseAdapter):
             return RateLimitedError(said, retry_after=wait)
         if status in (401, 403):
             return ModelAuthError(f"{said}; the key comes from api_key=... or {self.key_variables[0]}")
-        # A 200 here is an error event in the middle of a stream.
+        # Status 200 means an error event in a stream.
         if status in (200, 408, 409, 425) or status >= 500:
             return ModelUnavailableError(said, retry_after=wait)
-        return InvalidCallError(said)
+        return InvalidCallError(said + _remedy(said))
 
     def _cache_salt(self) -> Any:
         return self._structured
 
+    def _echo(self, data: Any) -> Echo:
+        """Wrap data that must be sent back to the provider with a message or a tool call."""
+        return Echo(self._echo_provider, self._family, sendable(json.dumps(data, ensure_ascii=False)))
+
+    def _echoed(self, echo: Echo | None) -> Any:
+        """Return the data to send back; None if there is none, or if it came from another provider or model family."""
+        if echo is None or (echo.provider, echo.family) != (self._echo_provider, self._family):
+            return None
+        return json.loads(echo.data)
+
     def _bytes(self, attachment: Attachment) -> bytes:
         if self._blobs is None:
             raise ConfigurationError(
-                f"{type(self).__name__} was given an attachment ({attachment.name or attachment.media_type}) and no "
-                "blobs=..., the BlobFolder that holds its bytes"
+                f"{type(self).__name__} must have blobs=..., the BlobFolder with the bytes of attachments (got the "
+                f"attachment {attachment.name or attachment.media_type})"
             )
         return self._blobs.get(attachment)
 
     def _kept(self, content: bytes, media_type: str) -> Attachment:
-        """The reference to bytes a model sent, which are kept if there is a place to keep them."""
+        """Return a reference to bytes from a model, which are stored if there is a blob folder."""
         if self._blobs is None:
             return Attachment.of(content, media_type=media_type)
         return self._blobs.put(content, media_type=media_type)
 
     def _from_data_url(self, url: str) -> str | Attachment:
-        """An image a model sent; one that is only linked to stays a link."""
+        """Return an image from a model; a link to an image stays text."""
         parts = split_data_url(url)
         if parts is None:
             return url
@@ -404,7 +434,7 @@ class SdkAdapter(BaseAdapter):
 
 
 def split_data_url(url: str) -> tuple[str, str] | None:
-    """(media type, base64 text) of a data URL; None for any other address."""
+    """Return the media type and base64 text of a data URL; None for any other URL."""
     head, comma, data = url.partition(",")
     if not comma or not head.startswith("data:") or not head.endswith(";base64"):
         return None
@@ -413,15 +443,15 @@ def split_data_url(url: str) -> tuple[str, str] | None:
 
 
 def instruction(schema: OutputSchema) -> str:
-    """The form of an answer in words, for servers that have no option for it."""
+    """Return the schema of an answer as an instruction, for servers without structured outputs."""
     return (
         "Answer with JSON only, with no text around it, that satisfies this JSON Schema:\n"
         f"{json.dumps(schema.schema, ensure_ascii=False)}"
     )
 
 
-def tool_call(name: Any, arguments: Any, call_id: Any) -> ToolCall:
-    """A call a model asked for. Arguments that are not a JSON object stay as they came, for the model to be told."""
+def tool_call(name: Any, arguments: Any, call_id: Any, echo: Echo | None = None) -> ToolCall:
+    """Create a tool call. Arguments that are not a JSON object are kept as text, so that the model can be told."""
     parsed = arguments
     if isinstance(arguments, str):
         try:
@@ -432,39 +462,39 @@ def tool_call(name: Any, arguments: Any, call_id: Any) -> ToolCall:
         raise TypeError("a tool call without a name")
     if not isinstance(parsed, Mapping):
         parsed = {UNPARSED: arguments if isinstance(arguments, str) else json.dumps(arguments)}
-    return ToolCall(name, parsed, str(call_id or ""))
+    return ToolCall(name, parsed, str(call_id or ""), echo)
 
 
 def arguments_text(call: ToolCall) -> str:
-    """The arguments of a call as text; those that were no JSON go back as they came."""
+    """Return the arguments of a call as JSON text; invalid JSON is returned unchanged."""
     unparsed = call.arguments.get(UNPARSED)
     return unparsed if isinstance(unparsed, str) else json.dumps(call.arguments, default=to_json)
 
 
 def sendable(text: str) -> str:
-    """Text that UTF-8 can carry: half a surrogate pair, which models do send, must not end the conversation."""
+    """Replace characters that UTF-8 cannot encode: models sometimes send half of a surrogate pair."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def text_of(value: Any) -> str:
-    """A text, or the error that the answer has none where one must be."""
+    """Return a value that must be text; raises TypeError otherwise."""
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} where a text must be")
+        raise TypeError(f"expected text (got {type(value).__name__})")
     return value
 
 
 def count_of(value: Any) -> int:
-    """A count of tokens; whatever is not a number is none."""
+    """Return a token count; 0 if the value is not a number."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def base64_text(content: bytes) -> str:
-    """Bytes as base64."""
+    """Encode bytes as base64."""
     return base64.b64encode(content).decode("ascii")
 
 
 def retry_after(headers: Mapping[str, str], now: Callable[[], float] = time.time) -> float | None:
-    """How many seconds a provider asked to wait: in milliseconds, seconds or as a date; None if it did not say."""
+    """Return how many seconds a provider asked to wait, from milliseconds, seconds or a date; None without a header."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name)
         if value is None:
@@ -482,7 +512,7 @@ def retry_after(headers: Mapping[str, str], now: Callable[[], float] = time.time
 
 
 def _refusal(error: BaseException) -> str | None:
-    """Why no connection came about. The SDKs' aiohttp transport takes a refused connection for a timeout."""
+    """Return why a connection failed; None if it did not. The SDKs' aiohttp transport reports that as a timeout."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, TimeoutError):
@@ -498,6 +528,15 @@ def _said(error: BaseException) -> str:
     status = getattr(error, "status_code", None)
     text = str(message or error)
     return f"{text} (status {status})" if isinstance(status, int) else text
+
+
+def _remedy(said: str) -> str:
+    """Return a remedy for known refusals of requests, else an empty text."""
+    if "/v1/responses" in said:
+        return '\nUse OpenAIAdapter(..., api="responses").'
+    if "temperature" in said or "top_p" in said:
+        return "\nReasoning models do not support sampling parameters: remove them from params."
+    return ""
 
 
 def _codes(body: Any) -> set[str]:

@@ -1,4 +1,4 @@
-"""An answer as the type that was asked for."""
+"""Parse replies as the requested type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FENCE = "```"
 
 @dataclass(frozen=True, slots=True)
 class OutputRepaired:
-    """An answer was not of the form asked for, and the model was asked once more. `repaired` says if that helped."""
+    """A reply did not match the requested type, and the model was asked to repair it. `repaired`: whether it did."""
 
     prompt_name: str
     problem: str
@@ -23,16 +23,16 @@ class OutputRepaired:
 
 
 def parse_output(kind: Any, text: str, *, wrapped: bool = False) -> Any:
-    """Read an answer as a `kind`; text itself, if that is what was asked for.
+    """Parse a reply as a `kind`; text is returned as it is.
 
     Args:
         kind: Any type the codec knows.
         text: The answer.
-        wrapped: The schema sent was an object that holds the value under "value"; a model that was not held to it
-            may still answer with the value itself.
+        wrapped: The schema was an object with the value under "value"; a model that ignored it may have answered with
+            the value itself.
 
     Raises:
-        CodecError: it is not one.
+        CodecError: the reply does not match the type.
     """
     if kind is str:
         return text
@@ -43,10 +43,10 @@ def parse_output(kind: Any, text: str, *, wrapped: bool = False) -> Any:
 
 
 def _without_fence(text: str) -> str:
-    """The content of a Markdown code block that is the whole answer; any other answer as it is.
+    """Return the content if the whole answer is a Markdown code block, else the answer.
 
-    Models that were not made to answer in JSON like to wrap it. No regular expression: an answer can be a megabyte of
-    newlines, and backtracking over those stops the interpreter.
+    Models often wrap JSON in a code block. This does not use a regular expression: an answer can be a megabyte of
+    newlines, and backtracking over those blocks the interpreter.
     """
     block = text.strip()
     first_line, newline, rest = block.partition("\n")
@@ -59,16 +59,16 @@ def _without_fence(text: str) -> str:
 
 
 def repair_messages(problem: str, said: ChatMessage) -> tuple[ChatMessage, ChatMessage]:
-    """What follows an answer that could not be read: the answer, and the request for a better one."""
+    """Return the messages to add after an invalid answer: the answer, and the request to repair it."""
     request = (
         f"That answer could not be read: {problem}.\n"
         "Answer again with JSON only, in exactly the form asked for, with no text around it."
     )
-    return ChatMessage("assistant", said.text or "(nothing)"), ChatMessage("user", request)
+    return said if said.text else ChatMessage("assistant", "(nothing)"), ChatMessage("user", request)
 
 
 def _escaped(tree: Any) -> Any:
-    """Model text is not our wire form: what looks like one of the codec's marks is only text."""
+    """Escape keys that look like marks of the codec: in the output of a model they are ordinary text."""
     if isinstance(tree, str):
         return escape_text(tree)
     if isinstance(tree, list):

@@ -11,7 +11,7 @@ from typing import Any
 from fairtrial.codec import from_json
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.models.adapter import ToolSpec
-from fairtrial.models.schema import Schema, hints_of, json_schema
+from fairtrial.models.schema import Schema, hints_of, schema_of
 from fairtrial.scoring.evaluator import is_async_callable
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 
@@ -23,11 +23,11 @@ class Tool:
     """A typed Python function, sync or async, that a model can call: the schema comes from its signature.
 
     Args:
-        fn: The function. Its docstring tells the model what it is for; `Annotated[int, "in metres"]` describes a
+        fn: The function. Its docstring is the description for the model; `Annotated[int, "in metres"]` describes a
             parameter.
-        name: Its name for the model; the function's own unless given.
+        name: Its name for the model; by default that of the function.
         description: Instead of the docstring.
-        inline: It is quick and never blocks: call it on the event loop instead of in a thread.
+        inline: Call it on the event loop instead of in a thread; only for functions that are quick and never block.
     """
 
     __slots__ = ("_hints", "_open", "_parameters", "fn", "inline", "is_async", "spec")
@@ -48,7 +48,8 @@ class Tool:
         positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
         if positional:
             raise ConfigurationError(
-                f"tool {called!r} takes {', '.join(positional)} by position only; models name the parameters they give"
+                f"the parameters of tool {called!r} must be allowed as keywords, which is how models pass them "
+                f"(got {', '.join(positional)} as positional only)"
             )
         self._open = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self._parameters = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
@@ -66,7 +67,7 @@ class Tool:
         definitions: Schema = {}
         required: list[str] = []
         for name, parameter in self._parameters.items():
-            schema = json_schema(self._hints.get(name, Any))
+            schema = schema_of(self._hints.get(name, Any))
             definitions.update(schema.pop("$defs", {}))
             properties[name] = schema
             if parameter.default is parameter.empty:
@@ -80,10 +81,10 @@ class Tool:
         return {**found, "$defs": definitions} if definitions else found
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What a model gave, as the function's parameters.
+        """Convert the arguments from the model to the parameters of the function.
 
         Raises:
-            CodecError: it does not fit; the error says where and why, for the model to read.
+            CodecError: an argument does not match; the message names the place and the reason, for the model.
         """
         if not isinstance(given, Mapping):
             raise CodecError("the arguments must be an object")
@@ -114,17 +115,19 @@ class Tool:
 
 
 def as_tools(tools: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
-    """Tools by name; two of one name are refused."""
+    """Return tools by name; rejects two with the same name."""
     named: dict[str, Tool] = {}
     for given in tools:
         tool = given if isinstance(given, Tool) else Tool(given)
         if named.setdefault(tool.name, tool) is not tool:
-            raise ConfigurationError(f"two tools are called {tool.name!r}; wrap one as Tool(fn, name=...)")
+            raise ConfigurationError(
+                f"the names of tools must be unique (got {tool.name!r} twice); rename one with Tool(fn, name=...)"
+            )
     return named
 
 
 def tool_message(call: ToolCall, result: str) -> ChatMessage:
-    """What a tool answered; `name` says to which call."""
+    """Return the message with a tool's result; `name` is that of the call."""
     return ChatMessage("tool", result, name=call.id)
 
 
@@ -133,7 +136,7 @@ def _name(fn: Callable[..., Any]) -> str:
         fn = fn.func
     name = getattr(fn, "__name__", "") or type(fn).__name__
     if not name.isidentifier():
-        raise ConfigurationError(f"{fn!r} has no name a model could call it by; wrap it as Tool(fn, name=...)")
+        raise ConfigurationError(f"a tool must have a name (got {fn!r}); name it with Tool(fn, name=...)")
     return str(name)
 
 

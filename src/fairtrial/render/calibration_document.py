@@ -1,30 +1,50 @@
-"""What a calibration says: how judge and people agree, and the pass rate corrected by it."""
+"""The document of a calibration: agreement of judge and people, and the corrected pass rate."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fairtrial import formatting
-from fairtrial.analysis.calibration import CalibrationRecord, Confusion, Figure
+from fairtrial.analysis.calibration import CalibrationRecord, Figure, JudgeConfusion
 from fairtrial.render.document import Block, Column, Document, Remarks, Table
 
 type _Row = tuple[str, Figure, bool]
 
 
 def calibration_document(calibration: CalibrationRecord, cases: int) -> Document:
-    """What there is to say; a calibration has no single trials to read, however many `cases` may be."""
+    """Return the document; a calibration has no single trials, whatever `cases` is."""
     judges = f", judged by {', '.join(calibration.judge_models)}" if calibration.judge_models else ""
     people = len(calibration.annotators)
     by = f" by {people} annotators" if people > 1 else ""
     rows = _rows(calibration)
     blocks: list[Block] = [] if calibration.confusion is None else [_confusion(calibration.confusion)]
-    remarks = (*(f"warning: {line}" for line in calibration.warnings), *calibration.notes, *_undefined(rows))
+    remarks = (
+        *(f"warning: {line}" for line in calibration.warnings),
+        *calibration.notes,
+        *_undefined(calibration, rows),
+    )
     return Document(
         f"judge against labels  run {calibration.run_id}, {calibration.experiment}, {calibration.metric}{judges}",
-        (f"{calibration.labelled:,} of {calibration.judged:,} judged trials labelled{by}",),
+        (*_sentence(calibration), f"{calibration.labelled:,} of {calibration.judged:,} judged trials labelled{by}"),
         (*blocks, _figures(calibration, rows), Remarks(remarks)),
     )
 
 
-def _confusion(confusion: Confusion) -> Table:
+def _sentence(calibration: CalibrationRecord) -> Iterator[str]:
+    """Yield the sentence to report: the rate people would give, with its interval, and the judge's."""
+    if not calibration.labelled:
+        return
+    share, corrected = calibration.confusion is not None, calibration.corrected
+    text = formatting.rate if share else formatting.number
+    judge = f"the judge {'says' if share else 'gives'} {text(calibration.judge_rate.value)}"
+    if corrected.value is None:
+        yield f"These labels do not show what people would say; {judge}."
+        return
+    ends = "" if corrected.low is None else f" ({text(corrected.low)} to {text(corrected.high)})"
+    yield f"People would {'pass' if share else 'give'} {text(corrected.value)}{ends}; {judge}."
+
+
+def _confusion(confusion: JudgeConfusion) -> Table:
     columns = (Column("", "left", name=True), Column("people: pass"), Column("people: fail"))
     rows = (
         ("judge: pass", f"{confusion.true_passes:,}", f"{confusion.false_passes:,}"),
@@ -34,7 +54,7 @@ def _confusion(confusion: Confusion) -> Table:
 
 
 def _rows(calibration: CalibrationRecord) -> list[_Row]:
-    """Name, figure, and whether it is a share."""
+    """Yield name, figure, and whether it is a share."""
     share = calibration.confusion is not None
     rows: list[_Row] = [
         ("judge's rate" if share else "judge's mean", calibration.judge_rate, share),
@@ -43,7 +63,6 @@ def _rows(calibration: CalibrationRecord) -> list[_Row]:
     ]
     if share:
         rows += [
-            ("Rogan-Gladen", calibration.rogan_gladen, True),
             ("agreement", calibration.agreement, True),
             ("sensitivity", calibration.sensitivity, True),
             ("specificity", calibration.specificity, True),
@@ -62,11 +81,11 @@ def _rows(calibration: CalibrationRecord) -> list[_Row]:
     return rows
 
 
-def _undefined(rows: list[_Row]) -> list[str]:
-    """Why figures have none or a caveat, each reason once."""
+def _undefined(calibration: CalibrationRecord, rows: list[_Row]) -> list[str]:
+    """Yield why figures are undefined or have a caveat, each reason once."""
     names: dict[str, list[str]] = {}
     for name, figure, _ in rows:
-        if figure.note:
+        if figure.note and figure.note not in calibration.warnings:
             names.setdefault(figure.note, []).append(name)
     return [f"{', '.join(of)}: {note}" for note, of in names.items()]
 
@@ -78,7 +97,15 @@ def _figures(calibration: CalibrationRecord, rows: list[_Row]) -> Table:
         Column(f"{formatting.level(calibration.level)} interval"),
         Column("n"),
     )
-    return Table("", columns, tuple((name, *_cells(figure, share), f"{figure.n:,}") for name, figure, share in rows))
+    rests_on = f"{calibration.labelled:,} labels, {calibration.judged:,} judged"
+    return Table(
+        "",
+        columns,
+        tuple(
+            (name, *_cells(figure, share), rests_on if figure is calibration.corrected else f"{figure.n:,}")
+            for name, figure, share in rows
+        ),
+    )
 
 
 def _cells(figure: Figure, share: bool) -> tuple[str, str]:

@@ -1,8 +1,9 @@
-"""What a comparison says: the verdict first, then every difference with its interval, and the samples that flipped."""
+"""The document of a comparison: verdict, differences with intervals, and flipped samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice, zip_longest
 
 from fairtrial import formatting
@@ -20,7 +21,6 @@ from fairtrial.render import plots
 from fairtrial.render.document import (
     Bar,
     Block,
-    Case,
     Cases,
     Cell,
     Column,
@@ -32,47 +32,98 @@ from fairtrial.render.document import (
     Section,
     Table,
     Tone,
+    TrialDetails,
 )
 from fairtrial.render.safe_text import shown
+from fairtrial.render.session_text import sample_title
 from fairtrial.trials.result import EvalResult
 
-_TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "unknown": "unsure", "no detectable difference": ""}
-_SPOKEN_METRICS = 3
+TONES: dict[str, Tone] = {
+    "better": "good",
+    "worse": "bad",
+    "higher": "",
+    "lower": "",
+    "as good as": "good",
+    "no detectable difference": "",
+    "unknown": "unsure",
+}
+SHORT = {
+    "better": "better",
+    "worse": "worse",
+    "higher": "higher",
+    "lower": "lower",
+    "as good as": "as good",
+    "no detectable difference": "open",
+    "unknown": "-",
+}
+"""A verdict as a table has room for it."""
+_SPOKEN_METRICS, _SPOKEN_CANDIDATES = 3, 2
 SHOWN_REPEATS = 3
 
 
-def comparison_document(comparison: ComparisonRecord, cases: int) -> Document:
-    """What there is to say, with at most `cases` flipped samples each way to read."""
+@dataclass(frozen=True, slots=True)
+class ComparisonInDetail:
+    """A comparison to be shown with every detail."""
+
+    comparison: ComparisonRecord
+
+
+def comparison_document(comparison: ComparisonRecord, cases: int, *, detailed: bool = False) -> Document:
+    """Return the document, with at most `cases` flipped samples in each direction; pages show every detail."""
+    detailed = detailed or cases > 0
     candidates = comparison.candidates
-    one = len(candidates) == 1
-    title = f"{candidates[0].name if one else f'{len(candidates)} candidates'} against {comparison.baseline.name}"
-    blocks: list[Block] = [*_verdicts(comparison), _differences(comparison), _tests(comparison)]
-    slices = [_slices(candidate, several=not one) for candidate in candidates if candidate.slices]
+    is_single = len(candidates) == 1
+    blocks: list[Block] = [*_verdicts(comparison, detailed=detailed), _differences(comparison)]
+    if detailed:
+        blocks.append(_tests(comparison))
+    slices = [_slices(candidate, several=not is_single) for candidate in candidates if candidate.slices]
     blocks += slices
     if cases:
         blocks += _plots(comparison)
-    blocks += [_sides(comparison), Remarks(tuple(_remarks(comparison)))]
+    if detailed:
+        blocks.append(_sides(comparison))
+    blocks.append(Remarks(tuple(_remarks(comparison, detailed=detailed))))
     if cases and comparison.sources:
         blocks += _flips(comparison, cases)
-    about = [f"{_matched(candidate, several=not one)}" for candidate in candidates]
-    return Document(title, tuple(about), tuple(blocks))
+    return Document(_title(comparison), tuple(_about(comparison)), tuple(blocks))
+
+
+def _title(comparison: ComparisonRecord) -> str:
+    """Return the title: candidate against baseline, with their runs; a run that both sides share is named once."""
+    sides = [comparison.baseline, *(candidate.candidate for candidate in comparison.candidates)]
+    names, prefix = [side.name for side in sides], ""
+    if comparison.sources:
+        found = [gained.sides for gained, _ in comparison.sources]
+        sources = [found[0][0], *(candidate for _, candidate in found)]
+        if len({source.run.run_id for source in sources}) == 1:
+            prefix = f"{sources[0].run.name}: "
+        else:
+            names = [f"{source.run.name}:{source.name}" for source in sources]
+    candidates = names[1] if len(names) == 2 else f"{len(names) - 1} candidates"
+    return f"{prefix}{candidates} against {names[0]}"
+
+
+def _about(comparison: ComparisonRecord) -> Iterator[str]:
+    """Yield how many samples were matched; one line if it is the same for all candidates."""
+    matched = [_matched(candidate) for candidate in comparison.candidates]
+    if len(set(matched)) == 1:
+        yield matched[0]
+        return
+    yield from (f"{candidate.name}: {text}" for candidate, text in zip(comparison.candidates, matched, strict=True))
 
 
 def _shown(candidate: CandidateComparison) -> list[MetricComparison]:
-    """The metrics, but for verdicts on criteria that are 0 or 1: those have the numbers of the criterion itself."""
-    return [
-        metric
-        for metric in candidate.metrics
-        if metric.same_as is None or metric.metric != verdict_column(metric.same_as)
-    ]
+    """Return the metrics, without those that have the same numbers as another."""
+    return [metric for metric in candidate.metrics if metric.same_as is None]
 
 
-def _mean(metric: str, value: float | None) -> str:
+def mean_of(metric: str, value: float | None) -> str:
+    """Format a mean for a table: pass rates in percent."""
     return formatting.rate(value) if is_verdict(metric) else formatting.number(value)
 
 
 def span(metric: str, low: float | None, high: float | None) -> str:
-    """An interval of differences in words."""
+    """Format an interval of differences."""
     if low is None or high is None:
         return formatting.UNDEFINED
     return (
@@ -80,8 +131,7 @@ def span(metric: str, low: float | None, high: float | None) -> str:
     )
 
 
-def _matched(candidate: CandidateComparison, *, several: bool) -> str:
-    whose = f"{candidate.name}: " if several else ""
+def _matched(candidate: CandidateComparison) -> str:
     left_out = candidate.only_baseline + candidate.only_candidate
     unmatched = (
         f"{candidate.only_baseline:,} only in the baseline and {candidate.only_candidate:,} only in the candidate "
@@ -89,23 +139,33 @@ def _matched(candidate: CandidateComparison, *, several: bool) -> str:
         if left_out
         else "none is on one side only"
     )
-    return f"{whose}{formatting.count(candidate.matched, 'sample')} on both sides; {unmatched}"
+    return f"{formatting.count(candidate.matched, 'sample')} on both sides; {unmatched}"
 
 
-def _verdicts(comparison: ComparisonRecord) -> Iterator[Conclusion]:
-    """The first metric always speaks, the others if they are few or have something to say."""
+def _verdicts(comparison: ComparisonRecord, *, detailed: bool) -> Iterator[Conclusion]:
+    """A sentence for each verdict. Of many metrics the first and those that differ; of many candidates, the open ones
+    of a metric share a sentence unless all details are asked for.
+    """
+    together = len(comparison.candidates) > _SPOKEN_CANDIDATES and not detailed
+    undecided: dict[str, list[str]] = {}
     for candidate in comparison.candidates:
-        distinct = [metric for metric in candidate.metrics if metric.same_as is None]
+        distinct = _shown(candidate)
         for place, metric in enumerate(distinct):
-            if place == 0 or len(distinct) <= _SPOKEN_METRICS or metric.verdict in ("better", "worse"):
+            differs = metric.verdict in ("better", "worse", "higher", "lower")
+            if together and metric.verdict == "no detectable difference":
+                undecided.setdefault(metric.metric, []).append(candidate.name)
+            elif differs or place == 0 or len(distinct) <= _SPOKEN_METRICS:
                 said = metric.sentence.removeprefix(f"{metric.metric}: ")
-                yield Conclusion(metric.metric, said, _TONES[metric.verdict])
+                yield Conclusion(metric.metric, said, TONES[metric.verdict])
+    for name, candidates in undecided.items():
+        text = f"no detectable difference between {comparison.baseline.name} and {', '.join(candidates)}."
+        yield Conclusion(name, text, TONES["no detectable difference"])
 
 
 def _rows(
     comparison: ComparisonRecord, row: Iterable[tuple[CandidateComparison, tuple[Content, ...]]]
 ) -> tuple[tuple[Content, ...] | Section, ...]:
-    """Rows under the name of their candidate, where there are several."""
+    """Yield rows, under the name of their candidate if there are several."""
     rows: list[tuple[Content, ...] | Section] = []
     current: CandidateComparison | None = None
     for candidate, cells in row:
@@ -118,25 +178,33 @@ def _rows(
 
 def _differences(comparison: ComparisonRecord) -> Table:
     unit = any(is_verdict(metric.metric) for candidate in comparison.candidates for metric in candidate.metrics)
+    pairs = [(candidate, metric) for candidate in comparison.candidates for metric in _shown(candidate)]
+    undeclared = all(metric.lower_is_better is None for _, metric in pairs)
     columns = (
         Column("metric", "left", name=True),
         Column("baseline"),
         Column("candidate"),
-        Column("difference"),
+        Column("change"),
         Column(f"{formatting.level(1 - comparison.alpha)} interval"),
+        Column("verdict", "left"),
+        Column("higher" if undeclared else "won", optional=True),
+        Column("lower" if undeclared else "lost", optional=True),
+        Column("tied", optional=True),
         Column("below and above 0", "left", bar=True),
     )
-    pairs = [(candidate, metric) for candidate in comparison.candidates for metric in _shown(candidate)]
     scale = _scale(metric for _, metric in pairs)
     rows = [
         (
             candidate,
             (
                 metric.metric,
-                _mean(metric.metric, metric.baseline),
-                _mean(metric.metric, metric.candidate),
-                Cell(formatting.signed(metric.difference, percent=is_verdict(metric.metric)), _TONES[metric.verdict]),
+                mean_of(metric.metric, metric.baseline),
+                mean_of(metric.metric, metric.candidate),
+                Cell(formatting.signed(metric.difference, percent=is_verdict(metric.metric)), TONES[metric.verdict]),
                 span(metric.metric, metric.low, metric.high),
+                Cell(SHORT[metric.verdict], TONES[metric.verdict]),
+                *_wins_and_losses(metric, named=not undeclared),
+                f"{metric.ties:,}",
                 _bar(metric, scale),
             ),
         )
@@ -146,12 +214,22 @@ def _differences(comparison: ComparisonRecord) -> Table:
     return Table(caption, columns, _rows(comparison, rows))
 
 
+def _wins_and_losses(metric: MetricComparison, *, named: bool) -> tuple[str, str]:
+    """Format the numbers of samples with a higher and a lower value.
+
+    Without a declared direction these are no wins and losses; in columns for those, they are `named`.
+    """
+    if named and metric.lower_is_better is None:
+        return f"{metric.wins:,} higher", f"{metric.losses:,} lower"
+    return f"{metric.wins:,}", f"{metric.losses:,}"
+
+
 def _in_unit(metric: MetricComparison) -> bool:
     return metric.low is not None and metric.high is not None and -1 <= metric.low <= metric.high <= 1
 
 
 def _scale(metrics: Iterable[MetricComparison]) -> float:
-    """How far a common axis reaches to either side, so that bars below each other can be compared."""
+    """Return the half-width of a common axis, so that bars can be compared."""
     ends = [abs(end) for metric in metrics if _in_unit(metric) for end in (metric.low, metric.high) if end is not None]
     return max(ends, default=0.0) or 1.0
 
@@ -167,13 +245,10 @@ def _tests(comparison: ComparisonRecord) -> Table:
     columns = (
         Column("metric", "left", name=True),
         Column("pairs"),
-        Column("better"),
-        Column("worse"),
-        Column("tied"),
         Column("p"),
         *([Column("adjusted\np")] if several else []),
         Column("smallest\ndetectable"),
-        Column("samples to\nsettle it"),
+        Column("samples to find\nwhat matters"),
     )
     rows = [
         (
@@ -181,13 +256,10 @@ def _tests(comparison: ComparisonRecord) -> Table:
             (
                 metric.metric,
                 f"{metric.n:,}",
-                f"{metric.wins:,}",
-                f"{metric.losses:,}",
-                f"{metric.ties:,}",
                 formatting.p_value(metric.p),
                 *([formatting.p_value(metric.adjusted_p)] if several else []),
                 formatting.signed(metric.mde, percent=is_verdict(metric.metric)).lstrip("+"),
-                _to_settle(metric),
+                formatting.UNDEFINED if metric.needed is None else formatting.samples_text(metric.needed),
             ),
         )
         for candidate in comparison.candidates
@@ -196,47 +268,38 @@ def _tests(comparison: ComparisonRecord) -> Table:
     return Table("Samples and tests", columns, _rows(comparison, rows))
 
 
-def _to_settle(metric: MetricComparison) -> str:
-    """How many samples would settle it; nothing where more would not help."""
-    if metric.verdict in ("better", "worse"):
-        return "settled"  # A number larger than that of the pairs would contradict the verdict.
-    if metric.needed is None or metric.needed <= metric.n:
-        return formatting.UNDEFINED
-    return formatting.samples_text(metric.needed)
-
-
 def _slices(candidate: CandidateComparison, *, several: bool) -> Table:
+    metrics = [metric.metric for metric in candidate.metrics if metric.same_as is None]
+    undeclared = all(metric.lower_is_better is None for metric in candidate.metrics if metric.same_as is None)
     columns = (
         Column("slice", "left", name=True),
         Column("pairs"),
-        Column("better"),
-        Column("worse"),
+        Column("higher" if undeclared else "better"),
+        Column("lower" if undeclared else "worse"),
         Column("difference"),
         Column("interval"),
-        Column("adjusted\np"),
+        Column("verdict", "left"),
         Column("below and above 0", "left", bar=True),
     )
     rows: list[tuple[Content, ...] | Section] = []
-    metrics = [metric.metric for metric in candidate.metrics if metric.same_as is None]
     for name in metrics:
-        found = [(part, part[name]) for part in candidate.slices]
-        scale = _scale(metric for _, metric in found)
+        figures = [(part, part[name]) for part in candidate.slices]
+        scale = _scale(metric for _, metric in figures)
         if len(metrics) > 1:
             rows.append(Section(name))
-        rows += [_slice(part, metric, scale) for part, metric in found]
+        rows += [_slice(part, metric, scale, named=not undeclared) for part, metric in figures]
     whose = f" of {candidate.name}" if several else ""
     return Table(f"Slices{whose}", columns, tuple(rows))
 
 
-def _slice(part: SliceComparison, metric: MetricComparison, scale: float) -> tuple[Content, ...]:
+def _slice(part: SliceComparison, metric: MetricComparison, scale: float, *, named: bool) -> tuple[Content, ...]:
     return (
         part.name,
         f"{metric.n:,}",
-        f"{metric.wins:,}",
-        f"{metric.losses:,}",
-        Cell(formatting.signed(metric.difference, percent=is_verdict(metric.metric)), _TONES[metric.verdict]),
+        *_wins_and_losses(metric, named=named),
+        Cell(formatting.signed(metric.difference, percent=is_verdict(metric.metric)), TONES[metric.verdict]),
         span(metric.metric, metric.low, metric.high),
-        formatting.p_value(metric.adjusted_p),
+        Cell(SHORT[metric.verdict], TONES[metric.verdict]),
         _bar(metric, scale),
     )
 
@@ -259,9 +322,11 @@ def _sides(comparison: ComparisonRecord) -> Table:
     return Table("Trials (failed: task errors and timeouts, which count as failures)", columns, tuple(rows))
 
 
-def _remarks(comparison: ComparisonRecord) -> Iterator[str]:
+def _remarks(comparison: ComparisonRecord, *, detailed: bool) -> Iterator[str]:
     yield from comparison.warnings
-    if comparison.tests > 1:
+    if any(metric.labels is not None for candidate in comparison.candidates for metric in candidate.metrics):
+        yield "Rates are what people would say; won, lost and tied count the judge's verdicts."
+    if comparison.tests > 1 and detailed:
         yield f"Adjusted p-values allow for {comparison.tests} tests made together."
     sliced = [
         metric.adjusted_p
@@ -270,29 +335,30 @@ def _remarks(comparison: ComparisonRecord) -> Iterator[str]:
         for metric in part.metrics
         if metric.same_as is None and metric.adjusted_p is not None
     ]
-    if len(sliced) > 1:
+    if len(sliced) > 1 and detailed:
         yield (
             f"Adjusted p-values of slices allow for {len(sliced):,} tests: of the slices that are called different, at "
             f"most {formatting.level(comparison.alpha)} are expected to be false alarms."
         )
     for candidate in comparison.candidates:
         whose = f"{candidate.name}: " if len(comparison.candidates) > 1 else ""
-        for metric in _shown(candidate):
-            if metric.same_as is not None:
+        yield from (f"{whose}{test.sentence}" for test in candidate.slice_tests)
+        for metric in candidate.metrics if detailed else ():
+            if metric.same_as is not None and metric.metric != verdict_column(metric.same_as):
                 yield f"{whose}{metric.metric} has the same numbers as {metric.same_as}."
-            elif metric.scored_only is not None and metric.scored_only.n != metric.n:
+            elif metric.same_as is None and metric.scored_only is not None and metric.scored_only.n != metric.n:
                 yield f"{whose}{_scored_only(metric)}"
         yield from (f"{whose}{warning}" for warning in candidate.warnings)
 
 
 def _scored_only(metric: MetricComparison) -> str:
-    found = metric.scored_only
-    if found is None:
+    scored = metric.scored_only
+    if scored is None:
         return ""
-    difference = formatting.signed(found.difference, percent=is_verdict(metric.metric))
+    difference = formatting.signed(scored.difference, percent=is_verdict(metric.metric))
     return (
-        f"{metric.metric} on the {found.n:,} pairs scored on both sides: {difference} "
-        f"({span(metric.metric, found.low, found.high)}), p {formatting.p_value(found.p)}: {found.verdict}."
+        f"{metric.metric} on the {scored.n:,} pairs scored on both sides: {difference} "
+        f"({span(metric.metric, scored.low, scored.high)}), p {formatting.p_value(scored.p)}: {scored.verdict}."
     )
 
 
@@ -302,7 +368,7 @@ def _plots(comparison: ComparisonRecord) -> Iterator[Block]:
     scale = _scale(metric for _, metric in pairs)
     rows = [
         plots.IntervalRow(
-            f"{candidate.name}: {metric.metric}" if several else metric.metric, _bar(metric, scale), _said(metric)
+            f"{candidate.name}: {metric.metric}" if several else metric.metric, _bar(metric, scale), _describe(metric)
         )
         for candidate, metric in pairs
         if _in_unit(metric)
@@ -313,11 +379,16 @@ def _plots(comparison: ComparisonRecord) -> Iterator[Block]:
         whose = f": {candidate.name}" if several else ""
         first = candidate.metrics[0].metric
         found = [("all samples", candidate[first]), *((part.name, part[first]) for part in candidate.slices)]
-        wins = [plots.WinsRow(name, one.wins, one.losses, one.ties, _said(one)) for name, one in found]
-        caption = (
-            f"Wins and losses by slice, {first}{whose}" if candidate.slices else f"Wins and losses, {first}{whose}"
+        wins = [
+            plots.WinsRow(name, metric_row.wins, metric_row.losses, metric_row.ties, _describe(metric_row))
+            for name, metric_row in found
+        ]
+        undeclared = candidate[first].lower_is_better is None
+        what, words = (
+            ("Higher and lower", ("lower", "higher")) if undeclared else ("Wins and losses", ("worse", "better"))
         )
-        yield Plot(caption, plots.wins_and_losses(wins, caption))
+        caption = f"{what} by slice, {first}{whose}" if candidate.slices else f"{what}, {first}{whose}"
+        yield Plot(caption, plots.wins_and_losses(wins, caption, words=words))
     sides = [comparison.baseline, *(candidate.candidate for candidate in comparison.candidates)]
     panels = [
         plots.Distribution(side.name, part.figures.distribution, part.mean_score)
@@ -329,13 +400,13 @@ def _plots(comparison: ComparisonRecord) -> Iterator[Block]:
 
 
 def _parts(comparison: ComparisonRecord) -> list[ExperimentAnalysis]:
-    """The experiments that were compared, baseline first; none if it was made of numbers alone."""
+    """Return the compared experiments, baseline first; empty if the comparison was made from numbers alone."""
     sides = [gained.sides for gained, _ in comparison.sources]
     sources = [sides[0][0], *(candidate for _, candidate in sides)] if sides else []
     return [ExperimentAnalysis.read(source) for source in sources]
 
 
-def _said(metric: MetricComparison) -> str:
+def _describe(metric: MetricComparison) -> str:
     difference = formatting.signed(metric.difference, percent=is_verdict(metric.metric))
     return f"{difference} ({span(metric.metric, metric.low, metric.high)})"
 
@@ -351,9 +422,11 @@ def _flips(comparison: ComparisonRecord, limit: int) -> Iterator[Block]:
                 yield Cases(caption, len(flipped), min(limit, len(flipped)), cases)
 
 
-def _read(flipped: FlippedSamples, limit: int, outcome: str, tone: Tone) -> Iterator[Case]:
+def _read(flipped: FlippedSamples, limit: int, outcome: str, tone: Tone) -> Iterator[TrialDetails]:
     for flip in islice(flipped, limit):
-        yield Case(flip.sample_id, outcome, tone, tuple(_facts(flip)))
+        first = next(iter((*flip.baseline, *flip.candidate)), None)
+        title = flip.sample_id if first is None else sample_title(flip.sample_id, first.sample.input)
+        yield TrialDetails(title, outcome, tone, tuple(_facts(flip)))
 
 
 def _facts(flip: Flip) -> Iterator[tuple[str, str]]:
@@ -362,14 +435,14 @@ def _facts(flip: Flip) -> Iterator[tuple[str, str]]:
         yield "input", shown(first.sample.input)
         yield "expected", shown(first.sample.expected)
     several = max(len(flip.baseline), len(flip.candidate)) > 1
-    # Both sides of a repeat together: where there is room for a few texts only, no side is left out.
+    # Both sides of a repeat together, so that a limit on the number of texts keeps both.
     for pair in islice(zip_longest(flip.baseline, flip.candidate), SHOWN_REPEATS):
         for side, result in zip(("baseline", "candidate"), pair, strict=True):
             if result is not None:
-                yield f"{side}, repeat {result.repeat}" if several else side, _came_of(result)
+                yield f"{side}, repeat {result.repeat}" if several else side, _describe_result(result)
 
 
-def _came_of(result: EvalResult) -> str:
+def _describe_result(result: EvalResult) -> str:
     if result.score is None:
         return f"{result.outcome.replace('_', ' ')}: {result.error or ''}"
     verdict = "passed" if result.score.passed else "failed"

@@ -1,4 +1,4 @@
-"""What is said, apart from how it is shown: the blocks that every rendering is made of.
+"""The blocks of a document, independent of the output format.
 
 Reports, comparisons and gates are put into words once, as a `Document`; the terminal, Markdown and HTML each show any
 document. So no figure can have its interval in one format and lack it in another, and the rule for text that models
@@ -28,13 +28,13 @@ class Bar:
     mark: float | None = None
 
     def place(self, value: float) -> float:
-        """Where a value lies on the scale, from 0 to 1; what lies outside is put at the nearer end."""
+        """Return the position of a value on the scale, clipped to 0 to 1."""
         return min(1.0, max(0.0, (value - self.start) / (self.end - self.start)))
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A piece of text in a table, with what it means for the reader."""
+    """A piece of text in a table, with its tone (good, bad, ...)."""
 
     text: str
     tone: Tone = ""
@@ -47,6 +47,9 @@ type Content = str | Cell | Bar | None
 class Column:
     """A column: `name` columns hold names, which may be cut to `shortest` where space is short; figures never are.
 
+    Names are cut so that they stay different; `prose` is cut at its end.
+
+    Where cut names are not enough, bars are left out, then `optional` columns.
     Where there is no space for rows, each becomes a few lines under its `heading` columns: the names, unless told.
     """
 
@@ -56,16 +59,19 @@ class Column:
     bar: bool = False
     heading: bool | None = None
     shortest: int = 10
+    optional: bool = False
+    prose: bool = False
+    lines: int = 1  # In a terminal, a longer text is cut to so many lines.
 
     @property
     def heads_row(self) -> bool:
-        """Whether the column is part of a row's heading."""
+        """True if the column is part of the row heading."""
         return self.name if self.heading is None else self.heading
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A row that names the rows below it."""
+    """A heading row for the rows below it."""
 
     title: str
 
@@ -81,7 +87,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The one sentence that answers the question, and why."""
+    """The sentence that answers the question, with its tone."""
 
     word: str
     text: str
@@ -90,45 +96,66 @@ class Conclusion:
 
 @dataclass(frozen=True, slots=True)
 class Remarks:
-    """Sentences a reader must know to read the figures rightly."""
+    """Remarks needed to interpret the figures."""
 
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A drawing: SVG in which all text is already escaped. Shown by HTML alone; a table always says the same."""
+    """A drawing: SVG with escaped text. Only HTML shows it; a table has the same figures."""
 
     caption: str
     svg: str
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One trial to read: what it is called, what came of it, and labelled texts."""
+class TrialDetails:
+    """The details of one trial: title, outcome, and labelled texts.
+
+    Pages also have what can be filtered by (`result` and `experiment`), a glance at input and output, and texts that
+    are folded until they are asked for.
+    """
 
     title: str
     outcome: str
     tone: Tone
     facts: tuple[tuple[str, str], ...]
+    result: str = ""
+    experiment: str = ""
+    glance: tuple[str, str] | None = None
+    folded: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Trials to read one by one. `items` may stream; `total` counts all there are, of which at most `shown` come."""
+    """A list of trial details. `items` may stream; `total` counts all, of which at most `shown` are included.
+
+    On a page, those with a `filter` can be searched and filtered; `others` says where those are that are not shown.
+    """
 
     caption: str
     total: int
     shown: int
-    items: Iterable[Case]
+    items: Iterable[TrialDetails]
+    filter: bool = False
+    others: str = ""
 
 
-type Block = Table | Conclusion | Remarks | Plot | Cases
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The title of a part of a page, with a line or two on what it is about. Shown by HTML and Markdown alone."""
+
+    title: str
+    about: tuple[str, ...] = ()
+
+
+type Block = Table | Conclusion | Remarks | Plot | Cases | Heading
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A title, a line or two on what it is about, and blocks."""
+    """A title, one or two introductory lines, and blocks."""
 
     title: str
     about: tuple[str, ...]

@@ -1,30 +1,67 @@
-"""What each kind of record says, as a document that every format can show."""
+"""Build the document of a record, by its type."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import singledispatch
 
 from fairtrial.analysis.calibration import CalibrationRecord
 from fairtrial.analysis.comparison import ComparisonRecord
 from fairtrial.analysis.experiment import RunAnalysis
 from fairtrial.analysis.gate import GateRecord
+from fairtrial.analysis.leaderboard import LeaderboardRecord
+from fairtrial.analysis.planning import SamplePlanRecord
+from fairtrial.analysis.trial_rows import TrialRows
 from fairtrial.render.calibration_document import calibration_document
-from fairtrial.render.comparison_document import comparison_document
-from fairtrial.render.document import Document
+from fairtrial.render.comparison_document import ComparisonInDetail, comparison_document
+from fairtrial.render.document import Block, Cases, Document, Heading
 from fairtrial.render.gate_document import gate_document
+from fairtrial.render.leaderboard_document import leaderboard_document
+from fairtrial.render.plan_document import plan_document
 from fairtrial.render.report_document import report_document
+from fairtrial.render.trials_document import trials_document
 
 IN_MARKDOWN, IN_HTML = 10, 200
 """How many trials of a kind are there to read."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReportAgainst:
+    """The report of a run, with comparisons of its experiments with a baseline."""
+
+    analysis: RunAnalysis
+    comparisons: tuple[ComparisonRecord, ...]
+
+
 @singledispatch
 def document_of(record: object, cases: int) -> Document:
-    """What a record says, with at most `cases` single trials of a kind to read."""
+    """Return the document of a record, with at most `cases` trials of each kind."""
     raise TypeError(f"a {type(record).__name__} cannot be shown as a document")
 
 
 document_of.register(RunAnalysis, report_document)
 document_of.register(ComparisonRecord, comparison_document)
+document_of.register(
+    ComparisonInDetail, lambda record, cases: comparison_document(record.comparison, cases, detailed=True)
+)
+
+
+@document_of.register
+def _report_against(record: ReportAgainst, cases: int) -> Document:
+    """Return the document of a report, with the comparisons before the list of trials."""
+    report = report_document(record.analysis, cases)
+    trials = [block for block in report.blocks if isinstance(block, Cases)]
+    blocks: list[Block] = [block for block in report.blocks if not isinstance(block, Cases)]
+    for comparison in record.comparisons:
+        found = comparison_document(comparison, cases)
+        blocks += [Heading(found.title, found.about), *found.blocks]
+    if cases and trials:
+        blocks.append(Heading(record.analysis.run.name))
+    return Document(report.title, report.about, (*blocks, *trials))
+
+
+document_of.register(LeaderboardRecord, leaderboard_document)
 document_of.register(GateRecord, gate_document)
 document_of.register(CalibrationRecord, calibration_document)
+document_of.register(SamplePlanRecord, plan_document)
+document_of.register(TrialRows, trials_document)

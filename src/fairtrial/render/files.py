@@ -1,4 +1,4 @@
-"""A record written to a file, in the format that the file's name asks for."""
+"""Write a record to a file, in the format of its extension."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TABLES: tuple[str, ...] = get_args(ExportFormat.__value__)
 
 
 def write(record: object, path: Path, format: str | None = None, *, name: str, tables: bool = False) -> None:
-    """Write a record as asked; a file is whole or it is not there.
+    """Write a record atomically.
 
     `name` is what an error calls it. With `tables`, the results of a whole run can be written one row per trial.
     """

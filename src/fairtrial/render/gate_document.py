@@ -1,14 +1,12 @@
-"""What a gate says: its decision first, then rule by rule what was asked and what was found."""
+"""The document of a gate: the decision, then the requirement and result of each rule."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from fairtrial import formatting
 from fairtrial.analysis.checks import GateCheck
 from fairtrial.analysis.gate import GateRecord
 from fairtrial.analysis.metrics import is_verdict
-from fairtrial.formatting import bound_text, end_text, margin_text
+from fairtrial.formatting import bound_text, end_text, margin_text, open_range
 from fairtrial.render.comparison_document import comparison_document, span
 from fairtrial.render.document import Bar, Block, Cell, Column, Conclusion, Document, Remarks, Table, Tone
 
@@ -16,13 +14,13 @@ _TONES: dict[str, Tone] = {"pass": "good", "fail": "bad", "inconclusive": "unsur
 
 
 def gate_document(result: GateRecord, cases: int) -> Document:
-    """What there is to say, with at most `cases` flipped samples each way to read."""
+    """Return the document, with at most `cases` flipped samples in each direction."""
     first, *rest = result.reasons or ("",)
     blocks: list[Block] = [
         Conclusion(result.status, first, _TONES[result.status]),
         Remarks(tuple(rest)),
         _checks(result),
-        Remarks(tuple(_remarks(result))),
+        Remarks(result.warnings),
     ]
     if cases and result.comparison is not None:
         inside = comparison_document(result.comparison, cases).blocks
@@ -32,7 +30,7 @@ def gate_document(result: GateRecord, cases: int) -> Document:
 
 
 def rule(check: GateCheck) -> str:
-    """What a rule asks for, in words."""
+    """Return the requirement of a rule as text."""
     where = "" if check.slice is None else f"{check.slice}: "
     if check.kind == "margin":
         return f"{where}{check.metric} at most {margin_text(check.bound, percent=is_verdict(check.metric))} worse"
@@ -49,13 +47,15 @@ def _value(check: GateCheck, value: float | None) -> str:
 def _span(check: GateCheck) -> str:
     if check.kind == "margin":
         return span(check.metric, check.low, check.high)
-    if check.low is None or check.high is None:
-        return formatting.UNDEFINED
-    return " to ".join(end_text(end, check.bound, percent=is_verdict(check.metric)) for end in (check.low, check.high))
+    low, high = (
+        None if end is None else end_text(end, check.bound, percent=is_verdict(check.metric))
+        for end in (check.low, check.high)
+    )
+    return open_range(low, high)
 
 
 def _bar(check: GateCheck) -> Bar | None:
-    """The interval beside the bound it is held against."""
+    """Return the bar of the interval with the bound."""
     if check.value is None or check.low is None or check.high is None or not -1 <= check.low <= check.high <= 1:
         return None
     if check.kind != "margin":
@@ -85,13 +85,3 @@ def _checks(result: GateRecord) -> Table:
         for check in result.checks
     ]
     return Table("Rules", columns, tuple(rows))
-
-
-def _remarks(result: GateRecord) -> Iterator[str]:
-    open_rules = sum(check.status == "inconclusive" for check in result.checks)
-    if result.status == "inconclusive" and result.needed is not None and open_rules > 1:  # One has said so itself.
-        yield f"About {formatting.samples_text(result.needed)} samples would decide what is open."
-    if result.missing_share:
-        what = "trials" if result.baseline is None else "trials or pairs"
-        yield f"{formatting.rate(result.missing_share)} of the {what} are missing: not run, or their scoring failed."
-    yield from result.warnings

@@ -1,7 +1,7 @@
-"""A document as one web page that fetches nothing and runs nothing, or as a piece of one for a notebook.
+"""Render a document as one self-contained web page, or as an HTML fragment for a notebook.
 
-Everything is escaped, and a content security policy stands behind the escaping: no scripts at all, no images, no fonts,
-no frames, no requests; the one style sheet is allowed by its hash.
+Everything is escaped, and a content security policy stands behind the escaping: no images, no fonts, no frames, no
+requests; the one style sheet and the one script, which filters trials, are allowed by their hashes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import IO
 from fairtrial.render.document import (
     Bar,
     Block,
-    Case,
     Cases,
     Cell,
     Column,
     Conclusion,
     Content,
     Document,
+    Heading,
     Plot,
     Remarks,
     Section,
     Table,
+    TrialDetails,
 )
 from fairtrial.render.plots import STYLE as PLOT_STYLE
 from fairtrial.render.safe_text import lines, plain
@@ -64,41 +65,95 @@ background:none;color:inherit;font-size:14px}
 .ft dl{margin:0 0 10px 18px}.ft dt{color:var(--muted)}.ft dd{margin:0 0 6px}
 .ft pre{margin:0;padding:8px 10px;background:var(--soft);white-space:pre-wrap;overflow-wrap:anywhere;
 font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;color:inherit}
+.ft h2.part{font-size:19px;margin-top:48px;padding-top:14px;border-top:2px solid var(--rule)}
+.ft figure{overflow-x:auto}.ft .scroll,.ft figure{background:
+linear-gradient(to right,var(--paper) 40%,transparent) 0 0/40px 100% no-repeat local,
+linear-gradient(to left,var(--paper) 40%,transparent) 100% 0/40px 100% no-repeat local,
+linear-gradient(to right,var(--rule),transparent) 0 0/12px 100% no-repeat scroll,
+linear-gradient(to left,var(--rule),transparent) 100% 0/12px 100% no-repeat scroll}
+.ft .filter{position:sticky;top:0;background:var(--paper);padding:8px 0;border-bottom:1px solid var(--rule);
+display:flex;flex-wrap:wrap;gap:8px;align-items:center}.ft .filter[hidden],.ft .trial[hidden]{display:none}
+.ft .filter input,.ft .filter select{font:inherit;color:inherit;background:var(--soft);border:1px solid var(--rule);
+border-radius:6px;padding:4px 8px;max-width:100%}.ft .filter input{flex:1 1 200px;min-width:0}
+.ft .trial summary{display:grid;grid-template-columns:100px minmax(90px,170px) 1fr 1fr;gap:14px;align-items:baseline}
+.ft .trial summary>*{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.ft .trial[open]>summary{font-weight:600}.ft .trial .seen{color:var(--muted);font-weight:400}
+.ft .trial dl details{border:0}.ft .trial dl summary{display:block;color:var(--muted);padding:0 0 4px}
+.ft .pair{display:grid;grid-template-columns:1fr 1fr;gap:0 14px}.ft .pair>div{min-width:0}
+@media (max-width:640px){.ft main{padding:16px 12px 40px}.ft .ft-plot{min-width:620px}
+.ft .trial summary{grid-template-columns:auto 1fr;gap:2px 10px}.ft .trial .seen{grid-column:1/-1}
+.ft .pair{grid-template-columns:1fr}.ft dl{margin-left:0}}
 """
 _SHEET = _STYLE + PLOT_STYLE
-_PAGE_SHEET = "html{color-scheme:light dark}" + _SHEET  # Not for a notebook: it is not ours to colour.
+_PAGE_SHEET = "html{color-scheme:light dark}" + _SHEET  # Pages only: a notebook sets its own background.
 _HASH = base64.b64encode(hashlib.sha256(_PAGE_SHEET.encode()).digest()).decode()
-POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
+SCRIPT = """
+(function () {
+  var box = document.querySelector(".filter");
+  var trials = Array.prototype.slice.call(document.querySelectorAll("details.trial"));
+  if (!box || !trials.length) return;
+  var words = box.querySelector("input"), picks = Array.prototype.slice.call(box.querySelectorAll("select"));
+  var count = box.querySelector("output"), texts = [];
+  function matches(trial, at, wanted) {
+    for (var one = 0; one < picks.length; one++)
+      if (picks[one].value && trial.getAttribute("data-" + picks[one].name) !== picks[one].value) return false;
+    if (!wanted.length) return true;
+    if (texts[at] === undefined) texts[at] = trial.textContent.toLowerCase();
+    return wanted.every(function (word) { return texts[at].indexOf(word) >= 0; });
+  }
+  function apply() {
+    var wanted = words.value.toLowerCase().split(/\\s+/).filter(Boolean), shown = 0;
+    trials.forEach(function (trial, at) {
+      trial.hidden = !matches(trial, at, wanted);
+      if (!trial.hidden) shown++;
+    });
+    count.textContent = shown + " of " + trials.length;
+  }
+  words.addEventListener("input", apply);
+  picks.forEach(function (pick) { pick.addEventListener("change", apply); });
+  trials[0].parentNode.insertBefore(box, trials[0]);
+  box.hidden = false;
+  apply();
+})();
+"""
+"""Filters the trials of a page by result, experiment and words. It reads the page and nothing else."""
+_SCRIPT_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = (
+    f"default-src 'none'; style-src 'sha256-{_HASH}'; script-src 'sha256-{_SCRIPT_HASH}'; base-uri 'none'; "
+    "form-action 'none'"
+)
 """The content security policy of every page."""
 
 
 def write_page(document: Document, file: IO[str]) -> None:
-    """Write the document as a page of its own; cases to read are written as they come."""
+    """Write the document as a page; trial details are streamed."""
     title = escaped(document.title)
     file.write(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n'
-        # Without this a browser asks the server for an icon.
+        # Prevents the browser from requesting an icon.
         '<link rel="icon" href="data:,">\n'
         f"<title>{title}</title>\n<style>{_PAGE_SHEET}</style>\n</head>\n"
         f'<body class="ft">\n<main>\n<h1>{title}</h1>\n'
     )
     for part in _inside(document):
         file.write(part)
+    if any(isinstance(block, Cases) and block.filter for block in document.blocks):
+        file.write(f"<script>{SCRIPT}</script>\n")
     file.write("</main>\n</body>\n</html>\n")
 
 
 def as_page(document: Document) -> str:
-    """The document as a page of its own."""
+    """Return the document as a page."""
     buffer = io.StringIO()
     write_page(document, buffer)
     return buffer.getvalue()
 
 
 def as_fragment(document: Document) -> str:
-    """The document for a notebook: a piece of a page, with its style and without cases to read."""
+    """Return the document as an HTML fragment for notebooks: with its style, without trial details."""
     kept = Document(
         document.title, document.about, tuple(block for block in document.blocks if not isinstance(block, Cases))
     )
@@ -107,7 +162,7 @@ def as_fragment(document: Document) -> str:
 
 
 def escaped(text: str, limit: int = _LIMIT) -> str:
-    """Any text, on one line, to stand between tags or in a quoted attribute."""
+    """Escape text, on one line, for HTML elements and quoted attributes."""
     return html.escape(plain(text, limit=limit))
 
 
@@ -134,6 +189,9 @@ def _block(block: Block) -> Iterator[str]:
             yield f"<h2>{escaped(block.caption)}</h2>\n<figure>{block.svg}</figure>\n"
         case Cases():
             yield from _cases(block)
+        case Heading():
+            yield f'<h2 class="part">{escaped(block.title)}</h2>\n'
+            yield from (f'<p class="about">{escaped(line)}</p>\n' for line in block.about)
 
 
 def _table(table: Table) -> Iterator[str]:
@@ -159,7 +217,9 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def _kind(column: Column) -> str:
-    kinds = [kind for kind, given in (("left", column.align == "left" or column.bar), ("name", column.name)) if given]
+    kinds = [
+        name for name, applies in (("left", column.align == "left" or column.bar), ("name", column.name)) if applies
+    ]
     return f' class="{" ".join(kinds)}"' if kinds else ""
 
 
@@ -177,7 +237,7 @@ def _cell(content: Content, column: Column, *, first: bool) -> str:
 
 
 def _bar(bar: Bar) -> str:
-    """A small drawing of an interval; the numbers stand beside it, so readers of the page aloud are spared it."""
+    """Draw an interval; hidden from screen readers, because the numbers are in the table."""
     low, mean, high = (round(5 + 170 * bar.place(value), 1) for value in (bar.low, bar.mean, bar.high))
     mark = ""
     if bar.mark is not None:
@@ -196,18 +256,65 @@ def _cases(block: Cases) -> Iterator[str]:
     if not block.total:
         return
     yield f"<h2>{escaped(block.caption)}</h2>\n"
+    results: dict[str, None] = {}
+    experiments: dict[str, None] = {}
+    written = 0
     for case in block.items:
+        written += 1
+        results.setdefault(case.result)
+        experiments.setdefault(case.experiment)
         yield _case(case)
-    if block.shown < block.total:
-        yield f'<p class="dim">{block.total - block.shown:,} more are not shown here.</p>\n'
+    if block.filter:
+        # After the trials, which name its choices as they come; hidden until the script moves it before them.
+        yield _filter(list(results), list(experiments))
+    if written < block.total:
+        others = f" {escaped(block.others)}" if block.others else ""
+        yield f'<p class="dim">{block.total - written:,} more are not shown here.{others}</p>\n'
 
 
-def _case(case: Case) -> str:
-    facts = "".join(
-        f"<dt>{escaped(label)}</dt><dd><pre>{html.escape(lines(text, limit=_LIMIT)) or ' '}</pre></dd>"
-        for label, text in case.facts
+def _filter(results: list[str], experiments: list[str]) -> str:
+    picks = "".join(
+        f'<select name="{name}" aria-label="{name}"><option value="">{title}</option>'
+        + "".join(f'<option value="{escaped(one)}">{escaped(one, limit=60)}</option>' for one in values)
+        + "</select>"
+        for name, title, values in (
+            ("result", "every result", results),
+            ("experiment", "every experiment", experiments),
+        )
+        if len(values) > 1
     )
     return (
-        f'<details><summary><span class="{case.tone}">{escaped(case.outcome)}</span> '
-        f"{escaped(case.title)}</summary><dl>{facts}</dl></details>\n"
+        '<div class="filter" hidden><input type="search" placeholder="search inputs, outputs, sessions, metadata" '
+        f'aria-label="search">{picks}<output></output></div>\n'
     )
+
+
+def _case(case: TrialDetails) -> str:
+    facts = dict(case.facts)
+    together = [label for label in ("expected", "output") if label in facts] if case.glance else []
+    pair = "".join(f"<div>{_fact(label, facts[label])}</div>" for label in together)
+    inside = "".join(
+        f'<div class="pair">{pair}</div>' if [label] == together[:1] else _fact(label, text)
+        for label, text in case.facts
+        if label not in together[1:]
+    )
+    inside += "".join(
+        f"<dt></dt><dd><details><summary>{escaped(label)}</summary>{_pre(text, limit=None)}</details></dd>"
+        for label, text in case.folded
+    )
+    head = f'<span class="{case.tone}">{escaped(case.outcome)}</span> <span>{escaped(case.title)}</span>'
+    if case.glance is None:
+        return f"<details><summary>{head}</summary><dl>{inside}</dl></details>\n"
+    seen = "".join(f' <span class="seen">{escaped(text)}</span>' for text in case.glance)
+    return (
+        f'<details class="trial" data-result="{escaped(case.result)}" data-experiment="{escaped(case.experiment)}">'
+        f"<summary>{head}{seen}</summary><dl>{inside}</dl></details>\n"
+    )
+
+
+def _fact(label: str, text: str) -> str:
+    return f"<dt>{escaped(label)}</dt><dd>{_pre(text)}</dd>"
+
+
+def _pre(text: str, *, limit: int | None = _LIMIT) -> str:
+    return f"<pre>{html.escape(lines(text, limit=limit)) or ' '}</pre>"

@@ -1,4 +1,4 @@
-"""Reports as JSON for programs. docs/reference/json.md describes what is in it.
+"""Render records as JSON; docs/reference/json.md describes the fields.
 
 The first field names the format and its version. Fields may be added to a version; none is taken away or changes its
 meaning. What is undefined is null, with the reason in the `note` beside it.
@@ -13,23 +13,27 @@ from typing import Any
 
 from fairtrial.analysis.calibration import CalibrationRecord
 from fairtrial.analysis.comparison import ComparisonRecord
+from fairtrial.analysis.error_groups import read_error_groups
 from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis
 from fairtrial.analysis.gate import GateRecord
+from fairtrial.analysis.leaderboard import LeaderboardRecord
+from fairtrial.analysis.planning import SamplePlanRecord
 from fairtrial.codec import to_json
 from fairtrial.render.run_json import report_run, tokens_of
 from fairtrial.render.safe_text import whole
 from fairtrial.types import JSON
 
 REPORT_FORMAT = "fairtrial.report/1"
+_ERROR_GROUPS = 20
 
 
 def as_text(record: dict[str, JSON]) -> str:
-    """JSON text, in ASCII, so that no tool between here and its reader can spoil it."""
+    """Return JSON text in ASCII, independent of encodings."""
     return json.dumps(_clean(record), indent=2, allow_nan=False) + "\n"
 
 
 def _clean(value: Any) -> Any:
-    """Text that every reader of JSON takes: half a character is none."""
+    """Replace lone surrogates, which JSON readers reject."""
     match value:
         case str():
             return whole(value)
@@ -43,7 +47,7 @@ def _clean(value: Any) -> Any:
 
 @singledispatch
 def json_of(record: object) -> dict[str, JSON]:
-    """Every figure of a record as JSON values, after the name of their format."""
+    """Return all figures of a record as JSON values, with the format name first."""
     raise TypeError(f"a {type(record).__name__} has no JSON format")
 
 
@@ -62,6 +66,11 @@ def _comparison(comparison: ComparisonRecord) -> dict[str, JSON]:
 
 
 @json_of.register
+def _leaderboard(leaderboard: LeaderboardRecord) -> dict[str, JSON]:
+    return {"format": "fairtrial.leaderboard/1", **_fields(leaderboard), "may_be_best": list(leaderboard.may_be_best)}
+
+
+@json_of.register
 def _gate(result: GateRecord) -> dict[str, JSON]:
     return {
         "format": "fairtrial.gate/1",
@@ -76,8 +85,17 @@ def _calibration(calibration: CalibrationRecord) -> dict[str, JSON]:
     return {"format": "fairtrial.calibration/1", **_fields(calibration)}
 
 
-def _fields(record: ComparisonRecord | GateRecord | CalibrationRecord, *, without: str = "") -> dict[str, JSON]:
-    return {one.name: to_json(getattr(record, one.name)) for one in fields(record) if one.name != without}
+@json_of.register
+def _plan(plan: SamplePlanRecord) -> dict[str, JSON]:
+    return {"format": "fairtrial.plan/1", **_fields(plan)}
+
+
+def _fields(
+    record: ComparisonRecord | LeaderboardRecord | GateRecord | CalibrationRecord | SamplePlanRecord,
+    *,
+    without: str = "",
+) -> dict[str, JSON]:
+    return {field.name: to_json(getattr(record, field.name)) for field in fields(record) if field.name != without}
 
 
 def _part(part: ExperimentAnalysis) -> dict[str, Any]:
@@ -96,9 +114,13 @@ def _part(part: ExperimentAnalysis) -> dict[str, Any]:
             "dead_letter": part.errors.get("dead_letter", 0),
             "not_run": part.not_run,
         },
+        "errors": [asdict(group) for group in read_error_groups(part.store, part.run.run_id, part.name)[:_ERROR_GROUPS]]
+        if part.errors
+        else [],
         "level": figures.level,
         "adaptive": figures.adaptive is not None,
         "estimates": [asdict(estimate) for estimate in figures.estimates],
+        "per_trial": [asdict(estimate) for estimate in figures.per_trial],
         "variance": None
         if split is None
         else {
@@ -114,4 +136,5 @@ def _part(part: ExperimentAnalysis) -> dict[str, Any]:
         "judge_cost_usd": part.judge_cost_usd,
         "cache_hits": part.cache_hits,
         "unpriced_calls": part.unpriced_calls,
+        "cut_off_calls": part.cut_off_calls,
     }

@@ -1,4 +1,4 @@
-"""JUnit XML, which every CI system shows: a test case for every trial, streamed, or for every rule of a gate.
+"""Render JUnit XML for CI systems: a test case for every trial, or for every rule of a gate.
 
 A trial that was scored and did not pass is a failure; one that could not be scored is an error; one that was not run is
 skipped. The elements and attributes are those that the common readers (Jenkins, GitLab, GitHub actions) agree on.
@@ -20,23 +20,23 @@ from fairtrial.render.gate_document import rule
 from fairtrial.render.safe_text import lines, plain, shown
 from fairtrial.trials.result import EvalResult
 
-# What XML 1.0 cannot hold in any form; `lines` takes the rest of what is unfit to show.
+# Characters that XML 1.0 does not allow; `lines` removes other control characters.
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LIMIT = 4_000
 
 
 def attributes(**values: object) -> str:
-    """Attributes of an element, with a space before each."""
+    """Format attributes of an element, with a space before each."""
     return "".join(f" {name}={quoteattr(_ILLEGAL.sub('', plain(str(value))))}" for name, value in values.items())
 
 
 def content(text: str, limit: int = _LIMIT) -> str:
-    """Text between tags."""
+    """Escape text between tags."""
     return escape(_ILLEGAL.sub("", lines(text, limit=limit)))
 
 
 def properties(values: Mapping[str, object]) -> Iterator[str]:
-    """The facts of a suite or a case."""
+    """Format the properties of a suite or a case."""
     if values:
         yield "<properties>"
         for name, value in values.items():
@@ -45,18 +45,18 @@ def properties(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def case(classname: str, name: str, seconds: float, inside: Iterable[str]) -> str:
-    """One test case."""
+    """Format one test case."""
     body = "".join(inside)
     return f"<testcase{attributes(classname=classname, name=name, time=f'{seconds:.3f}')}>{body}</testcase>\n"
 
 
 def trial(result: EvalResult, suite: str, repeats: int) -> str:
-    """The test case of one trial."""
+    """Format the test case of one trial."""
     name = result.sample_id if repeats == 1 else f"{result.sample_id} [repeat {result.repeat}]"
-    return case(f"{suite}.{result.experiment}", name, result.latency_ms / 1000, _came_of(result))
+    return case(f"{suite}.{result.experiment}", name, result.latency_ms / 1000, _describe_result(result))
 
 
-def _came_of(result: EvalResult) -> Iterator[str]:
+def _describe_result(result: EvalResult) -> Iterator[str]:
     score = result.score
     if result.outcome == "not_run":
         yield "<skipped/>"
@@ -79,7 +79,7 @@ def _came_of(result: EvalResult) -> Iterator[str]:
 
 
 def write_suites(file: IO[str], name: str, suites: Iterable[tuple[Mapping[str, object], Iterable[str]]]) -> None:
-    """Write a whole file: suites, each with its attributes and what it holds, as they come."""
+    """Write a file of test suites, streaming their test cases."""
     file.write('<?xml version="1.0" encoding="UTF-8"?>\n')
     file.write(f"<testsuites{attributes(name=name)}>\n")
     for facts, inside in suites:
@@ -92,12 +92,12 @@ def write_suites(file: IO[str], name: str, suites: Iterable[tuple[Mapping[str, o
 
 @singledispatch
 def write_junit(record: object, file: IO[str]) -> None:
-    """Write a record as JUnit XML, as far as it has test cases."""
+    """Write a record as JUnit XML; raises if it has no test cases."""
     raise TypeError(f"a {type(record).__name__} has no test cases")
 
 
 def as_junit(record: object) -> str:
-    """The same as text."""
+    """Return a record as JUnit XML text; raises if it has no test cases."""
     buffer = io.StringIO()
     write_junit(record, buffer)
     return buffer.getvalue()
@@ -105,7 +105,7 @@ def as_junit(record: object) -> str:
 
 @write_junit.register
 def _write_run(analysis: RunAnalysis, file: IO[str]) -> None:
-    """A test suite for each experiment of a run and a test case for each result, as they are read."""
+    """Write a test suite for each experiment of a run, with a test case for each result."""
     suite = analysis.run.suite
     write_suites(file, suite, ((_suite_facts(part), _trial_cases(part)) for part in analysis.parts))
 
@@ -124,15 +124,15 @@ def _suite_facts(part: ExperimentAnalysis) -> Mapping[str, object]:
 
 def _trial_cases(part: ExperimentAnalysis) -> Iterator[str]:
     run = part.run
-    found: dict[str, object] = {"run": run.run_id, "dataset": run.dataset_name, "planned": part.planned}
-    found |= {"scored": part.successful, "not_run": part.not_run}
+    attributes: dict[str, object] = {"run": run.run_id, "dataset": run.dataset_name, "planned": part.planned}
+    attributes |= {"scored": part.successful, "not_run": part.not_run}
     for estimate in part.estimates:
-        # Undefined is an empty value: a reader of numbers must not find a 0.
+        # Undefined figures are empty, never 0.
         for name, value in ((estimate.name, estimate.value), ("low", estimate.low), ("high", estimate.high)):
             key = name if name == estimate.name else f"{estimate.name}.{name}"
-            found[key] = "" if value is None else value
-        found[f"{estimate.name}.n"] = estimate.n
-    yield from properties(found)
+            attributes[key] = "" if value is None else value
+        attributes[f"{estimate.name}.n"] = estimate.n
+    yield from properties(attributes)
     yield "\n"
     for result in part.store.results(run.run_id, experiment=part.name):
         yield trial(result, run.suite, run.repeats)
@@ -140,39 +140,34 @@ def _trial_cases(part: ExperimentAnalysis) -> Iterator[str]:
 
 @write_junit.register
 def _write_gate(result: GateRecord, file: IO[str]) -> None:
-    """A test case for each rule: a broken rule is a failure, an open one an error, for neither lets through."""
+    """Write a test case for each rule: a failed rule is a failure, an inconclusive one an error."""
     counts = {
         status: sum(check.status == status for check in result.checks) for status in ("pass", "fail", "inconclusive")
     }
-    # Too many missing trials leave a gate open although each rule may be met.
-    missing = result.status == "inconclusive" and not counts["inconclusive"]
     facts = {
         "name": f"gate.{result.candidate}",
-        "tests": len(result.checks) + missing,
+        "tests": len(result.checks),
         "failures": counts["fail"],
-        "errors": counts["inconclusive"] + missing,
+        "errors": counts["inconclusive"],
         "skipped": 0,
         "time": "0.000",
     }
-    write_suites(file, "gate", [(facts, _rule_cases(result, missing=missing))])
+    write_suites(file, "gate", [(facts, _rule_cases(result))])
 
 
-def _rule_cases(result: GateRecord, *, missing: bool) -> Iterator[str]:
+def _rule_cases(result: GateRecord) -> Iterator[str]:
     name = f"gate.{result.candidate}"
-    if missing:
-        reason = result.reasons[0] if result.reasons else ""
-        yield case(name, "missing trials", 0.0, [_problem("error", "inconclusive", reason)])
     for check in result.checks:
-        found = {key: "" if value is None else value for key, value in _figures(check)}
-        inside = [*properties(found)]
+        attributes = {key: "" if value is None else value for key, value in _figures(check)}
+        inside = [*properties(attributes)]
         if check.status != "pass":
-            kind = "failure" if check.status == "fail" else "error"
-            inside.append(_problem(kind, check.status, check.reason))
+            element = "failure" if check.status == "fail" else "error"
+            inside.append(_problem(element, check.status, check.reason))
         yield case(name, rule(check), 0.0, inside)
 
 
-def _problem(kind: str, what: str, reason: str) -> str:
-    return f"<{kind}{attributes(type=what, message=reason)}>{content(reason)}</{kind}>"
+def _problem(element: str, what: str, reason: str) -> str:
+    return f"<{element}{attributes(type=what, message=reason)}>{content(reason)}</{element}>"
 
 
 def _figures(check: GateCheck) -> Iterator[tuple[str, object]]:

@@ -1,4 +1,4 @@
-"""A document as Markdown, for a pull request or a wiki.
+"""Render a document as Markdown.
 
 Nothing in a document is markup, so all of it is escaped: tables keep their shape, nobody is mentioned, no image is
 fetched, no HTML gets through.
@@ -18,6 +18,7 @@ from fairtrial.render.document import (
     Conclusion,
     Content,
     Document,
+    Heading,
     Remarks,
     Section,
     Table,
@@ -25,7 +26,7 @@ from fairtrial.render.document import (
 )
 from fairtrial.render.safe_text import plain
 
-_BREAK = "\u200b"  # Takes no space, and breaks the words that forges turn into links.
+_BREAK = "\u200b"  # A zero-width character that prevents GitHub and GitLab from creating links.
 _MARKUP = "\\`*_[]|~$"  # The backslash first: the others are escaped with one.
 # Mentions, issue numbers, addresses and commits become links (and mails to people) after Markdown is read, so a
 # backslash does not help. Each pattern is looked for only where its text occurs: foreign text can be megabytes.
@@ -35,11 +36,11 @@ _LINKS = tuple(
 )
 _BLOCK_START = re.compile(r"^(\s*)([-+=#>]+|\d+[.)])(?=\s|$)")
 _SIGNS: dict[Tone, str] = {"good": "✅ ", "bad": "❌ ", "unsure": "❔ ", "dim": "", "": ""}
-_CASES, _FACTS = 10, 8  # The input, what was expected, and three repeats of two sides.
+_CASES, _FACTS = 10, 8  # Input, expected value, and three repeats of two sides.
 
 
 def escaped(text: str) -> str:
-    """Any text as Markdown that shows exactly that text, on one line."""
+    """Escape text for Markdown, on one line."""
     clean = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for mark in _MARKUP:
         clean = clean.replace(mark, f"\\{mark}")
@@ -58,7 +59,7 @@ def _without_links(text: str) -> str:
 
 
 def quoted(text: str, limit: int) -> str:
-    """Any text as a code span, cut to `limit` characters: shown as it is, spaces and all."""
+    """Format text as a code span, cut to `limit` characters; spaces are kept."""
     clean = plain(text, limit=limit)
     if not clean.strip():
         return "(empty)"
@@ -69,14 +70,14 @@ def quoted(text: str, limit: int) -> str:
 
 
 def as_markdown(document: Document) -> str:
-    """The document as Markdown text."""
+    """Return the document as Markdown text."""
     parts = [f"### {_opening(document.title)}", "\n".join(escaped(line) + "  " for line in document.about).rstrip()]
     parts += ["\n".join(_block(block)) for block in document.blocks]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _opening(text: str) -> str:
-    """Text that begins a line, where a dash or a number would begin a list."""
+    """Escape text at the start of a line, where a dash or a number would start a list."""
     return _BLOCK_START.sub(lambda found: f"{found[1]}{found[2][:-1]}\\{found[2][-1]}", escaped(text))
 
 
@@ -91,7 +92,10 @@ def _block(block: Block) -> Iterator[str]:
                 yield f"- {_opening(remark)}"
         case Cases():
             yield from _cases(block)
-        case _:  # A plot: a table says the same.
+        case Heading():
+            yield f"#### {_opening(block.title)}"
+            yield from ("", *(escaped(line) + "  " for line in block.about))
+        case _:  # Plots are skipped: a table has the same figures.
             return
 
 

@@ -1,21 +1,23 @@
-"""What a report says: every rate and mean with its interval and n, the errors beside them, and the trials to read."""
+"""The document of a report: estimates with intervals and n, counts, costs and remarks."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from fairtrial import formatting
-from fairtrial.analysis.estimates import Estimate
+from fairtrial.analysis.error_groups import read_error_groups
+from fairtrial.analysis.estimates import SHOWN_QUANTILES, Estimate, SliceEstimates, slice_estimates
 from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis
 from fairtrial.analysis.figures import Figures
-from fairtrial.analysis.metrics import CRITERION, ERRORS, is_verdict
+from fairtrial.analysis.metrics import COST, CRITERION, ERRORS, LATENCY, TOKENS, is_verdict, quantile_name
 from fairtrial.render import plots
 from fairtrial.render.adaptive_remarks import adaptive_remarks
 from fairtrial.render.document import (
     Bar,
     Block,
-    Case,
-    Cases,
     Column,
     Content,
     Document,
@@ -23,12 +25,10 @@ from fairtrial.render.document import (
     Remarks,
     Section,
     Table,
-    Tone,
 )
 from fairtrial.render.safe_text import plain, shown
-from fairtrial.scoring.score import Metric
-from fairtrial.store.protocol import IMPORTED, RunRecord, RunStore
-from fairtrial.trials.result import EvalResult
+from fairtrial.render.trial_details import all_trials, failed_trials
+from fairtrial.store.protocol import RunRecord
 
 _TITLES = {
     "pass_rate": "pass rate",
@@ -46,22 +46,102 @@ _MAY_REPEAT = (
 )
 _DRAWN_CRITERIA = 12
 _DRAWN = ("pass_rate", "pass_rate_all", "mean_score")
-_CUT, _NAME = 4_000, 80
+_NAME = 80
+_QUANTITIES = {LATENCY: "latency", COST: "cost"}
+_WITH_BARS = 3  # So many experiments have a row with a bar for each estimate; more would fill several screens.
+_ERROR_GROUPS = 4
+_FEW = 20  # With more trials than this to read, a document is a page that stands alone.
+_PER_CASE = 10  # A page lists ten times as many trials as it would list failures.
+_LOOKED_AT, _MOST_VALUES, _MOST_KEYS = 2_000, 12, 12
+_HARDLY = 0.05  # A smaller narrowing of the interval is not worth mentioning.
 
 
 def report_document(analysis: RunAnalysis, cases: int) -> Document:
-    """What there is to say about a run, or about some of its experiments, with at most `cases` trials to read."""
+    """Return the document of a run, or of some experiments, with details of at most `cases` trials."""
     run, parts = analysis.run, analysis.parts
     figures = {part.name: part.figures for part in parts}
-    blocks: list[Block] = [_estimates(figures), _counts(parts), _costs(parts), Remarks(tuple(_remarks(run, parts)))]
+    estimates = _estimates_in_pairs(figures) if len(figures) > _WITH_BARS else [_estimates(figures)]
+    blocks: list[Block] = [*estimates, _counts(parts)]
+    if any(part.errors for part in parts):
+        blocks.append(Remarks(tuple(_error_groups(analysis))))
+    blocks += [*_per_trial(figures), _costs(parts)]
     if cases:
-        blocks[3:3] = _plots(figures)
-        blocks += _cases(analysis.store, run, parts, cases)
-    return Document(_title(run), (_about(run, parts),), tuple(blocks))
+        blocks += _plots(figures)
+    blocks.append(Remarks(tuple(_remarks(run, parts))))
+    about = [_about(run, parts)]
+    if cases > _FEW:  # A page, to be read without the store: it has what every other screen can be asked for.
+        about.append(_circumstances(run))
+        blocks += [_parameters(run, parts), _slices(analysis)]
+        blocks.append(all_trials(analysis.store, run, parts, cases * _PER_CASE))
+    elif cases:
+        blocks += failed_trials(analysis.store, run, parts, cases)
+    return Document(_title(run), tuple(about), tuple(blocks))
+
+
+def _circumstances(run: RunRecord) -> str:
+    """Return when the run was started, its code version, and its tags."""
+    started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.created_at))
+    code = f", code {run.code_hash[:8]}" if run.code_hash else ""
+    tags = "".join(f", {plain(key)}={plain(text)}" for key, text in run.tags.items())
+    return f"{run.name}, started {started}{code}{tags}"
+
+
+def _parameters(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> Table:
+    """Return the table of the parameters of the experiments; empty if there are none."""
+    params = {part.name: run.params.get(part.name) or {} for part in parts}
+    given = {name: found if isinstance(found, Mapping) else {} for name, found in params.items()}
+    keys = list(dict.fromkeys(key for found in given.values() for key in found))[:_MOST_KEYS]
+    columns = (Column("experiment", "left", name=True), *(Column(plain(key), "left", name=True) for key in keys))
+    rows = tuple(
+        (name, *(plain(shown(found[key]), limit=_NAME) if key in found else formatting.UNDEFINED for key in keys))
+        for name, found in given.items()
+    )
+    return Table("Parameters of the experiments", columns, rows if keys else ())
+
+
+def _slices(analysis: RunAnalysis) -> Table:
+    """Return the table of the pass rates of slices, for every metadata key with few values."""
+    rows: list[tuple[Content, ...] | Section] = []
+    several = len(analysis.parts) > 1
+    for key in slice_keys(analysis):
+        rows.append(Section(plain(key, limit=_NAME)))
+        found = [
+            (part.name, one)
+            for part in analysis.parts
+            for one in slice_estimates(part.source, key)
+            if any(estimate.name == "pass_rate" for estimate in one.estimates)
+        ]
+        for experiment, one in sorted(found, key=lambda pair: one_of(pair[1])):
+            rate = one["pass_rate"]
+            cells = (one_of(one), *((experiment,) if several else ()))
+            rows.append((*cells, f"{rate.n:,}", value(rate, rate.value), span(rate), bar(rate, (0.0, 1.0))))
+    columns = (
+        Column("slice", "left", name=True),
+        *((Column("experiment", "left", name=True),) if several else ()),
+        Column("n"), Column("pass rate"), Column("interval"), Column("0 to 1", "left", bar=True),
+    )  # fmt: skip
+    return Table("Slices", columns, tuple(rows))
+
+
+def one_of(part: SliceEstimates) -> str:
+    """Return the metadata value that the samples of a slice share."""
+    return plain(part.name.partition(" = ")[2] or part.name, limit=_NAME)
+
+
+def slice_keys(analysis: RunAnalysis) -> list[str]:
+    """Return the metadata keys with two to `_MOST_VALUES` different texts in the first samples."""
+    values: dict[str, set[str]] = {}
+    seen = 0
+    for _, sample in islice(analysis.store.samples(analysis.run.run_id), _LOOKED_AT):
+        seen += 1
+        for key, found in sample.metadata.items():
+            if isinstance(found, str | bool):
+                values.setdefault(key, set()).add(str(found))
+    return [key for key, found in values.items() if 1 < len(found) <= min(_MOST_VALUES, seen // 2)][:_MOST_KEYS]
 
 
 def _title(run: RunRecord) -> str:
-    took = "" if run.finished_at is None else f" in {formatting.duration((run.finished_at - run.created_at) * 1000)}"
+    took = "" if run.took_seconds is None else f" in {formatting.duration(run.took_seconds * 1000)}"
     return f"{plain(run.suite, limit=_NAME)}  run {run.run_id}, {run.status}{took}"
 
 
@@ -76,79 +156,76 @@ def _about(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> str:
 
 
 def title_of(name: str) -> str:
-    """What people call an estimate."""
+    """Return the title of an estimate."""
     if name.startswith(CRITERION):
         return f"pass rate of {name.removeprefix(CRITERION)}"
     return _TITLES.get(name, name)
 
 
 def is_rate(estimate: Estimate) -> bool:
-    """Whether an estimate is a share, which people read in percent."""
+    """True if an estimate is a share, shown in percent."""
     return is_verdict(estimate.metric)
 
 
 def value(estimate: Estimate, number: float | None) -> str:
-    """A value of an estimate in words."""
+    """Format a value of an estimate."""
     return formatting.rate(number) if is_rate(estimate) else formatting.number(number)
 
 
 def span(estimate: Estimate) -> str:
-    """The interval of an estimate in words."""
+    """Format the interval of an estimate."""
     if estimate.low is None or estimate.high is None:
         return formatting.UNDEFINED
     return f"{value(estimate, estimate.low)} to {value(estimate, estimate.high)}"
 
 
 def bar(estimate: Estimate, bounds: tuple[float, float] | None) -> Bar | None:
-    """The interval of an estimate to draw; None where it is undefined or its scale is unknown."""
+    """Return the bar of an estimate; None if it is undefined or its scale is unknown."""
     if estimate.low is None or estimate.high is None or estimate.value is None or bounds is None:
         return None
     return Bar(estimate.low, estimate.value, estimate.high, *bounds)
 
 
 def _names(figures: Mapping[str, Figures]) -> list[str]:
-    """The estimates to show; those that only repeat others are left out, and a remark says so."""
-    names = dict.fromkeys(estimate.name for found in figures.values() for estimate in found.estimates)
+    """Return the estimates to show, without those that repeat others; a remark names these."""
+    names = dict.fromkeys(estimate.name for figure in figures.values() for estimate in figure.estimates)
     repeated = _repeated(figures)
     return [name for name in names if name not in repeated]
 
 
 def _repeated(figures: Mapping[str, Figures]) -> list[str]:
-    """Estimates that have the same figures as another in every experiment: a mean of 0s and 1s is a pass rate."""
+    """Return estimates with the same figures as another in every experiment, such as means of 0s and 1s."""
     criteria = _criteria(figures)
     may_repeat = [*_MAY_REPEAT, *((criterion, CRITERION + criterion) for criterion in criteria)]
-    if len(criteria) == 1:  # All that is judged, so that its figures are those of the score.
+    if len(criteria) == 1:  # The only criterion has the same figures as the score.
         may_repeat += [(CRITERION + criteria[0], "pass_rate"), (criteria[0], "mean_score")]
     return [name for name, other in may_repeat if _same(figures.values(), name, other)]
 
 
 def _criteria(figures: Mapping[str, Figures]) -> list[str]:
-    names = dict.fromkeys(estimate.name for found in figures.values() for estimate in found.estimates)
+    names = dict.fromkeys(estimate.name for figure in figures.values() for estimate in figure.estimates)
     return [name.removeprefix(CRITERION) for name in names if name.startswith(CRITERION)]
 
 
 def _same(figures: Iterable[Figures], name: str, other: str) -> bool:
     pairs = [(_key(figure.get(name)), _key(figure.get(other))) for figure in figures]
-    return all(one == two for one, two in pairs) and any(one is not None for one, _ in pairs)
+    return all(first == second for first, second in pairs) and any(first is not None for first, _ in pairs)
 
 
 def _key(estimate: Estimate | None) -> tuple[object, ...] | None:
     if estimate is None:
         return None
     numbers = (estimate.value, estimate.low, estimate.high)
-    # Sums in another order differ by a hair.
+    # Floating-point sums in another order differ slightly.
     return (*(None if number is None else round(number, 12) for number in numbers), estimate.n, estimate.trials)
 
 
 def _estimates(figures: Mapping[str, Figures]) -> Table:
-    found = list(figures.values())
-    levels = {figure.level for figure in found}
-    repeats = any(estimate.trials != estimate.n for figure in found for estimate in figure.estimates)
-    clusters = any(estimate.clusters is not None for figure in found for estimate in figure.estimates)
+    repeats, clusters = _has_repeats(figures), _has_clusters(figures)
     columns = [
         Column("", "left", name=True),
         Column("estimate"),
-        Column(f"{formatting.level(levels.pop())} interval" if len(levels) == 1 else "interval"),
+        Column(_interval_title(figures)),
         Column("samples" if repeats or clusters else "n"),
         *([Column("trials")] if repeats else []),
         *([Column("clusters")] if clusters else []),
@@ -187,8 +264,87 @@ def _estimates(figures: Mapping[str, Figures]) -> Table:
     return Table("", tuple(columns), tuple(rows))
 
 
+def _has_repeats(figures: Mapping[str, Figures]) -> bool:
+    return any(estimate.trials != estimate.n for figure in figures.values() for estimate in figure.estimates)
+
+
+def _has_clusters(figures: Mapping[str, Figures]) -> bool:
+    return any(estimate.clusters is not None for figure in figures.values() for estimate in figure.estimates)
+
+
+def _interval_title(figures: Mapping[str, Figures]) -> str:
+    levels = {figure.level for figure in figures.values()}
+    return f"{formatting.level(levels.pop())} interval" if len(levels) == 1 else "interval"
+
+
+def _estimates_in_pairs(figures: Mapping[str, Figures]) -> list[Table]:
+    """Return tables with at most two estimates side by side and a row for each experiment."""
+    return [_pair_table(figures, title, pair) for title, pair in _pairs(figures)]
+
+
+def _pairs(figures: Mapping[str, Figures]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield the caption of each table, and its estimates with the titles of their columns."""
+    criteria = _criteria(figures)
+    left = _names(figures)
+
+    def take(*names: str) -> list[str]:
+        """Return the remaining names if their numbers of samples agree, else only the first of them."""
+        found = [name for name in names if name in left]
+        found = found if len({_sizes(figures, name) for name in found}) == 1 else found[:1]
+        for name in found:
+            left.remove(name)
+        return found
+
+    while left:
+        name = left[0]
+        if name in ("pass_rate", "mean_score"):
+            yield "", [(title_of(one), one) for one in take("pass_rate", "mean_score")]
+        elif name in ("pass_rate_all", "mean_score_all"):
+            found = take("pass_rate_all", "mean_score_all")
+            yield "errors as 0", [(title_of(one).partition(",")[0], one) for one in found]
+        elif name.startswith(("pass@", "pass^")):
+            yield "", [(one, one) for one in take(f"pass@{name[5:]}", f"pass^{name[5:]}")]
+        elif name.startswith(CRITERION) and name.removeprefix(CRITERION) in left:
+            criterion = name.removeprefix(CRITERION)
+            yield criterion, list(zip(("pass rate", "mean"), take(name, criterion), strict=False))
+        elif name.startswith(CRITERION):
+            alone = [one for one in left if one.startswith(CRITERION) and one.removeprefix(CRITERION) not in left]
+            yield "pass rate of", [(one.removeprefix(CRITERION), one) for one in take(*alone[:2])]
+        else:
+            others = [one for one in left if one not in criteria and not one.startswith((CRITERION, "pass"))]
+            yield "mean of", [(_TITLES.get(one, one).removeprefix("mean "), one) for one in take(name, *others[:2][1:])]
+
+
+def _sizes(figures: Mapping[str, Figures], name: str) -> tuple[tuple[int, int] | None, ...]:
+    found = [figure.get(name) for figure in figures.values()]
+    return tuple(None if one is None else (one.n, one.trials) for one in found)
+
+
+def _pair_table(figures: Mapping[str, Figures], title: str, pair: Sequence[tuple[str, str]]) -> Table:
+    repeats, clusters = _has_repeats(figures), _has_clusters(figures)
+    columns = [Column(title, "left", name=True)]
+    for heading, _ in pair:
+        columns += [Column(heading), Column(_interval_title(figures))]
+    columns.append(Column("samples" if repeats or clusters else "n"))
+    columns += [Column("trials", optional=True)] if repeats else []
+    columns += [Column("clusters", optional=True)] if clusters else []
+    rows = []
+    for experiment, figure in figures.items():
+        found = [figure.get(name) for _, name in pair]
+        cells: list[Content] = [experiment]
+        for one in found:
+            cells += [formatting.UNDEFINED] * 2 if one is None else [value(one, one.value), span(one)]
+        first = found[0]
+        cells.append("0" if first is None else f"{first.n:,}")
+        cells += ["0" if first is None else f"{first.trials:,}"] if repeats else []
+        count = None if first is None else first.clusters
+        cells += [formatting.UNDEFINED if count is None else f"{count:,}"] if clusters else []
+        rows.append(tuple(cells))
+    return Table("", tuple(columns), tuple(rows))
+
+
 def _section(name: str, criteria: Sequence[str]) -> str:
-    """The heading under which an estimate stands in the table of one experiment."""
+    """Return the section of an estimate in the table of one experiment."""
     if name in criteria or name.startswith(CRITERION):
         return "criteria"
     return "metrics" if criteria and name not in _TITLES and not name.startswith(("pass@", "pass^")) else ""
@@ -201,7 +357,7 @@ def _label(name: str, criteria: Sequence[str]) -> str:
 
 
 def _counts(parts: Sequence[ExperimentAnalysis]) -> Table:
-    """Trials by outcome: kinds of errors that did not occur are shown too, as 0, but for dead letters."""
+    """Return the table of trials by outcome; dead letters only if there are any."""
     lost = any(part.errors.get("dead_letter") for part in parts)
     columns = [
         Column("trials", "left", name=True),
@@ -209,12 +365,12 @@ def _counts(parts: Sequence[ExperimentAnalysis]) -> Table:
         *([Column("dead\nletters")] if lost else []),
         Column("not\nrun"),
     ]
-    kinds = [kind for kind in ERRORS if kind != "dead_letter" or lost]
+    kinds = [outcome for outcome in ERRORS if outcome != "dead_letter" or lost]
     rows = [
         (
             part.name,
             *(f"{count:,}" for count in (part.planned, part.successful)),
-            *(f"{part.errors.get(kind, 0):,}" for kind in kinds),
+            *(f"{part.errors.get(outcome, 0):,}" for outcome in kinds),
             f"{part.not_run:,}",
         )
         for part in parts
@@ -222,18 +378,74 @@ def _counts(parts: Sequence[ExperimentAnalysis]) -> Table:
     return Table("", tuple(columns), tuple(rows))
 
 
+def _error_groups(analysis: RunAnalysis) -> Iterator[str]:
+    """Yield the most frequent errors with their counts, and how many more there are."""
+    parts = analysis.parts
+    only = parts[0].name if len(parts) == 1 else None
+    groups = read_error_groups(analysis.store, analysis.run.run_id, only)
+    total = sum(sum(part.errors.values()) for part in parts)
+    read = sum(group.trials for group in groups)
+    yield from map(str, groups[:_ERROR_GROUPS])
+    others = groups[_ERROR_GROUPS:]
+    if others:
+        more = formatting.count(sum(group.trials for group in others), "more error")
+        yield f"{more}, of {formatting.count(len(others), 'other kind')}"
+    if read < total:
+        yield f"Only the first {read:,} of {total:,} errors were grouped."
+
+
+def _per_trial(figures: Mapping[str, Figures]) -> Iterator[Table]:
+    """Return the table of medians and 95th percentiles; tokens only if no price is known."""
+    metrics = dict.fromkeys(estimate.metric for figure in figures.values() for estimate in figure.per_trial)
+    if COST in metrics:
+        metrics.pop(TOKENS, None)
+    interval = _interval_title(figures)
+    rows = []
+    for metric in metrics:
+        label = _QUANTITIES.get(metric, metric)
+        for experiment, figure in figures.items():
+            by_name = {estimate.name: estimate for estimate in figure.per_trial if estimate.metric == metric}
+            quantiles = [by_name.get(quantile_name(metric, share)) for share in SHOWN_QUANTILES]
+            if all(quantiles):
+                cells = [
+                    cell
+                    for estimate in quantiles
+                    if estimate is not None
+                    for cell in (quantity(estimate, estimate.value), reach(estimate))
+                ]
+                rows.append((label, *([experiment] if len(figures) > 1 else []), *cells))
+                label = ""
+    if rows:
+        names = [Column("per trial", "left", name=True), *([Column("", "left", name=True)] if len(figures) > 1 else [])]
+        yield Table("", (*names, *map(Column, ("median", interval, "p95", interval))), tuple(rows))
+
+
+def quantity(estimate: Estimate, number: float | None) -> str:
+    """Format a value of a metric without a range, in its unit."""
+    if estimate.metric == LATENCY:
+        return formatting.duration(number)
+    if estimate.metric == TOKENS and number is not None:
+        return f"{number:,.0f}"
+    return formatting.money(number) if estimate.metric == COST else formatting.number(number)
+
+
+def reach(estimate: Estimate) -> str:
+    """Format the interval of a quantile; an end may be open."""
+    low, high = (None if end is None else quantity(estimate, end) for end in (estimate.low, estimate.high))
+    return formatting.open_range(low, high)
+
+
 def _costs(parts: Sequence[ExperimentAnalysis]) -> Table:
     judged = any(part.totals.judge_cost_usd is not None or part.totals.unpriced_judge_calls for part in parts)
     cached = any(part.cache_hits for part in parts)
     titles = [
-        *("mean\nlatency", "slowest\ntrial", "tokens"),
+        *("slowest\ntrial", "tokens"),
         *(("task\ncost", "judge\ncost") if judged else ("cost",)),
         *(("from\ncache",) if cached else ()),
     ]
     rows = [
         (
             part.name,
-            formatting.duration(part.mean_latency_ms),
             formatting.duration(part.totals.latency_max if part.totals.timed else None),
             f"{part.total_tokens:,}" if part.total_tokens else formatting.UNDEFINED,
             formatting.cost(part.cost_usd, part.totals.unpriced_calls),
@@ -252,13 +464,12 @@ def _costs(parts: Sequence[ExperimentAnalysis]) -> Table:
 
 
 def _origin(run: RunRecord) -> Iterator[str]:
-    """Where an imported run came from, and how it differs from what the source says."""
-    origin = run.notes.get(IMPORTED)
-    if isinstance(origin, Mapping):
-        yield f"Imported: {plain(str(origin.get('format')))} {plain(str(origin.get('source')))}."
-        remarks = origin.get("remarks")
-        for remark in remarks if isinstance(remarks, Sequence) and not isinstance(remarks, str) else ():
-            yield f"{plain(str(remark))[:1].upper()}{plain(str(remark))[1:]}."
+    """Yield the origin of an imported run, and differences from its source."""
+    origin = run.noted.imported
+    if origin is not None:
+        yield f"Imported: {plain(origin.format)} {plain(origin.source)}."
+        for remark in map(plain, origin.remarks):
+            yield f"{remark[:1].upper()}{remark[1:]}."
 
 
 def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> Iterator[str]:
@@ -270,23 +481,26 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> Iterator[st
         yield "The mean score has the same figures as the pass rate."
     yield from adaptive_remarks(run)
     if run.repeats > 1:
-        yield "Repeats are averaged within each sample first, so that an interval is as wide as its samples deserve."
+        yield "Repeats of one sample are not independent, so they do not count as more samples."
+    # The samples are the same in every experiment of a run.
+    yield from dict.fromkeys(
+        part.figures.repeated_inputs.remark for part in parts if part.figures.repeated_inputs is not None
+    )
+    said: dict[str, list[str]] = {}
     for part in parts:
-        label = f"{part.name}: " if len(parts) > 1 else ""
-        figures = part.figures
-        yield from _split(figures, label)
-        by_note: dict[str, list[str]] = {}
-        for estimate in figures.estimates:
-            if estimate.note:
-                by_note.setdefault(estimate.note, []).append(title_of(estimate.name))
-        for note, names in by_note.items():
-            whose = "" if len(names) == len(figures.estimates) else f" ({', '.join(names)})"
-            yield f"{label}{note}{whose}"
+        for remark in _figure_remarks(part.figures):
+            said.setdefault(remark, []).append(part.name)
+    for remark, names in said.items():
+        yield remark if len(names) == len(parts) else f"{', '.join(names)}: {remark}"
+    cut_off = sum(part.cut_off_calls for part in parts)
+    if cut_off:
+        answers = "1 answer was" if cut_off == 1 else f"{cut_off:,} answers were"
+        yield f"{answers} cut off by a token limit: with a higher limit the scores may differ."
     if run.status == "unscored":
         count = sum(part.errors.get("scorer_error", 0) for part in parts)
         trials = formatting.count(count, "trial")
-        yield f"{trials} could not be scored; the same command again scores them without their task."
-    stopped = run.notes.get("stopped")
+        yield f"{trials} could not be scored; run the same command again to score them without calling the task."
+    stopped = run.noted.stopped
     if stopped:
         yield f"ended early: {stopped}"
     if run.code_versions > 1:
@@ -294,12 +508,35 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> Iterator[st
         yield f"results of {versions} code versions: the code changed while the run was unfinished"
 
 
-def _split(figures: Figures, label: str) -> Iterator[str]:
+def _figure_remarks(figures: Figures) -> Iterator[str]:
+    """Yield the remarks on the figures of one experiment."""
+    yield from _split(figures)
+    by_note: dict[str, list[str]] = {}
+    for estimate in figures.estimates:
+        if estimate.note:
+            by_note.setdefault(estimate.note, []).append(title_of(estimate.name))
+    for note, names in by_note.items():
+        yield note if len(names) == len(figures.estimates) else f"{note} ({', '.join(names)})"
+
+
+def _split(figures: Figures) -> Iterator[str]:
+    """Advise on repeats: how much narrower the interval could become with more of them."""
     split = figures.split
-    if split is not None and split.correlation is not None:
+    if split is None or split.between is None or split.within is None:
+        return
+    if not split.within:
+        yield "Repeats agreed every time: 1 repeat is enough; more samples narrow the interval."
+        return
+    # SE^2 is (between + within/K)/n, and no number of repeats takes away the first part.
+    left = math.sqrt(split.between / (split.between + split.within * split.n / split.trials))
+    if left > 1 - _HARDLY:
+        yield "More repeats would hardly narrow the interval; more samples do."
+    elif left < _HARDLY:
+        yield "Repeats differ as much as samples do: more of either narrow the interval."
+    else:
         yield (
-            f"{label}{formatting.rate(split.correlation)} of the variance of passing lies between samples, the rest "
-            "between repeats of one sample: more repeats can shrink only the rest."
+            f"Repeats of a sample differ: more of them narrow the interval by up to {1 - left:.0%}; more "
+            "samples narrow it without such a limit."
         )
 
 
@@ -310,7 +547,7 @@ def _plots(figures: Mapping[str, Figures]) -> list[Block]:
     for name in (*_DRAWN, *(CRITERION + criterion for criterion in criteria[:_DRAWN_CRITERIA])):
         if name in repeated:
             continue
-        title = title_of(name) if name in _DRAWN else name.removeprefix(CRITERION)  # Drawn, little of a name fits.
+        title = title_of(name) if name in _DRAWN else name.removeprefix(CRITERION)  # Plots have little room for names.
         if len(figures) > 1:
             rows.append(plots.IntervalRow(title, None, ""))
         for experiment, figure in figures.items():
@@ -327,59 +564,3 @@ def _plots(figures: Mapping[str, Figures]) -> list[Block]:
     if any(sum(panel.counts) for panel in panels):
         blocks.append(Plot("Scores", plots.distributions(panels, "How the scores of trials are distributed")))
     return blocks
-
-
-def _cases(store: RunStore, run: RunRecord, parts: Sequence[ExperimentAnalysis], limit: int) -> list[Block]:
-    only = parts[0].name if len(parts) == 1 else None
-    broken = sum(sum(part.errors.values()) for part in parts)
-    failed = sum(part.successful - part.totals.passed for part in parts)
-    errors = store.results(run.run_id, experiment=only, outcomes=ERRORS, limit=limit)
-    failures = store.results(run.run_id, experiment=only, passed=False, limit=limit)
-    blocks: list[Block] = []
-    for name, total, results in (("Errors", broken, errors), ("Did not pass", failed, failures)):
-        if total:
-            showing = f", the first {limit:,} shown" if total > limit else ""
-            caption = f"{name}: {formatting.count(total, 'trial')}{showing}"
-            blocks.append(Cases(caption, total, min(limit, total), _read(results, run, several=len(parts) > 1)))
-    return blocks
-
-
-def _read(results: Iterable[EvalResult], run: RunRecord, *, several: bool) -> Iterator[Case]:
-    for result in results:
-        title = result.sample_id
-        if several:
-            title = f"{result.experiment}: {title}"
-        if run.repeats > 1:
-            title = f"{title} (repeat {result.repeat})"
-        yield case(result, title)
-
-
-def criterion_text(metric: Metric) -> str:
-    """A criterion in words: its verdict, its name, its value unless it is plainly 0 or 1, and why."""
-    verdict = "passed" if metric.passed else "failed"
-    value = "" if metric.value == float(bool(metric.passed)) else f" with {metric.value:g}"
-    return f"{verdict}{value}  {metric.name}{f': {metric.reason}' if metric.reason else ''}"
-
-
-def case(result: EvalResult, title: str) -> Case:
-    """A trial to read."""
-    score = result.score
-    facts = [("input", shown(result.sample.input)), ("expected", shown(result.sample.expected))]
-    tone: Tone = "bad"
-    if score is None:
-        facts.append(("error", result.error or ""))
-        tone = "unsure"
-        if result.output is not None:
-            facts.append(("output", shown(result.output)))
-        outcome = result.outcome.replace("_", " ")
-    else:
-        facts += [("output", shown(result.output)), ("reason", score.explain())]
-        if len(score.criteria) > 1:
-            facts.append(("criteria", "\n".join(map(criterion_text, score.criteria))))
-        tracked = [f"{m.name} {formatting.number(m.value)}" for m in score.metrics if m.passed is None]
-        facts.append(("metrics", "\n".join(tracked)))
-        if score.reward != score.value:
-            facts.append(("reward", formatting.number(score.reward)))
-        outcome, tone = ("passed", "good") if score.passed else ("failed", "bad")
-        outcome = f"{outcome} with {score.value:g}"
-    return Case(title, outcome, tone, tuple((label, text[:_CUT]) for label, text in facts if text))

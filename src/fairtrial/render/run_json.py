@@ -1,4 +1,4 @@
-"""A run as JSON: one place for both shapes that are promised, so that they cannot contradict each other.
+"""The JSON of a run, in reports and in lists of runs.
 
 `listed_run` is an entry of `fairtrial.runs/1`, what commands list; `report_run` is the head of `fairtrial.report/1`.
 They were given different forms for times (text in UTC, or seconds) and for the dataset (an object, or fields beside
@@ -17,20 +17,20 @@ from fairtrial.store.protocol import RunRecord, Totals
 
 
 def moment(seconds: float | None) -> str | None:
-    """A time as ISO 8601 in UTC."""
+    """Format a time as ISO 8601 in UTC."""
     if seconds is None:
         return None
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
 
 
 def _shared(run: RunRecord, *names: str) -> dict[str, Any]:
-    """The fields of these names."""
+    """Return the fields with these names."""
     made = {"tags": dict(run.tags), "notes": to_json(dict(run.notes))}
     return {name: made[name] if name in made else getattr(run, name) for name in names}
 
 
 def report_run(run: RunRecord) -> dict[str, Any]:
-    """What identifies a run in the record of its report."""
+    """Return the JSON of a run in its report."""
     return {
         **_shared(run, "run_id", "suite", "status"),
         "dataset": run.dataset_name,
@@ -42,10 +42,10 @@ def report_run(run: RunRecord) -> dict[str, Any]:
 
 
 def listed_run(run: RunRecord, totals: Iterable[Totals]) -> dict[str, Any]:
-    """What is known about a run, with the figures of its experiments."""
+    """Return the JSON of a run in a list, with the figures of its experiments."""
     return {
         "run_id": run.run_id,
-        "name": f"{run.suite}@{run.number}",
+        "name": run.name,
         **_shared(run, "suite", "number", "status"),
         "created_at": moment(run.created_at),
         "finished_at": moment(run.finished_at),
@@ -61,7 +61,7 @@ def listed_run(run: RunRecord, totals: Iterable[Totals]) -> dict[str, Any]:
 
 
 def totals_record(totals: Totals, params: Any = None) -> dict[str, Any]:
-    """The figures of one experiment, or of one slice of it; undefined ones are null, never 0."""
+    """Return the figures of one experiment or slice; undefined ones are null, never 0."""
     figures = TotalsAnalysis(totals)
     return {
         "experiment": totals.experiment,
@@ -80,9 +80,16 @@ def totals_record(totals: Totals, params: Any = None) -> dict[str, Any]:
         "judge_cost_usd": figures.judge_cost_usd,
         "cache_hits": figures.cache_hits,
         "unpriced_calls": figures.unpriced_calls,
+        "cut_off_calls": figures.cut_off_calls,
     }
 
 
 def tokens_of(totals: Totals) -> dict[str, int]:
-    """The tokens of the task's model calls."""
-    return {"input": totals.input_tokens, "output": totals.output_tokens, "cached": totals.cached_tokens}
+    """Return the tokens of the task's model calls."""
+    return {
+        "input": totals.input_tokens,
+        "output": totals.output_tokens,
+        "cached": totals.cached_tokens,
+        "cache_write": totals.cache_write_tokens,
+        "reasoning": totals.reasoning_tokens,
+    }

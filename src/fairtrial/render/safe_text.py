@@ -1,4 +1,4 @@
-"""Text that came from a model, a dataset or a user, made safe to show."""
+"""Make text from models, datasets and users safe to display."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]"
 )
 _ESCAPES = re.compile(r"(?:\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)?|[@-Z\\-_]))++")
-# Half a character: no encoding of files or terminals takes it. The others mean nothing and XML refuses them.
+# Lone surrogates cannot be encoded; the others are non-characters, which XML rejects.
 _NO_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
@@ -31,14 +31,14 @@ def replace_each(pattern: re.Pattern[str], replacement: str, text: str) -> str:
 
 
 def whole(text: str) -> str:
-    """`text` in which every character is one: halves and non-characters are replaced."""
+    """Replace lone surrogates and non-characters."""
     return text if text.isascii() else replace_each(_NO_TEXT, "\ufffd", text)
 
 
 def lines(text: str, *, limit: int | None = None) -> str:
-    """`text` without terminal escapes and control characters, its lines kept, cut to `limit` characters."""
+    """Remove terminal escapes and control characters, keep lines, and cut to `limit` characters."""
     if limit is not None:
-        text = text[: 4 * limit + 100]  # A giant output is not searched to its end for what is cut off anyway.
+        text = text[: 4 * limit + 100]  # Do not search the part of a large output that is cut off anyway.
     clean = _ESCAPES.sub("", text) if "\x1b" in text else text
     clean = clean.replace("\r\n", "\n").replace("\r", "\n")
     clean = whole(replace_each(_UNSAFE, "", clean))
@@ -46,27 +46,27 @@ def lines(text: str, *, limit: int | None = None) -> str:
 
 
 def plain(text: str, *, limit: int | None = None) -> str:
-    """`text` without terminal escapes and control characters, on one line, cut to `limit` characters."""
+    """Remove terminal escapes and control characters, join lines, and cut to `limit` characters."""
     return lines(text, limit=limit).replace("\n", " ").replace("\t", " ")
 
 
 def shown(value: Any) -> str:
-    """A value as text: itself, or its JSON."""
+    """Format a value: text as it is, anything else as JSON."""
     return value if isinstance(value, str) else dumps(value)
 
 
 AS_WIDE = "fairtrial-as-wide"
 """The error handler of encodings that lack a character: question marks as wide as it is, so that no table breaks."""
-_STAND_INS = {"…": "~"}  # What a cut cell ends in.
+_STAND_INS = {"…": "~"}  # The end of a cut cell.
 
 
 def _replaced(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    from rich.cells import cell_len  # Few screens lack a character: the others do not wait for rich.
+    from rich.cells import cell_len  # Import rich only if a character is missing, which is rare.
 
     text = error.object[error.start : error.end]
-    return "".join(_STAND_INS.get(one) or "?" * cell_len(one) for one in text), error.end
+    return "".join(_STAND_INS.get(character) or "?" * cell_len(character) for character in text), error.end
 
 
 codecs.register_error(AS_WIDE, _replaced)

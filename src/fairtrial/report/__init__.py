@@ -1,8 +1,9 @@
-"""What came of a run, for people and for programs."""
+"""Reports, comparisons, gates and leaderboards of runs."""
 
 from fairtrial.analysis.slices import by_input, by_metric
 from fairtrial.analysis.summaries import group_by, summarize
 from fairtrial.report.report import EvalReport, ExperimentReport
 from fairtrial.report.results import Results
+from fairtrial.report.trials import TrialTable
 
-__all__ = ["EvalReport", "ExperimentReport", "Results", "by_input", "by_metric", "group_by", "summarize"]
+__all__ = ["EvalReport", "ExperimentReport", "Results", "TrialTable", "by_input", "by_metric", "group_by", "summarize"]

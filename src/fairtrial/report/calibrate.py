@@ -1,4 +1,4 @@
-"""Judges held against people's labels."""
+"""Compare judges with people's labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from fairtrial.report.report import EvalReport, ExperimentReport, source_of
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Calibration(CalibrationRecord, RenderableRecord):
-    """A judge held against people's labels; `CalibrationRecord` says what each attribute is. Print it to see them."""
+    """The comparison of a judge with people's labels; `CalibrationRecord` describes the attributes."""
+
+    def __repr__(self) -> str:
+        return f"<Calibration of {self.metric}, experiment {self.experiment} of {self.run_id}>"
 
 
 def calibrate(
@@ -24,10 +27,12 @@ def calibrate(
     metric: str = PASSED,
     name: str | None = None,
     level: float = 0.95,
+    by_verdict: bool = False,
 ) -> Calibration:
-    """Hold a judge's scores against people's labels of the same trials, and correct the pass rate by what they show.
+    """Compare a judge's scores with people's labels of the same trials, and correct the pass rate.
 
-    The labelled trials must be a random sample of the judged ones.
+    The labelled trials must be a random sample of the judged ones, or of those with each verdict (`by_verdict`), or
+    have weights (`Label.weight`).
 
     Args:
         judged: The judged run, or one of its experiments: `report["terse"]`.
@@ -36,6 +41,10 @@ def calibrate(
         metric: Which of the judge's figures is meant: "passed", "value", or a metric by name.
         name: Which labels of the store are meant, if they have several names.
         level: The confidence of all intervals.
+        by_verdict: Trials were drawn at random among those that the judge passed, and among those that it failed, in
+            whatever numbers.
     """
     source = source_of(judged, 'name one, as in calibrate(report["terse"])')
-    return Calibration.of(calibrate_source(source, labels, metric=metric, name=name, level=level))
+    return Calibration.of(
+        calibrate_source(source, labels, metric=metric, name=name, level=level, by_verdict=by_verdict)
+    )

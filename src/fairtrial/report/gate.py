@@ -1,45 +1,77 @@
-"""Whether a run is let through: pass, fail, or not enough evidence to say."""
+"""Decide whether a run passes, fails, or is inconclusive."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fairtrial.analysis.gate import GateRecord, gate_sources
 from fairtrial.analysis.gate_rules import GateRules
+from fairtrial.analysis.labels import Labels, label_use
+from fairtrial.analysis.metrics import PASSED
+from fairtrial.analysis.source import ExperimentSource
+from fairtrial.errors import StoreError
 from fairtrial.report.compare import Comparison
 from fairtrial.report.renderable import RenderableRecord, WithTestCases
 from fairtrial.report.report import EvalReport, ExperimentReport, source_of
+from fairtrial.store.notes import GateNote, write_notes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GateResult(GateRecord, RenderableRecord, WithTestCases):
-    """What a gate decided, rule by rule; "inconclusive" means that the data allow both answers.
+    """The decision of a gate, rule by rule; "inconclusive" means that the data are compatible with both.
 
-    `reasons` say why it did not pass, or what it passed on; `needed` is the number of samples that would decide what
-    is open, None where nothing is or no number can be named.
+    `reasons` say why it did not pass, or what it passed on. `needed` is the largest number of samples that an open rule
+    about all samples asks for; rules of slices have their own, in samples of the slice. `missing_share` is the largest
+    of any rule. `attempt` counts the gates of this code against this baseline.
     """
 
     comparison: Comparison | None = None
+
+    def __repr__(self) -> str:
+        return f"<GateResult: {self.status}, {len(self.checks)} check{'' if len(self.checks) == 1 else 's'}>"
 
 
 def gate(
     candidate: EvalReport | ExperimentReport,
     rules: GateRules | Mapping[str, Any],
     baseline: EvalReport | ExperimentReport | None = None,
+    *,
+    labels: Labels | bool = False,
+    label_metric: str = PASSED,
+    label_name: str | None = None,
+    labels_by_verdict: bool = False,
 ) -> GateResult:
-    """Decide by intervals, not by the bare numbers, whether a run meets its rules.
+    """Decide from intervals whether a run meets its rules.
 
     A floor is met if the whole interval is at or above it, and missed if the whole interval is below. A margin is kept
-    if the lower bound of candidate - baseline is above -margin, and broken if the upper bound is below 0. Anything else
-    is inconclusive, and so is the gate if too many trials are missing. With several rules all must be met, and a rule
-    counts as missed only if it is so allowing for their number: one false alarm blocks a release.
+    if the whole interval of candidate - baseline is above -margin, and broken if it is below. Anything else is
+    inconclusive. Missing numbers are taken at their worst, and too many of them leave a rule undecided. With several
+    rules all must be met, and a rule counts as missed only if it is so allowing for their number: one false alarm
+    blocks a release. A gate with a baseline is noted in the baseline's run.
+
+    `labels` of the candidate, and of the baseline if there is one, correct what a judge says, as in `compare`: floors
+    and margins are then about what people would say.
     """
     rules = rules if isinstance(rules, GateRules) else GateRules.from_mapping(rules)
     rules.check_baseline(given=baseline is not None)
     example = 'name one, as in gate(report["terse"], rules)'
     against = None if baseline is None else source_of(baseline, example)
-    record = gate_sources(source_of(candidate, example), rules, against)
+    use = label_use(labels, label_metric, label_name, by_verdict=labels_by_verdict)
+    record, note = gate_sources(source_of(candidate, example), rules, against, use)
+    if against is not None and note is not None:
+        record = _keep_note(record, note, against)
     comparison = None if record.comparison is None else Comparison.of(record.comparison)
     return GateResult.of(record, comparison=comparison)
+
+
+def _keep_note(record: GateRecord, note: GateNote, baseline: ExperimentSource) -> GateRecord:
+    """Record the decision in the baseline's run; return the decision, with a warning if that failed."""
+    store, run_id = baseline.store, baseline.run.run_id
+    try:
+        store.update_run(run_id, notes=write_notes(gates=(*store.get_run(run_id).noted.gates, note)))
+    except StoreError as error:
+        told = f"The gate could not be recorded in run {run_id}: {error}"
+        return replace(record, warnings=(told, *record.warnings))
+    return record

@@ -1,4 +1,4 @@
-"""What people hold and can look at: in a terminal, in a notebook, as Markdown, as a web page, as JSON.
+"""Base classes of objects that can be shown in terminals, notebooks, Markdown, HTML and JSON.
 
 `fairtrial.render` is imported when something is shown: a run that prints nothing must not load rich.
 """
@@ -14,7 +14,7 @@ from fairtrial.types import JSON
 
 
 class Renderable:
-    """Something whose record can be put into a document, which every format can show.
+    """An object that can be shown and exported in every format.
 
     `print(x)` gives plain text, 80 columns wide unless a terminal is wider; a rich console and a notebook show tables.
     Text that models wrote is text in all of them, never markup.
@@ -23,31 +23,31 @@ class Renderable:
     __slots__ = ()
 
     def _record(self) -> object:
-        """What is shown: a record that `fairtrial.render` knows."""
+        """Return the record to render."""
         return self
 
     def to_json(self) -> dict[str, JSON]:
-        """All figures as JSON values; docs/reference/json.md says what is in them."""
+        """Return all figures as JSON values; docs/reference/json.md describes them."""
         from fairtrial.render.json_record import json_of
 
         return json_of(self._record())
 
     def to_markdown(self) -> str:
-        """Markdown for a pull request, with some of the trials to read."""
+        """Return Markdown for a pull request, with details of some trials."""
         from fairtrial.render.documents import IN_MARKDOWN, document_of
         from fairtrial.render.markdown import as_markdown
 
         return as_markdown(document_of(self._record(), IN_MARKDOWN))
 
     def to_html(self) -> str:
-        """One web page with plots and with trials to read, up to a number it states. It fetches nothing."""
+        """Return a self-contained web page with plots and trial details."""
         from fairtrial.render.documents import IN_HTML, document_of
         from fairtrial.render.html import as_page
 
         return as_page(document_of(self._record(), IN_HTML))
 
     def export(self, path: Path | str, format: Any = None) -> None:
-        """Write it as html, md or json, and what has test cases as xml (JUnit); by the file's suffix unless given."""
+        """Write html, md, json or, with test cases, xml (JUnit); the default format is that of the file extension."""
         from fairtrial.render.files import write
 
         write(self._record(), Path(path), format, name=type(self).__name__)
@@ -73,23 +73,23 @@ class Renderable:
 
 
 class WithTestCases(Renderable):
-    """What has test cases for CI systems."""
+    """An object with test cases for CI systems."""
 
     __slots__ = ()
 
     def to_junit(self) -> str:
-        """JUnit XML: a test case for every trial, or for every rule of a gate."""
+        """Return JUnit XML: a test case for every trial, or for every rule of a gate."""
         from fairtrial.render.junit import as_junit
 
         return as_junit(self._record())
 
 
 class RenderableRecord(Renderable):
-    """A record of `fairtrial.analysis` with the ways to look at it."""
+    """A record of `fairtrial.analysis` that can be shown and exported."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, record: Any, **changes: Any) -> Self:
-        """The same record, to be held and looked at."""
-        return cls(**{one.name: getattr(record, one.name) for one in fields(record)} | changes)
+        """Wrap a record."""
+        return cls(**{field.name: getattr(record, field.name) for field in fields(record)} | changes)

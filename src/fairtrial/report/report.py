@@ -1,27 +1,36 @@
-"""The report of a run: every figure is computed where the results are, nothing is held but sums."""
+"""The report of a run. Figures are computed in the store; only sums are held in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
+from fairtrial.analysis.comparison import ComparisonRecord
 from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis, TotalsAnalysis
 from fairtrial.analysis.metrics import ERRORS
-from fairtrial.analysis.source import ExperimentSource, adaptive_note
+from fairtrial.analysis.source import ExperimentSource
 from fairtrial.analysis.summaries import group_by, summarize
 from fairtrial.codec import from_json
 from fairtrial.errors import CodecError, ConfigurationError, FairtrialError
-from fairtrial.report.renderable import WithTestCases
+from fairtrial.frozen import EMPTY
+from fairtrial.report.renderable import Renderable, WithTestCases
 from fairtrial.report.results import Results
+from fairtrial.report.run_names import find_run, name_of
+from fairtrial.report.stored_results import store_results
+from fairtrial.report.trials import TrialTable
 from fairtrial.store.export import ExportFormat
-from fairtrial.store.portable import load_run, save_run
+from fairtrial.store.open import find_database, open_store
+from fairtrial.store.portable import only_run, open_saved, save_run
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import EvalConfig
-from fairtrial.trials.result import EvalResult
+from fairtrial.trials.result import EvalResult, OutputT
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
+
     from fairtrial.analysis.estimates import Estimate
     from fairtrial.stats import Interval
 
@@ -33,14 +42,19 @@ class ExperimentReport(ExperimentAnalysis, WithTestCases):
     """The figures of one experiment of a run. Undefined figures are None, never 0."""
 
     def group_by(self, key: str | Callable[[EvalResult], Any]) -> dict[Any, dict[str, Any]]:
-        """A summary for each value of a metadata key of the samples, or of what a function says of a result."""
+        """Summarize the results for each value of a metadata key, or of a function of a result."""
         if callable(key):
             return {value: summarize(group) for value, group in group_by(self.results, key).items()}
-        return {
+        groups = {
             tuple(value) if isinstance(value, list) else value: TotalsAnalysis(totals).summary
             for value, totals in self.store.group_totals(self.run.run_id, key)
             if totals.experiment == self.name
         }
+        if set(groups) == {None}:
+            keys = metadata_keys(self.store, self.run.run_id)
+            hint = f"it has {', '.join(keys)}" if keys else "its samples have no metadata"
+            raise ConfigurationError(f"no sample of run {self.run.run_id} has metadata {key!r}; {hint}")
+        return groups
 
     @property
     def results(self) -> Sequence[EvalResult]:
@@ -52,6 +66,18 @@ class ExperimentReport(ExperimentAnalysis, WithTestCases):
         count = self.successful - self.totals.passed
         return Results(self.store, self.run.run_id, count, experiment=self.name, passed=False)
 
+    def trials(self) -> TrialTable:
+        """Return the trials as a table that can be filtered, shown, and converted to pandas or polars."""
+        return TrialTable(self.store, self.run, experiment=self.name)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a pandas DataFrame with a row for every trial."""
+        return self.trials().to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        """Return a polars DataFrame with a row for every trial."""
+        return self.trials().to_polars()
+
     def _record(self) -> RunAnalysis:
         return RunAnalysis(self.store, self.run, (self,))
 
@@ -59,15 +85,63 @@ class ExperimentReport(ExperimentAnalysis, WithTestCases):
         return f"<ExperimentReport {self.name} of {self.run.run_id}: {self.total} of {self.planned} trials>"
 
 
-class EvalReport(WithTestCases):
+class EvalReport(WithTestCases, Generic[OutputT]):  # noqa: UP046 - they have defaults
     """The report of a run: one `ExperimentReport` for each experiment, and the figures that can be added up.
 
     With one experiment its figures are here too; with several, `report["terse"].pass_rate` says whose is meant.
+
+    A report is read from a store; `EvalReport(results=...)` makes one of results that are at hand.
+
+    Args:
+        store: Where the run is.
+        run: The run.
+        results: Results made by hand, or chosen from other reports; in place of a store and a run.
+        run_id: The id of the run that is made of them; by default a new one.
+        dataset_name: A name for their dataset.
+        config: The settings they were made with.
+        output_types: What the tasks of the experiments return, so that outputs of results have these types; without
+            it they are JSON values, as stored.
     """
 
-    def __init__(self, store: RunStore, run: RunRecord) -> None:
+    @overload
+    def __init__(self, store: RunStore, run: RunRecord, *, output_types: Mapping[str, Any] = EMPTY) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        results: Iterable[EvalResult[OutputT]],
+        run_id: str = "",
+        dataset_name: str = "",
+        config: EvalConfig | None = None,
+    ) -> None: ...
+    def __init__(
+        self,
+        store: RunStore | None = None,
+        run: RunRecord | None = None,
+        *,
+        results: Iterable[EvalResult[OutputT]] | None = None,
+        run_id: str = "",
+        dataset_name: str = "",
+        config: EvalConfig | None = None,
+        output_types: Mapping[str, Any] = EMPTY,
+    ) -> None:
+        if results is not None:
+            store, run = store_results(results, run_id=run_id, dataset_name=dataset_name, config=config)
+        if store is None or run is None:
+            raise TypeError("an EvalReport is made of a store and a run, or of results=...")
+        _check_types(store, run)
         self.store = store
         self.run = run
+        self._output_types = output_types
+
+    @staticmethod
+    def of[O](results: Iterable[EvalResult[O]], *, dataset_name: str = "") -> EvalReport[O]:
+        """Create a report from results: synthetic, filtered, or combined from several reports.
+
+        It is a run of its own, in memory. Every sample has its place in it, in the order of the results; two results
+        of one sample, experiment and repeat are refused.
+        """
+        return EvalReport(results=results, dataset_name=dataset_name)
 
     @cached_property
     def _parts(self) -> Mapping[str, ExperimentReport]:
@@ -88,7 +162,7 @@ class EvalReport(WithTestCases):
 
     @property
     def status(self) -> str:
-        """ "finished", or how the run stands."""
+        """The status of the run, such as "finished"."""
         return self.run.status
 
     @cached_property
@@ -101,8 +175,12 @@ class EvalReport(WithTestCases):
 
     @property
     def adaptive(self) -> Mapping[str, Any] | None:
-        """What adaptive stopping found, if the run was allowed to stop by itself; None for other runs."""
-        return adaptive_note(self.run)
+        """The figures of early stopping, if the run could stop early; None for other runs.
+
+        All keys: `fairtrial.store.notes.AdaptiveNote`.
+        """
+        note = self.run.noted.adaptive
+        return None if note is None else note.to_json()
 
     @property
     def experiments(self) -> tuple[str, ...]:
@@ -113,24 +191,18 @@ class EvalReport(WithTestCases):
         try:
             return self._parts[experiment]
         except KeyError:
-            known = ", ".join(self.experiments)
-            raise KeyError(f"no experiment {experiment!r} in run {self.run_id}; it has {known}") from None
+            names = ", ".join(self.experiments)
+            raise KeyError(f"no experiment {experiment!r} in run {self.run_id}; it has {names}") from None
 
     def only(self, example: str) -> ExperimentReport:
-        """The report's one experiment; with several, an error that shows by `example` how to name one."""
+        """Return the only experiment; with several, raise an error with the example."""
         if len(self.experiments) == 1:
             return self[self.experiments[0]]
         names = ", ".join(self.experiments)
         raise ConfigurationError(f"this report covers {len(self.experiments)} experiments ({names}): {example}")
 
     def _only(self, figure: str) -> ExperimentReport:
-        if len(self._parts) != 1:
-            names = ", ".join(self.experiments)
-            raise ValueError(
-                f"this report covers {len(self._parts)} experiments ({names}) and they have no common {figure}: "
-                f'ask for one, as in report["{self.experiments[-1]}"].{figure}'
-            )
-        return next(iter(self._parts.values()))
+        return self.only(f'they have no common {figure}; ask for one, as in report["{self.experiments[-1]}"].{figure}')
 
     @property
     def planned(self) -> int:
@@ -139,8 +211,18 @@ class EvalReport(WithTestCases):
 
     @property
     def total(self) -> int:
-        """Trials with a result, of whatever outcome."""
+        """Trials with a result, of any outcome."""
         return sum(part.total for part in self._parts.values())
+
+    @property
+    def total_samples(self) -> int:
+        """The same number as `total`."""
+        return self.total
+
+    @property
+    def successful_samples(self) -> int:
+        """The same number as `successful`."""
+        return self.successful
 
     @property
     def successful(self) -> int:
@@ -149,7 +231,7 @@ class EvalReport(WithTestCases):
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """How many trials ended in each kind of error."""
+        """The number of trials for each kind of error."""
         parts = [part.errors for part in self._parts.values()]
         return {
             name: sum(part.get(name, 0) for part in parts) for name in ERRORS if any(name in part for part in parts)
@@ -167,25 +249,30 @@ class EvalReport(WithTestCases):
 
     @property
     def cost_usd(self) -> float | None:
-        """What the task's model calls cost; None where no price is known."""
-        known = [part.cost_usd for part in self._parts.values() if part.cost_usd is not None]
-        return sum(known) if known else None
+        """The cost of the task's model calls; None if no price is known."""
+        costs = [part.cost_usd for part in self._parts.values() if part.cost_usd is not None]
+        return sum(costs) if costs else None
 
     @property
     def judge_cost_usd(self) -> float | None:
-        """What the judges' model calls cost; None where no price is known."""
-        known = [part.judge_cost_usd for part in self._parts.values() if part.judge_cost_usd is not None]
-        return sum(known) if known else None
+        """The cost of the judges' model calls; None if no price is known."""
+        costs = [part.judge_cost_usd for part in self._parts.values() if part.judge_cost_usd is not None]
+        return sum(costs) if costs else None
 
     @property
     def cache_hits(self) -> int:
-        """Model calls that the response cache answered."""
+        """Model calls answered by the response cache."""
         return sum(part.cache_hits for part in self._parts.values())
 
     @property
     def unpriced_calls(self) -> int:
-        """Model calls of tasks and judges whose cost is not known: where there are any, costs are lower bounds."""
+        """Model calls of tasks and judges without a known price: if there are any, costs are lower bounds."""
         return sum(part.unpriced_calls for part in self._parts.values())
+
+    @property
+    def cut_off_calls(self) -> int:
+        """Answers to the task that were cut off by a token limit."""
+        return sum(part.cut_off_calls for part in self._parts.values())
 
     @property
     def pass_rate(self) -> float | None:
@@ -209,32 +296,32 @@ class EvalReport(WithTestCases):
 
     @property
     def criteria(self) -> Mapping[str, Estimate]:
-        """The pass rate of every criterion, with its interval; a score without criteria is one of its own."""
+        """The pass rate of every criterion, with its interval; a score without criteria counts as one criterion."""
         return self._only("criteria").criteria
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
-        """Every rate and mean with its interval; repeats and clusters are allowed for."""
+        """All rates and means with their intervals, allowing for repeats and clusters."""
         return self._only("estimates").estimates
 
     @property
     def pass_rate_interval(self) -> Interval | None:
-        """Where the pass rate over scored trials may lie."""
+        """The interval of the pass rate over scored trials."""
         return self._only("pass_rate_interval").pass_rate_interval
 
     @property
     def pass_rate_all_interval(self) -> Interval | None:
-        """Where the pass rate may lie, with errors as failures."""
+        """The interval of the pass rate, with errors as failures."""
         return self._only("pass_rate_all_interval").pass_rate_all_interval
 
     @property
     def mean_score_interval(self) -> Interval | None:
-        """Where the mean value of scored trials may lie."""
+        """The interval of the mean value of scored trials."""
         return self._only("mean_score_interval").mean_score_interval
 
     @property
     def mean_latency_ms(self) -> float | None:
-        """How long the task took on average, in milliseconds."""
+        """The mean duration of the task, in milliseconds."""
         return self._only("mean_latency_ms").mean_latency_ms
 
     @property
@@ -247,41 +334,85 @@ class EvalReport(WithTestCases):
         """n, mean, std, min and max of the rewards, the mean score, the pass rates and the number of errors."""
         return self._only("summary").summary
 
-    @property
-    def results(self) -> Sequence[EvalResult]:
+    @cached_property
+    def results(self) -> Sequence[EvalResult[OutputT]]:
         """All results in plan order, streamed from the store."""
         count = sum(sum(part.totals.outcomes.values()) for part in self._parts.values())
-        return Results(self.store, self.run_id, count)
+        return Results(self.store, self.run_id, count, self._output_types)
 
-    def failed_samples(self) -> Sequence[EvalResult]:
+    def failed_samples(self) -> Sequence[EvalResult[OutputT]]:
         """The scored results that did not pass, streamed from the store."""
         count = sum(part.successful - part.totals.passed for part in self._parts.values())
-        return Results(self.store, self.run_id, count, passed=False)
+        return Results(self.store, self.run_id, count, self._output_types, passed=False)
 
     def group_by(self, key: str | Callable[[EvalResult], Any]) -> dict[Any, dict[str, Any]]:
-        """A summary for each value of a metadata key of the samples, or of what a function says of a result."""
+        """Summarize the results for each value of a metadata key, or of a function of a result."""
         if callable(key):
             return {value: summarize(group) for value, group in group_by(self.results, key).items()}
         return self._only("group_by").group_by(key)
 
-    def refresh(self) -> EvalReport:
-        """The report as the run stands now."""
-        return EvalReport(self.store, self.store.get_run(self.run_id))
+    def trials(self) -> TrialTable:
+        """Return the trials as a table that can be filtered, shown, and converted to pandas or polars."""
+        return TrialTable(self.store, self.run)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a pandas DataFrame with a row for every trial."""
+        return self.trials().to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        """Return a polars DataFrame with a row for every trial."""
+        return self.trials().to_polars()
+
+    def refresh(self) -> EvalReport[OutputT]:
+        """Return the report with the current state of the run."""
+        return EvalReport(self.store, self.store.get_run(self.run_id), output_types=self._output_types)
 
     def save(self, path: Path | str) -> None:
-        """Write the run, whole, into one file that `load` reads anywhere."""
+        """Write the whole run to a file that `load` can read; missing folders are created."""
         save_run(self.store, self.run_id, Path(path))
 
     @classmethod
-    def load(cls, path: Path | str) -> EvalReport:
-        """The report of a run that was saved."""
-        store, run_id = load_run(Path(path))
-        return cls(store, store.get_run(run_id))
+    def load(cls, store: RunStore | Path | str, run: str | None = None) -> EvalReport:
+        """Load the report of a saved run, or of a run in a store.
+
+        Args:
+            store: A file that `save` wrote, the file or URL of a store, or an open store.
+            run: The run, as on the command line: `"support"` (its latest run), `"support@3"`, or the start of an id.
+                A store with one run needs none.
+
+        Raises:
+            StoreError: there are several runs, and none was named; or there is no such run (`UnknownRunError`).
+        """
+        if not isinstance(store, Path | str):
+            return cls._load(store, run, "the store", "store")
+        database = find_database(str(store)) if "://" in str(store) else Path(store)
+        if isinstance(database, Path):
+            opened, place, argument = open_saved(database), str(store), repr(str(store))
+        else:  # The URL of a server is not repeated: it may contain a password.
+            opened, place, argument = open_store(database), "the store", "url"
+        try:
+            return cls._load(opened, run, place, argument)
+        except FairtrialError:
+            opened.close()
+            raise
+
+    @classmethod
+    def _load(cls, store: RunStore, run: str | None, place: str, argument: str) -> EvalReport:
+        if run is None:
+            return cls(store, only_run(store, place, argument))
+        named = find_run(store, run)
+        if named.experiment is not None:
+            name = name_of(named.run)
+            raise ConfigurationError(
+                f"EvalReport.load() opens whole runs (got {run!r})\n"
+                f"open {name!r} and take its experiment: EvalReport.load({argument}, {name!r})[{named.experiment!r}]"
+            )
+        return cls(store, named.run)
 
     def export(self, path: Path | str, format: ReportFormat | None = None) -> None:
         """Write the results as csv, jsonl or parquet, or the report as html, md, json or xml (JUnit).
 
-        The format is the file's suffix unless given. Whatever the number of results, few are held at a time.
+        By default the format is that of the file's suffix. Only a few results are in memory at a time.
         """
         from fairtrial.render.files import write
 
@@ -299,6 +430,46 @@ class EvalReport(WithTestCases):
         return f"<EvalReport {self.run.suite} {self.run_id}: {self.total} of {self.planned} trials>"
 
 
+def _check_types(store: object, run: object) -> None:
+    """Refuse a path for a store and a name for a run, with the call that takes them."""
+    if isinstance(run, RunRecord) and not isinstance(store, str | Path):
+        return
+    argument = repr(str(store)) if isinstance(store, str | Path) and "://" not in str(store) else "store"
+    name = run.name if isinstance(run, RunRecord) else run
+    raise ConfigurationError(
+        f"EvalReport() takes an open store and a RunRecord (got {type(store).__name__} and {type(run).__name__})\n"
+        f"to open a run by name, use EvalReport.load({argument}, {name!r})"
+    )
+
+
+class ComparedReport(Renderable):
+    """The report of a run, shown with comparisons of its experiments with a baseline."""
+
+    def __init__(self, report: EvalReport, comparisons: Sequence[ComparisonRecord]) -> None:
+        self._report = report
+        self._comparisons = tuple(comparisons)
+
+    def _record(self) -> object:
+        from fairtrial.render.documents import ReportAgainst
+
+        return ReportAgainst(self._report._record(), self._comparisons)
+
+
+def metadata_keys(store: RunStore, run_id: str) -> list[str]:
+    """Return the metadata keys of the samples of a run."""
+    return sorted({key for _, sample in store.samples(run_id) for key in sample.metadata})
+
+
 def source_of(report: EvalReport | ExperimentReport, example: str) -> ExperimentSource:
-    """Where the experiment that is meant is read; of several, `example` shows in an error how to name one."""
+    """Return the source of a report's only experiment; with several, raise an error with the example."""
+    if not isinstance(report, EvalReport | ExperimentReport):
+        raise ConfigurationError(
+            f"this must be a report or one of its experiments (got {report!r:.80}): as in "
+            'EvalReport.load("runs.db", "support@1")["baseline"]'
+        )
     return (report.only(example) if isinstance(report, EvalReport) else report).source
+
+
+def sources_of(report: EvalReport | ExperimentReport) -> list[ExperimentSource]:
+    """Return the sources of all experiments of a report."""
+    return [part.source for part in ([report] if isinstance(report, ExperimentReport) else report.parts)]

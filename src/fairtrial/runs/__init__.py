@@ -1,4 +1,4 @@
-"""Carrying out a run: scheduling, storing, resuming, scoring again."""
+"""Execution of runs: scheduling, storing, resuming, rescoring."""
 
 from fairtrial.runs.events import (
     EvalRunCompleted,

@@ -1,23 +1,23 @@
-"""Following a run in the order of its plan, to say when it has seen enough.
+"""Adaptive stopping: evaluates a run in plan order and decides when it has enough results.
 
-Results finish in any order, and slow trials are often the failing ones: a rate taken as results come in reads too
-high. So results that are early wait here, and only whole prefixes of the plan are looked at. Whoever executes the
-trials, a scheduler or a fleet, does three things: `see` every result, start no trial from `horizon` on, and stop once
-`reason` is set.
+Results finish in any order, and slow trials often fail: a rate computed from the results as they arrive is too high.
+Therefore early results wait here, and only complete prefixes of the plan are evaluated. The scheduler or fleet that
+executes the trials must pass every result to `see`, start no trial from `horizon` on, and stop once `reason` is set.
 
-What cannot be known is taken at its worst: a task error or a timeout is a failure of the system under test; a trial
-that could not be scored, or was lost on its way, is missing, and the figures hold whatever its outcome would have been.
+A task error or a timeout counts as a failure of the system under test. A trial that could not be scored or was lost is
+missing, and the figures are valid whatever its outcome would have been.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from fairtrial.codec import dumps, from_json
+from fairtrial.codec import dumps
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError
+from fairtrial.store.notes import AdaptiveNote, AdaptivePair, AdaptiveRate
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.result import EvalResult, Outcome
@@ -27,11 +27,11 @@ PASSED, FAILED, ERROR, MISSING = range(4)
 
 _FAILURES: frozenset[Outcome] = frozenset({"task_error", "timeout"})
 _PAGE = 1_000
-_ROUNDS = 32  # How many rounds of trials may run ahead of a slow one before they wait for it.
+_ROUNDS = 32  # Number of rounds of trials that may run ahead of a slow one.
 
 
 class Adaptive:
-    """What the plan's prefix says so far. The same results give the same answer, in whatever order they come."""
+    """The statistics of the plan's prefix. They do not depend on the order in which results arrive."""
 
     def __init__(
         self,
@@ -42,22 +42,22 @@ class Adaptive:
         window: int = 1_000,
         until: int | None = None,
     ) -> None:
-        """Follow a run.
+        """Start adaptive stopping for a run.
 
         Args:
             rule: When to stop.
             run: Its plan.
-            stored: Results from before, in plan order; read only as the prefix reaches them.
-            window: How far trials may run ahead of the prefix: the number of results that can wait here.
-            until: Look once, at the prefix of this many samples, which was settled elsewhere.
+            stored: Stored results in plan order; read only when the prefix reaches them.
+            window: How far trials may run ahead of the prefix: the maximum number of waiting results.
+            until: Evaluate once, for the prefix of this many samples, which was decided by another run.
         """
-        from fairtrial.stats import sequential  # Only now: numbers are slow to load.
+        from fairtrial.stats import sequential  # Imported late: numpy and scipy are slow to load.
 
         self._stats = sequential
         self.rule = rule
         self.run = run
-        self.reason: str | None = None  # Why the run should stop; None while it should go on.
-        self.samples = 0  # The prefix that was counted, in samples.
+        self.reason: str | None = None  # Why the run should stop; None while it should continue.
+        self.samples = 0  # The length of the evaluated prefix, in samples.
         self._window = window
         self._until = until
         self._end = run.planned if until is None else until * len(run.experiments)
@@ -73,7 +73,7 @@ class Adaptive:
 
     @property
     def horizon(self) -> int:
-        """The ordinal from which on no trial should be started yet."""
+        """The ordinal from which on no trial may be started yet."""
         return self._next + self._window
 
     @property
@@ -83,25 +83,25 @@ class Adaptive:
 
     @property
     def waiting(self) -> int:
-        """How many results wait for earlier ones."""
+        """The number of results that wait for earlier ones."""
         return len(self._early)
 
     def see(self, result: EvalResult) -> None:
-        """Take a result, in any order.
+        """Record a result, in any order.
 
         Raises:
-            ConfigurationError: it has a graded score.
+            ConfigurationError: the result has a graded score.
         """
         self.take(result.ordinal, self._code(result))
 
     def take(self, ordinal: int, code: int) -> None:
-        """Take the outcome of one trial: PASSED, FAILED, ERROR or MISSING."""
+        """Record the outcome of one trial: PASSED, FAILED, ERROR or MISSING."""
         if self.reason is None and ordinal >= self._next:
             self._early[ordinal] = code
             self.advance()
 
     def advance(self) -> None:
-        """Count what has become a prefix, from what waits here and what was stored before."""
+        """Extend the prefix with waiting and stored results."""
         while self.reason is None and self._next < self._end:
             code = self._early.pop(self._next, None)
             if code is None:
@@ -129,8 +129,8 @@ class Adaptive:
             verdict = "passed" if score.passed else "failed"
             raise ConfigurationError(
                 f"stop_when is for scores that pass with 1 or fail with 0, and trial {result.key} "
-                f"{verdict} with {score.value:g}: leave stop_when out and the run goes on from here, or look at "
-                "verdicts alone with StopWhen(..., verdicts=True)"
+                f"{verdict} with {score.value:g}: look at verdicts alone with StopWhen(..., verdicts=True), or start a "
+                "run without stop_when"
             )
         return PASSED if score.passed else FAILED
 
@@ -153,12 +153,13 @@ class Adaptive:
         seen = f"adaptive stopping after {self.samples:,} of {self.run.dataset_size:,} samples"
         if self.rule.narrower_than is not None:
             if all(self._rate(counts).width <= self.rule.narrower_than for counts in self._counts):
-                what = "the pass rate is" if len(self._counts) == 1 else "every pass rate is"
-                self.reason = f"{seen}: {what} known to within {self.rule.narrower_than:g}"
+                what = "the pass rate" if len(self._counts) == 1 else "every pass rate"
+                width = f"{100 * self.rule.narrower_than:g} points wide or less"
+                self.reason = f"{seen}: the interval of {what} is {width}"
             return
         e_value = self._e_value()
         self._e_peak = max(self._e_peak, e_value)
-        # A hair below: 1/(1 - .95) is not exactly 20.
+        # Slightly below, because 1/(1 - .95) is not exactly 20 in floating point.
         if e_value >= (1 - 1e-12) / (1 - self.rule.level):
             baseline, candidate = (self.run.experiments[index] for index in self._pair)
             self.reason = f"{seen}: {candidate} is {self._direction()} than {baseline}"
@@ -166,99 +167,80 @@ class Adaptive:
     def _e_value(self) -> float:
         return self._stats.eprocess_pairs(self._wins, self._losses, missing=self._unpaired)
 
-    def _direction(self) -> str:
+    def _direction(self) -> Literal["better", "worse"]:
         return "better" if self._wins > self._losses else "worse"
 
     def _rate(self, counts: list[int]) -> Any:
-        return self._stats.betabinom_sequence(
-            counts[PASSED], self.samples, missing=counts[MISSING], level=self.rule.level
-        )
+        by_width = self.rule.narrower_than is not None
+        interval = self._stats.stopped_by_width if by_width else self._stats.betabinom_sequence
+        return interval(counts[PASSED], self.samples, missing=counts[MISSING], level=self.rule.level)
 
-    def note(self, stored: int) -> dict[str, Any]:
-        """What the run's record keeps under `notes["adaptive"]`, given how many trials have a stored result.
-
-        - `stopped`: whether the rule ended the run early; `reason`: what it decided, in a sentence, or None. It may
-          come to its decision only with the last sample.
-        - `rule`: the `StopWhen`, field by field.
-        - `samples`: how many samples, from the start of the plan, are in the figures; `planned`: of how many.
-        - `beyond`: stored results after that prefix. They are kept and are in no figure here.
-        - `experiments`: by name, `n` (samples), `passed`, `errors` (counted as failures), `missing` (no score; the
-          interval holds whatever it would have been), `estimate` (the share of passes among trials that are not
-          missing, None if there are none), `low`, `high`, `level`, `method`: valid at any stopping time.
-        - `pair`: None, or for `decides`: `baseline`, `candidate`, `wins` (of the candidate), `losses`, `ties`,
-          `missing` (pairs), `estimate` (candidate less baseline), `low`, `high`, `level`, `method`, `e_value` (at the
-          last look), `p_value` (1/the largest e-value at any look; valid at any time), `verdict` ("better" or "worse"
-          of the candidate, or None while undecided). The e-value decides; the interval is cautious and may touch 0.
-        """
-        return {
-            "stopped": (self.reason is not None or self._until is not None) and not self.complete,
-            "reason": self.reason,
-            "rule": {
-                "narrower_than": self.rule.narrower_than,
-                "decides": None if self.rule.decides is None else list(self.rule.decides),
-                "level": self.rule.level,
-                "every": self.rule.every,
-                "verdicts": self.rule.verdicts,
-            },
-            "samples": self.samples,
-            "planned": self.run.dataset_size,
-            "beyond": max(0, stored - self.samples * len(self._counts)),
-            "experiments": {
+    def note(self, stored: int) -> AdaptiveNote:
+        """Return the note to store with the run, given the number of stored results."""
+        return AdaptiveNote(
+            stopped=(self.reason is not None or self._until is not None) and not self.complete,
+            reason=self.reason,
+            rule=self.rule,
+            samples=self.samples,
+            planned=self.run.dataset_size,
+            beyond=max(0, stored - self.samples * len(self._counts)),
+            experiments={
                 name: self._rate_note(counts) for name, counts in zip(self.run.experiments, self._counts, strict=True)
             },
-            "pair": self._pair_note() if self._pair else None,
-        }
+            pair=self._pair_note() if self._pair else None,
+        )
 
-    def _rate_note(self, counts: list[int]) -> dict[str, Any]:
+    def _rate_note(self, counts: list[int]) -> AdaptiveRate:
         interval = self._rate(counts)
         known = self.samples - counts[MISSING]
-        return {
-            "n": self.samples,
-            "passed": counts[PASSED],
-            "errors": counts[ERROR],
-            "missing": counts[MISSING],
-            "estimate": counts[PASSED] / known if known else None,
-            **_ends(interval),
-        }
+        return AdaptiveRate(
+            n=self.samples,
+            passed=counts[PASSED],
+            errors=counts[ERROR],
+            missing=counts[MISSING],
+            estimate=counts[PASSED] / known if known else None,
+            low=interval.low,
+            high=interval.high,
+            level=interval.level,
+            method=interval.method,
+        )
 
-    def _pair_note(self) -> dict[str, Any]:
+    def _pair_note(self) -> AdaptivePair:
         baseline, candidate = (self.run.experiments[index] for index in self._pair)
         paired = self.samples - self._unpaired
         interval = self._stats.pairs_sequence(
             self._wins, self._losses, self.samples, missing=self._unpaired, level=self.rule.level
         )
-        return {
-            "baseline": baseline,
-            "candidate": candidate,
-            "wins": self._wins,
-            "losses": self._losses,
-            "ties": paired - self._wins - self._losses,
-            "missing": self._unpaired,
-            "estimate": (self._wins - self._losses) / paired if paired else None,
-            **_ends(interval),
-            "e_value": self._e_value(),
-            "p_value": 1 / self._e_peak,
-            "verdict": None if self.reason is None else self._direction(),
-        }
-
-
-def _ends(interval: Any) -> dict[str, Any]:
-    return {"low": interval.low, "high": interval.high, "level": interval.level, "method": interval.method}
+        return AdaptivePair(
+            baseline=baseline,
+            candidate=candidate,
+            wins=self._wins,
+            losses=self._losses,
+            ties=paired - self._wins - self._losses,
+            missing=self._unpaired,
+            estimate=(self._wins - self._losses) / paired if paired else None,
+            low=interval.low,
+            high=interval.high,
+            level=interval.level,
+            method=interval.method,
+            e_value=self._e_value(),
+            p_value=1 / self._e_peak,
+            verdict=None if self.reason is None else self._direction(),
+        )
 
 
 def check_rule(config: EvalConfig, experiments: list[str]) -> None:
-    """Refuse a rule that names experiments the run does not have."""
+    """Raise `ConfigurationError` if a rule names experiments that the run does not have."""
     rule = config.stop_when
     for name in (rule and rule.decides) or ():
         if name not in experiments:
             raise ConfigurationError(
-                f"stop_when decides between experiments of the run, and {name!r} is none of them: "
-                f"{', '.join(experiments)}"
+                f"stop_when must name experiments of the run (got {name!r}); it has {', '.join(experiments)}"
             )
 
 
 def refuse_clusters(config: EvalConfig, dataset: Dataset[Any, Any]) -> None:
-    """Refuse a dataset in which samples belong together. It is read through, so only if there is a rule."""
+    """Raise `ConfigurationError` if the dataset has clusters and there is a rule."""
     if config.stop_when is None or not config.cluster:
         return
     seen: set[str] = set()
@@ -269,8 +251,8 @@ def refuse_clusters(config: EvalConfig, dataset: Dataset[Any, Any]) -> None:
         text = dumps(label)
         if text in seen:
             raise ConfigurationError(
-                f"stop_when needs independent samples, and sample {sample.id!r} is not the first of {config.cluster} "
-                f"{label!r}: leave stop_when out; the report then allows for clusters"
+                f"stop_when requires independent samples, but sample {sample.id!r} is not the first of "
+                f"{config.cluster} {label!r}: remove stop_when; the report then accounts for clusters"
             )
         seen.add(text)
 
@@ -278,7 +260,7 @@ def refuse_clusters(config: EvalConfig, dataset: Dataset[Any, Any]) -> None:
 def follow(
     config: EvalConfig, run: RunRecord, store: RunStore, redo: Set[int], window: int | None = None
 ) -> Adaptive | None:
-    """Begin to follow a run, or go on: what is stored is counted, but for the trials that are to be done again."""
+    """Start or continue adaptive stopping: stored results count, except those of trials that will be repeated."""
     if config.stop_when is None:
         return None
     window = window or _ROUNDS * config.max_concurrent
@@ -287,18 +269,18 @@ def follow(
     return adaptive
 
 
-def scored_again(parent: RunRecord, run: RunRecord, store: RunStore) -> dict[str, Any] | None:
-    """What `notes["adaptive"]` says of a run that scored the outputs of another anew; None unless that one has it.
+def scored_again(parent: RunRecord, run: RunRecord, store: RunStore) -> AdaptiveNote | None:
+    """Return the adaptive-stopping note for a rescored run; None if the parent run has none.
 
-    How many samples there are was decided by the other's scores: figures that hold only for a fixed number would be
-    as wrong here as there.
+    The number of samples was decided by the parent's scores, so figures for a fixed sample size would be invalid for
+    both.
     """
-    note: Any = parent.notes.get("adaptive")
-    if not note:
+    note = parent.noted.adaptive
+    if note is None:
         return None
-    rule = replace(from_json(StopWhen, dict(note["rule"])), verdicts=True)
+    rule = replace(note.rule, verdicts=True)
     stored = _stored(store, run.run_id, frozenset())
-    adaptive = Adaptive(rule, run, stored=stored, until=note["samples"])
+    adaptive = Adaptive(rule, run, stored=stored, until=note.samples)
     adaptive.advance()
     return adaptive.note(sum(byte.bit_count() for byte in store.done(run.run_id)))
 
@@ -306,7 +288,8 @@ def scored_again(parent: RunRecord, run: RunRecord, store: RunStore) -> dict[str
 def _stored(store: RunStore, run_id: str, redo: Set[int]) -> Iterator[EvalResult]:
     after = -1
     while True:
-        # Page by page: the run writes to the same store, and a long read would hold its log back.
+        # In pages: the run writes to the same store, and a long read would keep the write-ahead log from being
+        # truncated.
         page = list(store.results(run_id, after=after, limit=_PAGE, outputs=False))
         for result in page:
             if result.outcome != "not_run" and result.ordinal not in redo:

@@ -1,4 +1,4 @@
-"""Describes functions and objects by what they do, alike in every process.
+"""Describes functions and objects by their code and parameters, identically in every process.
 
 A description is plain JSON: no addresses, no order of sets, no module names that depend on how a file was loaded. Two
 evaluators have the same description if they have the same code, composition and parameters. Functions of libraries are
@@ -8,6 +8,7 @@ described by name, because a change there shows in a lock file.
 from __future__ import annotations
 
 import ast
+import dis
 import enum
 import functools
 import hashlib
@@ -27,7 +28,7 @@ from fairtrial.codec import canonical
 from fairtrial.types import JSON
 
 HOOK = "__fairtrial_identity__"
-"""A method of an object that returns what identifies it, as JSON, in place of its attributes."""
+"""The name of a method that returns the identity of an object as JSON, instead of its attributes."""
 
 _DEEPEST = 12
 _PLAIN = (str, int, float, bool, type(None))
@@ -48,7 +49,7 @@ def describe(value: Any, *, mutable: bool = True) -> JSON:
     """Describe a function or an object.
 
     Args:
-        value: An evaluator, a task, or anything they hold.
+        value: An evaluator, a task, or anything they refer to.
         mutable: Whether lists, mappings and attributes of objects count as parameters. For a task they are state, which
             changes while it runs.
     """
@@ -106,7 +107,7 @@ class _Description:
             pass
         elif os.path.exists(code.co_filename):
             facts["code"] = _code_digest(code)
-        else:  # Typed into a notebook or a console: what it refers to is in no file either.
+        else:  # Defined in a notebook or a console: its globals are in no file either.
             facts["code"] = _code_digest(code)
             facts["uses"] = self._globals(function, depth)
         if function.__defaults__:
@@ -118,7 +119,7 @@ class _Description:
             try:
                 closure[name] = self.of(cell.cell_contents, depth)
             except ValueError:
-                continue  # Not filled yet.
+                continue  # Not assigned yet.
         if closure:
             facts["closure"] = closure
         return facts
@@ -155,7 +156,7 @@ class _Description:
         if ours or frozen or (self._mutable and not (file and _is_library(file))):
             attributes = {name: self.of(item, depth) for name, item in sorted(_attributes(value).items())}
             return ["object", described, code, attributes]
-        # The state of a client, an adapter or a lock: only what it is called tells one from another.
+        # Attributes of clients, adapters and locks are state: only their names identify them.
         names = {name: item for name in ("model", "name") if isinstance(item := getattr(value, name, None), str)}
         return ["object", described, code, names]
 
@@ -175,7 +176,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _place(thing: Any) -> str:
-    """Return where something is defined: by file, because the module of a file that is executed is `__main__`."""
+    """Return where something is defined: by file, because the module of an executed file is `__main__`."""
     module = str(getattr(thing, "__module__", ""))
     file = getattr(sys.modules.get(module), "__file__", None)
     where = Path(file).name if file and not _is_library(file) else module
@@ -184,7 +185,7 @@ def _place(thing: Any) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _is_library(file: str) -> bool:
-    """Whether a file belongs to Fairtrial, to Python or to an installed package."""
+    """Return whether a file belongs to Fairtrial, to Python or to an installed package."""
     if file.startswith("<frozen"):
         return True
     real = os.path.realpath(file)
@@ -193,14 +194,14 @@ def _is_library(file: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _code_digest(code: CodeType) -> str:
-    """Hash the code of a function: its source where that can be told, else its bytecode and constants."""
+    """Hash the code of a function: its source if available, else its bytecode and constants."""
     source = _source(code)
     content = _bytecode(code) if source is None else ["source", source]
     return hashlib.sha256(canonical(content)).hexdigest()[:32]
 
 
 def _source(code: CodeType) -> str | None:
-    """Return the source of a function without comments, decorators and layout; None where it cannot be told apart."""
+    """Return the source of a function without comments, decorators and layout; None if it cannot be determined."""
     if code.co_name == "<lambda>" or not os.path.exists(code.co_filename):
         return None
     try:
@@ -248,6 +249,4 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _instructions(code: CodeType) -> Any:
-    import dis
-
     return dis.get_instructions(code)

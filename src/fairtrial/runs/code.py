@@ -1,4 +1,4 @@
-"""The identity of the code behind a suite: the files it is made of, and functions that are in no file."""
+"""The code version of a suite: a hash of its files, and of functions that are not in files."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fairtrial.runs.callables import describe
 
 
 def code_version(version: str | None, home: str, *, tasks: Sequence[Any], others: Sequence[Any] = ()) -> str:
-    """Return the identity of the code of a suite.
+    """Return the code version of a suite.
 
-    Not every module that happens to be loaded: client and worker of a fleet are different programs. What counts is the
-    file the suite was made in and what it imports, as far as that is the project's own, and how the tasks are composed.
+    It covers the file that defines the suite, the project's own modules that it imports, and the composition of the
+    tasks. It does not cover every loaded module, because client and worker of a fleet are different programs.
 
     Args:
-        version: The version that the user keeps count of, in place of all that.
-        home: The file the suite was made in.
-        tasks: The functions under test.
-        others: Whatever else the suite calls.
+        version: A version maintained by the user, which replaces the hash.
+        home: The file that defines the suite.
+        tasks: The tasks.
+        others: Other callables of the suite.
     """
     if version is not None:
         return f"version:{version}"
@@ -35,7 +35,7 @@ def code_version(version: str | None, home: str, *, tasks: Sequence[Any], others
 
 
 def project_files(home: str, parts: Iterable[Any] = ()) -> list[str]:
-    """Return the project's files that a suite is made of."""
+    """Return the project's files that a suite uses."""
     prefixes = _prefixes(None, home)
     by_file: dict[str, ModuleType] = {}
     for module in list(sys.modules.values()):
@@ -56,14 +56,14 @@ def project_files(home: str, parts: Iterable[Any] = ()) -> list[str]:
 def code_hash(
     version: str | None, root: Path | None = None, *, files: Iterable[str] | None = None, home: str = ""
 ) -> str:
-    """The identity of the project's own code: every loaded module under the current folder, or a given version.
+    """Return the hash of the project's own code: every loaded module under the current folder, or a given version.
 
-    Installed packages are left out: a change there shows in a lock file, not here.
+    Installed packages are left out: a lock file records their versions.
 
     Args:
-        version: The identity, where somebody keeps count.
+        version: A version maintained by the user, which replaces the hash.
         root: The project's folder.
-        files: The modules that matter, in place of all that are loaded.
+        files: The modules to include, instead of all loaded ones.
         home: The file of a suite that may be outside the current folder.
     """
     if version is not None:
@@ -78,19 +78,19 @@ def code_hash(
         try:
             hashes[relative] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
         except OSError:
-            continue  # A module whose file is gone says nothing about the code that is left.
+            continue  # The file of the module has been deleted.
     content = "\n".join(f"{name} {hashes[name]}" for name in sorted(hashes))
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def _prefixes(root: Path | None, home: str) -> tuple[str, ...]:
-    """Return the folders whose files are the project's own: the current one, and that of the suite."""
+    """Return the folders of the project: the current one, and that of the suite."""
     folders = [os.path.realpath(root or Path.cwd()), *([os.path.dirname(os.path.realpath(home))] if home else [])]
     return tuple(os.path.join(folder, "") for folder in folders)
 
 
 def _relative(file: str | None, prefixes: Sequence[str]) -> str | None:
-    """Return the path of a module of the project's own within it."""
+    """Return the path of a project module relative to the project."""
     if not file or not file.endswith(".py"):
         return None
     path = os.path.abspath(file)
@@ -103,7 +103,7 @@ def _relative(file: str | None, prefixes: Sequence[str]) -> str | None:
 
 
 def _files_of(part: Any) -> Iterator[str]:
-    """Where a function or an object comes from."""
+    """Yield the files that define a function or an object."""
     for thing in (part, getattr(part, "func", None), getattr(part, "fn", None), getattr(part, "__wrapped__", None)):
         name = getattr(thing, "__module__", None) or getattr(type(thing), "__module__", None)
         file = getattr(sys.modules.get(name or ""), "__file__", None)
@@ -112,9 +112,9 @@ def _files_of(part: Any) -> Iterator[str]:
 
 
 def _imported_by(module: ModuleType, file: str) -> Iterator[str]:
-    """The files of the modules that are imported when this one is.
+    """Yield the files of the modules that a module imports at its top level.
 
-    Imports inside functions are left out: whether they have happened differs from process to process.
+    Imports inside functions are left out: whether they have been executed differs between processes.
     """
     try:
         source = Path(file).read_bytes()
@@ -128,7 +128,7 @@ def _imported_by(module: ModuleType, file: str) -> Iterator[str]:
 
 @lru_cache(maxsize=1024)
 def _imports(source: bytes, package: str) -> tuple[str, ...]:
-    """Return the names of the modules that a file imports: parsing it for each run would cost more than a small run."""
+    """Return the names of the modules that a file imports; cached, because parsing is slower than a small run."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""What a run tells those who watch it: progress bars, tracers, message buses."""
+"""Events of a run for observers: progress displays, tracers, message buses."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fairtrial.formatting import count
 from fairtrial.frozen import EMPTY
+from fairtrial.session.dispatcher import ControlDispatcher
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.redact import RedactingFilter
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 
 log = logging.getLogger("fairtrial.runs")
-log.addFilter(RedactingFilter())  # What users' code raises may quote a key.
+log.addFilter(RedactingFilter())  # Errors of user code may contain a key.
 
 
 @dataclass(frozen=True, slots=True)
 class EvalRunStarted:
-    """A run begins, or goes on: `done` trials were stored before."""
+    """A run starts, or is resumed with `done` stored trials."""
 
     run_id: str
     dataset_name: str
@@ -28,6 +30,16 @@ class EvalRunStarted:
     done: int
     run: RunRecord
     notice: str | None = None  # Why an unfinished run was not resumed, or that a run has two code versions.
+    retried: int = 0  # Stored trials that ended in an error and are executed or scored again, if that was asked for.
+
+    def resume_text(self, name: str) -> str:
+        """Say that a run is resumed, or which of its trials are retried; `name` is what to call the run."""
+        stored = f"{self.done:,} of {count(self.planned, 'trial')} are stored"
+        if not self.retried:
+            return f"resuming {name}: {stored}"
+        if self.done == self.planned:
+            return f"retrying {count(self.retried, 'trial')} of {name}: the others are stored"
+        return f"resuming {name}: {stored}, of which {self.retried:,} are retried"
 
 
 class ResumeWarning(UserWarning):
@@ -76,18 +88,19 @@ class EvalRunCompleted:
 
 
 type RunEvent = EvalRunStarted | TrialStarted | SampleEvaluated | EvalRunCompleted
+"""What observers of a run are told."""
 
 
 class Observer(Protocol):
     """Anything with a `publish` method: a progress display, a tracer, an event bus."""
 
     def publish(self, event: RunEvent) -> None:
-        """Take note of an event; quickly, this is called on the event loop."""
+        """Handle an event. Must be quick: this is called on the event loop."""
         ...
 
 
 class Observers:
-    """Several observers behind one; what they raise is logged and stops nothing."""
+    """Combines several observers; their errors are logged and do not affect the run."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
@@ -95,10 +108,26 @@ class Observers:
     def __bool__(self) -> bool:
         return bool(self._observers)
 
+    @property
+    def announce_resume(self) -> bool:
+        """True if an observer says that a run is resumed, so that it need not be logged."""
+        return any(getattr(observer, "announces_resume", False) for observer in self._observers)
+
+    @property
+    def dispatcher(self) -> ControlDispatcher | None:
+        """The dispatcher for events that trials record, if one of the observers is a dispatcher."""
+        found = [observer for observer in self._observers if isinstance(observer, ControlDispatcher)]
+        if len(found) < 2:
+            return found[0] if found else None
+        several = ControlDispatcher()
+        for dispatcher in found:
+            several.subscribe(object, dispatcher.pass_on)
+        return several
+
     def publish(self, event: RunEvent) -> None:
-        """Tell everyone."""
+        """Publish an event to all observers."""
         for observer in self._observers:
             try:
                 observer.publish(event)
             except Exception:
-                log.exception("an observer failed on %s; the run goes on", type(event).__name__)
+                log.exception("an observer failed on %s; the run continues", type(event).__name__)

@@ -1,4 +1,4 @@
-"""The identity of a run, and which run a command means: a new one, or one that it resumes."""
+"""The identity of a run, and the decision whether to resume a run or start a new one."""
 
 from __future__ import annotations
 
@@ -6,40 +6,38 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 from uuid import uuid4
 
 from fairtrial.codec import digest, from_json, to_json
 from fairtrial.errors import RunBusyError, RunMismatchError
 from fairtrial.runs.callables import describe
 from fairtrial.runs.code import code_hash, code_version
+from fairtrial.runs.request import RunRequest
+from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.types import JSON
 
-if TYPE_CHECKING:
-    from fairtrial.runs.runner import RunRequest
-
 _SETTINGS = ("seed", "timeout_seconds", "max_retries", "max_output_bytes")
-"""The settings that decide what comes of a trial."""
+"""The settings that influence the outcome of a trial."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What a run is made of, as far as it decides its results: names and digests, no data.
+    """Everything that determines the results of a run: names and digests, no data.
 
-    The same record decides whether a run is resumed, here or by the command line, and whether a worker of a fleet
-    accepts a request.
+    It decides whether a run can be resumed, and whether a worker of a fleet accepts a request.
 
     Attributes:
         suite: The suite's name.
         dataset: Name, version, fingerprint and size of the dataset, and the order of its samples.
         experiments: The experiments in order, each with a digest of its parameters.
-        repeats: How often every sample is tried.
+        repeats: How often every sample is executed.
         evaluator: The evaluator's name, and a digest of its code, composition and parameters.
-        settings: The settings that decide what comes of a trial.
-        code: Every version of the code that executed trials of the run, oldest first.
+        settings: The settings that influence the outcome of a trial.
+        code: The code versions that executed trials of the run, oldest first.
     """
 
     suite: str
@@ -52,7 +50,7 @@ class RunIdentity:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of what client and worker of a fleet must have in common: everything but the samples."""
+        """Return the digest on which client and workers of a fleet must agree: everything except the samples."""
         common = [self.suite, self.experiments, self.evaluator, dict(self.settings), self.code[-1]]
         return digest(to_json(common))[:32]
 
@@ -68,7 +66,7 @@ class RunIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One way in which a run and a suite differ."""
+    """One difference between a run and a suite."""
 
     part: Literal["plan", "evaluator", "settings", "code"]
     text: str
@@ -76,13 +74,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ResumedRun:
-    """The run to work on.
+    """The run to execute.
 
     Attributes:
         run: The run.
         resumed: Whether it existed before.
-        warning: What the user must know: why a run was not resumed, or that one has two versions of the code.
-        code: Which of the run's code versions executes it now.
+        warning: A warning for the user: why a run was not resumed, or that it has two code versions.
+        code: The index of the code version that executes it now.
     """
 
     run: RunRecord
@@ -125,7 +123,7 @@ def identify(request: RunRequest, *, samples: bool = True) -> RunIdentity:
 def evaluator_digest(evaluator: Any) -> str:
     """Return a digest of an evaluator's code, composition and parameters.
 
-    It is taken when the evaluator is first seen: what one counts or caches while it is used does not identify it.
+    It is computed on first use, so that counters and caches of an evaluator do not change it.
     """
     key = id(evaluator)
     known = _digests.get(key)
@@ -135,7 +133,7 @@ def evaluator_digest(evaluator: Any) -> str:
     try:
         _digests[key] = weakref.ref(evaluator, lambda _: _digests.pop(key, None)), made
     except TypeError:
-        pass  # Nothing refers weakly to a built-in function, which has no state either.
+        pass  # Built-in functions have no weak references, and no state.
     return made
 
 
@@ -162,7 +160,7 @@ def describe_run(
         evaluator=identity.evaluator[0],
         code_hash=identity.code[-1],
         created_at=time.time(),
-        notes={"order": dataset["order"]},
+        notes=write_notes(order=dataset["order"]),
         identity=identity.to_json(),
     )
 
@@ -184,20 +182,20 @@ def open_run(
     errors, is resumed or refused.
 
     Args:
-        store: Where runs are kept.
+        store: The store of the run.
         wanted: The run that would be started.
         fresh: Start a new run.
-        retry_errors: Resume a finished run too, to execute again the trials that ended in an error. Its code may
-            differ, because that is how errors are corrected.
+        retry_errors: Also resume a finished run, to retry the trials that ended in an error. Its code may differ,
+            because that is how errors are corrected.
         run_id: The run to resume.
-        force: Resume although the code differs; nothing else may.
-        version: The version of the code that the user gave.
+        force: Resume even if the code differs; no other difference is allowed.
+        version: The code version given by the user.
 
     Raises:
-        RunMismatchError: the run that was asked for differs.
+        RunMismatchError: the requested run differs.
     """
     while True:
-        # Read first: a run that another process starts from here on is noticed when this one would be created.
+        # Read first: if another process starts a run from here on, creating this one fails.
         latest = None if fresh else next((run.number for run in store.runs(suite=wanted.suite, limit=1)), 0)
         found = store.get_run(run_id) if run_id is not None else None if fresh else latest_executed(store, wanted.suite)
         try:
@@ -225,7 +223,7 @@ def _resume_or_create(
     if parts <= {"code"} and (not parts or force or retry_errors or found.status == "unscored"):
         return _resume(store, found, wanted, changed=bool(parts))
     said = "; ".join(difference.text for difference in differences)
-    # A new run would pay again for outputs that are stored and only lack a score.
+    # A new run would pay again for stored outputs that only need a score.
     only_scoring = found.status == "unscored" and parts <= {"evaluator", "code"}
     if run_id is not None or retry_errors or only_scoring:
         raise RunMismatchError(
@@ -246,12 +244,10 @@ _ENDED = ("finished", "stopped")
 def _check_resumable(found: RunRecord, wanted: RunRecord) -> None:
     if found.suite != wanted.suite:
         raise RunMismatchError(
-            f"run {found.run_id} is one of suite {found.suite!r}, not of {wanted.suite!r}. Resume it with its own suite"
+            f"run {found.run_id} belongs to suite {found.suite!r} (got {wanted.suite!r}). Resume it with its own suite"
         )
     if found.parent_run is not None:
-        raise RunMismatchError(
-            f"run {found.run_id} scored the outputs of run {found.parent_run} again. Resume it with rescore"
-        )
+        raise RunMismatchError(f"run {found.run_id} is a rescoring of run {found.parent_run}. Resume it with rescore")
 
 
 def _remedy(found: RunRecord, parts: Set[str], *, started: bool = False) -> str:
@@ -260,8 +256,8 @@ def _remedy(found: RunRecord, parts: Set[str], *, started: bool = False) -> str:
         return f"Score its stored outputs with this evaluator: suite.rescore({name!r}) (fairtrial rescore {name} SUITE)"
     if parts == {"code"}:
         return (
-            f"Resume it all the same with run_id={name!r}, force=True (--resume {name} --force): "
-            "its results are then of two code versions"
+            f"Resume it anyway with run_id={name!r}, force=True (--resume {name} --force): "
+            "its results then come from two code versions"
         )
     undo = f"Undo the change and resume it with run_id={name!r} (--resume {name})"
     return undo if started else f"{undo}, or start a new run with fresh=True (--fresh)"
@@ -271,14 +267,13 @@ def _resume(store: RunStore, found: RunRecord, wanted: RunRecord, *, changed: bo
     if not changed:
         return ResumedRun(found, resumed=True, code=_code_index(found, wanted))
     warning = f"run {found.run_id} has results of two code versions: the code of suite {wanted.suite!r} has changed"
-    notes: dict[str, JSON] = {"code_changed": True}
     identity = found.identity
     code = 0
     if identity is not None and wanted.identity is not None:
         known = RunIdentity.read(identity)
         code = len(known.code)
         identity = replace(known, code=(*known.code, *RunIdentity.read(wanted.identity).code)).to_json()
-    store.update_run(found.run_id, notes=notes, identity=identity)
+    store.update_run(found.run_id, notes=write_notes(code_changed=True), identity=identity)
     return ResumedRun(replace(found, identity=identity), resumed=True, warning=warning, code=code)
 
 
@@ -289,9 +284,9 @@ def _code_index(found: RunRecord, wanted: RunRecord) -> int:
 
 
 def find_differences(stored: RunRecord, wanted: RunRecord, *, version: str | None = None) -> list[Difference]:
-    """Return how a stored run differs from the one that a suite would start."""
+    """Return the differences between a stored run and the one that a suite would start."""
     plan = [Difference("plan", text) for text in _changes(stored, wanted)]
-    if stored.identity is None or wanted.identity is None:  # Stored before runs had an identity.
+    if stored.identity is None or wanted.identity is None:  # Stored by a version without identities.
         same = stored.code_hash == code_hash(version)
         return plan if same else [*plan, Difference("code", "its code has changed")]
     old, new = RunIdentity.read(stored.identity), RunIdentity.read(wanted.identity)
@@ -309,7 +304,7 @@ def find_differences(stored: RunRecord, wanted: RunRecord, *, version: str | Non
 
 
 def latest_executed(store: RunStore, suite: str) -> RunRecord | None:
-    """The latest run of a suite that was executed here: imported runs of that name are none of ours to go on with."""
+    """Return the latest executed run of a suite; imported runs cannot be resumed."""
     latest = next(iter(store.runs(suite=suite, limit=1)), None)
     if latest is None or not latest.imported:
         return latest
@@ -323,7 +318,7 @@ def _changes(stored: RunRecord, wanted: RunRecord) -> list[str]:
             f"its dataset has changed ({stored.dataset_name}, {stored.dataset_size} samples, then; "
             f"{wanted.dataset_name}, {wanted.dataset_size} samples, now)"
         )
-    elif stored.notes.get("order") != wanted.notes["order"]:
+    elif stored.noted.order != wanted.noted.order:
         changes.append("its samples are now in another order")
     if stored.experiments != wanted.experiments:
         changes.append(f"its experiments were {', '.join(stored.experiments)}, now {', '.join(wanted.experiments)}")

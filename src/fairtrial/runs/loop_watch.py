@@ -1,4 +1,4 @@
-"""Notices async tasks that block the event loop, so that trials run one after another."""
+"""Detects async tasks that block the event loop, which serializes the trials."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fairtrial.runs.events import log
 from fairtrial.trials.task import ResolvedTask
 
 _PAUSE_SECONDS = 0.1
-_BLOCKED_SECONDS = 0.25  # An event loop that does not answer for this long is blocked.
-_ENOUGH_SECONDS = 2.0  # Blocked for so long in all, and for at least half of the time, is worth a warning.
-_STALLS = 3  # One or two may be a cold start.
+_BLOCKED_SECONDS = 0.25  # An event loop that does not respond for this long is blocked.
+_ENOUGH_SECONDS = 2.0  # Total blocked time for a warning, if it is at least half of the time.
+_STALLS = 3  # One or two may be due to a cold start.
 _OURS = (str(Path(__file__).parent.parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 
 
 @contextmanager
 def watch_event_loop(tasks: Sequence[ResolvedTask]) -> Iterator[None]:
-    """Warn once if the event loop is blocked most of the time in here while async tasks run on it."""
+    """Warn once if async tasks block the event loop most of the time while the block runs."""
     names = dict.fromkeys(task.name for task in tasks if task.is_async)
     if not names:
         yield
@@ -70,13 +70,13 @@ def watch_event_loop(tasks: Sequence[ResolvedTask]) -> Iterator[None]:
 
 
 def _place_in(thread: int) -> str | None:
-    """Where a thread is, in the innermost file that belongs neither to us nor to a library; None while it imports."""
+    """Return the innermost location of a thread in user code; None during an import."""
     frame = innermost = sys._current_frames().get(thread)
     found: FrameType | None = None
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith("<frozen importlib"):
-            return None  # Loading a library takes its time, once.
+            return None  # Importing a library is slow, but happens once.
         if found is None and not file.startswith((*_OURS, "<")):
             found = frame
         frame = frame.f_back

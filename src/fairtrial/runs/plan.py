@@ -1,4 +1,4 @@
-"""What remains to be done in a run, worked out as it is needed."""
+"""The remaining trials of a run, generated lazily."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class PlannedTrial(NamedTuple):
     experiment: int
     sample: Sample[Any, Any]
     attempt: int = 1
-    stored: EvalResult | None = None  # The result whose output is scored again; without one the task is called.
+    stored: EvalResult | None = None  # The result whose output is rescored; None calls the task.
 
 
 class StoredTrials:
-    """Trials made of stored results, read page by page in a thread. Workers share it as an async iterator.
+    """Trials from stored results, read page by page in a thread. Workers share it as an async iterator.
 
     Args:
-        load: Returns a page of results behind an ordinal, in plan order; none at the end.
-        plan: Makes a trial of a stored result, or None if there is nothing to do.
+        load: Returns a page of results after an ordinal, in plan order; empty at the end.
+        plan: Returns the trial for a stored result, or None to skip it.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class TrialFeed:
             try:
                 return await anext(source) if isinstance(source, StoredTrials) else next(source)
             except (StopIteration, StopAsyncIteration):
-                if self._sources and self._sources[0] is source:  # Another worker may have noticed first.
+                if self._sources and self._sources[0] is source:  # Another worker may have removed it.
                     self._sources.popleft()
         raise StopAsyncIteration
 
 
 def missing_trials(run: RunRecord, dataset: Dataset[Any, Any], done: bytearray) -> Iterator[PlannedTrial]:
-    """The trials of the plan that have no result, in plan order; samples are read and checked as they are reached.
+    """Yield the trials without a result, in plan order; samples are read and checked lazily.
 
     Raises:
-        SecretInDataError: a sample holds a known secret; none of its trials has started.
+        SecretInDataError: a sample contains a known secret; none of its trials has started.
     """
     redactor = current()
     cursor = _Cursor(dataset)
@@ -108,7 +108,7 @@ def missing_trials(run: RunRecord, dataset: Dataset[Any, Any], done: bytearray) 
 
 
 def missing_ordinals(planned: int, done: bytearray) -> Iterator[int]:
-    """The ordinals below `planned` whose bit is not set; full bytes are skipped eight at a time."""
+    """Yield the ordinals below `planned` whose bit is not set; full bytes are skipped eight at a time."""
     full = 0xFF
     for start in range(0, planned, 8):
         index = start >> 3
@@ -121,7 +121,7 @@ def missing_ordinals(planned: int, done: bytearray) -> Iterator[int]:
 
 
 class _Cursor:
-    """Samples by position: forward reading where positions are close, a jump where they are not."""
+    """Reads samples by position: sequentially if positions are close, else with a seek."""
 
     def __init__(self, dataset: Dataset[Any, Any]) -> None:
         self._dataset = dataset
@@ -131,7 +131,7 @@ class _Cursor:
         self.current: Sample[Any, Any]
 
     def at(self, position: int) -> Sample[Any, Any]:
-        """The sample at a position."""
+        """Return the sample at a position."""
         if 0 <= position - self._next < _NEAR:
             if self._iterator is None:
                 self._iterator = iter(self._dataset)

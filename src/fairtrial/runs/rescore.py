@@ -1,4 +1,4 @@
-"""Scores the stored outputs of a run again, as a run of its own with the same lifecycle."""
+"""Rescores the stored outputs of a run, as a new run with the usual lifecycle."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from fairtrial.codec import canonical, from_json, to_json
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, RunMismatchError
+from fairtrial.offload import in_thread
 from fairtrial.runs.completion import expected_results
 from fairtrial.runs.costs import check_prices
 from fairtrial.runs.identity import ResumedRun, RunIdentity, identify
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
+from fairtrial.runs.request import RunRequest
 from fairtrial.runs.retries import STORED_PAGE, score_stored
 from fairtrial.runs.runner import (
     Interrupt,
     OpenRun,
-    RunRequest,
-    blocking,
     carry_out,
     execute_trials,
 )
+from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
@@ -41,15 +42,15 @@ async def rescore_run(
 ) -> RunRecord:
     """Score the outputs and sessions of a stored run with the request's evaluator; the task is not called.
 
-    Trials without an output keep their error. The scores become a new run; the same call again resumes it if it was
-    interrupted, and repeats the scoring that failed. With `any_experiment`, for a suite that names none of its own, the
+    Trials without an output keep their error. The scores form a new run; repeating the call resumes it if it was
+    interrupted, and repeats failed scoring. With `any_experiment`, for suites without named experiments, the
     experiments of the run may have any names.
 
     Raises:
-        RunMismatchError: the run has samples or experiments that the suite has not.
+        RunMismatchError: the run has samples or experiments that the suite does not have.
     """
-    parent = await blocking(lambda: request.store.get_run(run_id))
-    matched = await blocking(lambda: _match_suite(request, parent, any_experiment))
+    parent = await in_thread(lambda: request.store.get_run(run_id))
+    matched = await in_thread(lambda: _match_suite(request, parent, any_experiment))
     return await carry_out(
         matched,
         lambda work: execute_trials(work, _RescoredTrials),
@@ -59,11 +60,11 @@ async def rescore_run(
 
 
 def _match_suite(request: RunRequest, parent: RunRecord, any_experiment: bool) -> RunRequest:
-    """The request with the experiments, parameters and seed that the stored outputs were made with."""
+    """Return the request with the experiments, parameters and seed of the stored outputs."""
     own = {experiment.name: place for place, experiment in enumerate(request.experiments)}
     for name in () if any_experiment else parent.experiments:
         if name not in own:
-            raise _mismatch(request, parent, f"it has an experiment {name!r} and the suite has {', '.join(own)}")
+            raise _mismatch(request, parent, f"it has experiment {name!r}, but the suite has {', '.join(own)}")
     if parent.dataset_fingerprint != request.dataset.fingerprint:
         difference = _different_sample(request.store, parent, request.dataset)
         if difference is not None:
@@ -86,7 +87,7 @@ def _match_suite(request: RunRequest, parent: RunRecord, any_experiment: bool) -
 
 
 def _as_stored(experiment: Experiment, params: Mapping[str, Any]) -> Experiment:
-    """The experiment with the parameters that its outputs were made with."""
+    """Return the experiment with the parameters of its stored outputs."""
     stored = params.get(experiment.name, experiment.params)
     return experiment if to_json(experiment.params) == to_json(stored) else replace(experiment, params=stored)
 
@@ -94,12 +95,12 @@ def _as_stored(experiment: Experiment, params: Mapping[str, Any]) -> Experiment:
 def _mismatch(request: RunRequest, parent: RunRecord, difference: str) -> RunMismatchError:
     return RunMismatchError(
         f"run {parent.run_id} of suite {parent.suite!r} cannot be scored with suite {request.suite!r}: {difference}. "
-        "Use the suite that the run was made with"
+        "Use the suite that executed the run"
     )
 
 
 def _different_sample(store: RunStore, parent: RunRecord, dataset: Dataset[Any, Any]) -> str | None:
-    """How the samples of a run differ from the dataset; None if it has all of them, as for a run of some samples."""
+    """Return how the samples of a run differ from the dataset; None if the dataset contains all of them unchanged."""
     stored = {sample.id: _content(sample) for _, sample in store.samples(parent.run_id)}
     count = len(stored)
     changed = []
@@ -119,10 +120,10 @@ def _content(sample: Sample[Any, Any]) -> bytes:
 
 
 def _open_rescoring(request: RunRequest, *, parent: RunRecord) -> ResumedRun:
-    """The unfinished rescoring of this run by this evaluator, or a new one."""
+    """Resume the unfinished rescoring of this run with this evaluator, or create a new one."""
     store, wanted = request.store, identify(request)
     made_of = (request.scorer.name, wanted.code[-1])
-    # What the outputs are made of stays; the evaluator and the code that scores them are new.
+    # The identity of the outputs stays; the evaluator and the code version are new.
     base = wanted if parent.identity is None else RunIdentity.read(parent.identity)
     identity = replace(base, evaluator=wanted.evaluator, code=wanted.code).to_json()
     if not request.fresh:
@@ -141,14 +142,14 @@ def _open_rescoring(request: RunRequest, *, parent: RunRecord) -> ResumedRun:
         parent_run=parent.run_id,
         created_at=time.time(),
         finished_at=None,
-        notes={"order": parent.notes.get("order")},
+        notes=write_notes(order=parent.noted.order),
         identity=identity,
     )
     return ResumedRun(store.create_run(run), resumed=False)
 
 
 class _RescoredTrials:
-    """The stored results of the parent run as trials of the new one."""
+    """The stored results of the parent run as trials of the new run."""
 
     def __init__(self, work: OpenRun, rules: TrialRules) -> None:
         self._request = work.request
@@ -159,13 +160,13 @@ class _RescoredTrials:
         self._sample: tuple[int, Sample[Any, Any]] | None = None
 
     async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
-        """What has no score in the new run yet."""
-        self._failed = await blocking(self._read_failed)
-        expected = await blocking(lambda: expected_results(self._request.store, self._run))
+        """Return the trials without a score in the new run."""
+        self._failed = await in_thread(self._read_failed)
+        expected = await in_thread(lambda: expected_results(self._request.store, self._run))
         return self._trials(done, self._failed), expected - sum(byte.bit_count() for byte in done) + len(self._failed)
 
     def missing(self, done: bytearray) -> TrialFeed:
-        """The results of the parent run that have none here."""
+        """Return the parent's results without a result in the new run."""
         return self._trials(done, {})
 
     def _trials(self, done: bytearray, failed: Mapping[int, EvalResult]) -> TrialFeed:
@@ -195,7 +196,7 @@ class _RescoredTrials:
         failed = self._failed.get(trial.ordinal)
         if failed is None or (failed.judge_cost_usd is None and not failed.unpriced_judge_calls):
             return result
-        # The judges of the scoring that failed were paid for too.
+        # The judge calls of the failed scoring were paid for too.
         return replace(
             result,
             judge_cost_usd=(failed.judge_cost_usd or 0.0) + (result.judge_cost_usd or 0.0),
@@ -203,7 +204,7 @@ class _RescoredTrials:
         )
 
     def replaced_costs(self) -> Mapping[int, float]:
-        """What the failed scorings that are repeated cost, by ordinal."""
+        """Return the costs of the failed scorings that are repeated, by ordinal."""
         return {ordinal: failed.judge_cost_usd or 0.0 for ordinal, failed in self._failed.items()}
 
     def _read_failed(self) -> dict[int, EvalResult]:
@@ -211,7 +212,7 @@ class _RescoredTrials:
         return {result.ordinal: replace(result, source=None) for result in failed}
 
     def _typed_sample(self, ordinal: int) -> Sample[Any, Any]:
-        """A stored sample with its input and expected value as the suite's dataset has them."""
+        """Return a stored sample with the input and expected types of the suite's dataset."""
         if self._sample is None or self._sample[0] != ordinal:
             sample, dataset = self._request.store.sample(self._parent, ordinal), self._request.dataset
             try:
@@ -223,6 +224,6 @@ class _RescoredTrials:
                     else from_json(dataset.expected_type, to_json(sample.expected)),
                 )
             except CodecError as error:
-                raise CodecError(f"stored sample {sample.id!r} is no longer what the dataset says: {error}") from None
+                raise CodecError(f"stored sample {sample.id!r} does not match the dataset's types: {error}") from None
             self._sample = ordinal, typed
         return self._sample[1]

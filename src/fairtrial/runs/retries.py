@@ -1,4 +1,4 @@
-"""Stored trials that a resumed run works on again: failed scoring, and errors if asked."""
+"""Stored trials that a resumed run repeats: failed scoring, and errors if requested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RETRIED: tuple[Outcome, ...] = ("task_error", "timeout", "dead_letter")
 
 
 class RetrySet:
-    """Stored trials that are not finished with: failed scoring is scored again, and errors are retried if asked."""
+    """Stored trials to repeat: failed scoring is repeated, and errors are retried if requested."""
 
     def __init__(
         self, store: RunStore, dataset: Dataset[Any, Any], run: RunRecord, rules: TrialRules, *, retry_errors: bool
@@ -40,23 +40,23 @@ class RetrySet:
 
     @property
     def ordinals(self) -> frozenset[int]:
-        """Their places in the plan."""
+        """The ordinals of the trials."""
         return self.to_score.union(self.to_run)
 
     @property
     def count(self) -> int:
-        """How many trials there are."""
+        """The number of trials."""
         return len(self.to_score) + len(self.to_run)
 
     def costs(self) -> dict[int, float]:
-        """What the stored results of these trials cost."""
+        """Return the costs of the stored results of these trials."""
         return {ordinal: stored.total_cost_usd for ordinal, stored in self._earlier.items()}
 
     def with_earlier_cost(self, result: EvalResult) -> EvalResult:
-        """Add what the result that this one replaces had used: it was paid for too."""
+        """Add the usage of the result that this one replaces, which was paid for too."""
         stored = self._earlier.get(result.ordinal)
         if stored is None or result.ordinal in self.to_score:
-            return result  # A trial that is only scored again has its session, and with it all its calls.
+            return result  # A rescored trial keeps its session with all its calls.
         judges = [cost for cost in (stored.judge_cost_usd, result.judge_cost_usd) if cost is not None]
         return replace(
             result,
@@ -65,17 +65,18 @@ class RetrySet:
             cache_hits=stored.cache_hits + result.cache_hits,
             unpriced_calls=stored.unpriced_calls + result.unpriced_calls,
             unpriced_judge_calls=stored.unpriced_judge_calls + result.unpriced_judge_calls,
+            cut_off_calls=stored.cut_off_calls + result.cut_off_calls,
         )
 
     def attempts(self) -> dict[int, int]:
-        """Which attempt comes next, for every trial that is to be executed again."""
+        """Return the number of the next attempt for every trial to be executed again."""
         if not self.to_run:
             return {}
         stored = self._store.results(self._run.run_id, outcomes=_RETRIED, outputs=False)
         return {result.ordinal: result.attempt + 1 for result in stored}
 
     def trials(self, *, only_score: bool = False) -> StoredTrials:
-        """The trials, in plan order."""
+        """Return the trials in plan order."""
         outcomes: tuple[Outcome, ...] = ("scorer_error", *(_RETRIED if self.to_run and not only_score else ()))
         store, run = self._store, self._run
 
@@ -84,7 +85,7 @@ class RetrySet:
 
         def plan(stored: EvalResult) -> PlannedTrial | None:
             if stored.ordinal not in self.to_score and stored.ordinal not in self._retried:
-                return None  # It became an error since this run was opened.
+                return None  # Changed to an error since this run was opened.
             sample_ordinal, experiment, _repeat = run.split(stored.ordinal)
             sample = self._dataset[sample_ordinal]
             to_score = stored if stored.ordinal in self.to_score else None
@@ -100,9 +101,9 @@ class RetrySet:
 
 
 async def score_stored(rules: TrialRules, trial: PlannedTrial, output_type: Any) -> EvalResult:
-    """Score the stored output of a trial, read back as the type its task returns. An altered one is not scored.
+    """Score the stored output of a trial, decoded as the output type of its task.
 
-    What was redacted or left out may be what the score depends on.
+    An output that was redacted or truncated is not scored, because the score may depend on the missing part.
     """
     stored = trial.stored
     if stored is None:
@@ -113,7 +114,7 @@ async def score_stored(rules: TrialRules, trial: PlannedTrial, output_type: Any)
             key=trial.key,
             outcome="scorer_error",
             score=None,
-            error=f"{altered} and cannot be scored again; run the trial again",
+            error=f"{altered}, so it cannot be rescored; execute the trial again",
             stage="score",
             attempt=trial.attempt,
             source=None,
@@ -131,7 +132,7 @@ async def score_stored(rules: TrialRules, trial: PlannedTrial, output_type: Any)
 
 
 def altered_input(stored: EvalResult) -> str | None:
-    """Say which part of the evaluator's input the store does not hold as it was; None if it holds all of it."""
+    """Return which part of the evaluator's input was altered in the store; None if it is complete."""
     dropped = stored.metadata.get("dropped")
     for part in ("output", "transcript"):
         if part in stored.redacted_parts:

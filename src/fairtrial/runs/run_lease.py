@@ -1,6 +1,6 @@
-"""Ownership of a run: one process at a time executes it, and a process that lost it stops.
+"""The lease of a run: one process at a time executes it, and a process that loses the lease stops.
 
-The run's row names its owner, an epoch that every change of hands increases, and the time of the last heartbeat.
+The run's row has its owner, an epoch that every change of owner increments, and the time of the last heartbeat.
 Ownership is taken by compare-and-swap. Every commit carries the epoch and is refused in its own transaction once the
 run has been taken over, so a process that was frozen and is resumed stores nothing and starts nothing.
 
@@ -8,8 +8,8 @@ A run is taken over only when its owner has released it, when the owner's proces
 process namespace), or when its heartbeat is stale: by the database's clock, or by not changing while it is watched.
 The wall clocks of two machines are never compared, and process numbers of other machines mean nothing here.
 
-Two clients of a fleet do no harm, because every trial is executed by the worker that receives it: the second one is
-told, and joins without owning the run.
+Two clients of a fleet are harmless, because every trial is executed by the worker that receives it: the second one
+joins without the lease and logs a warning.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from fairtrial.store.protocol import RunOwner, RunRecord, RunStatus, RunStore
 
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 30.0
-_VALID = 2 / 3  # Of the stale time: a lease that was not renewed for so long is confirmed before it is relied on.
+_VALID = 2 / 3  # Share of the stale time after which a lease without renewal must be confirmed before it is used.
 _POLL_SECONDS = 0.5
 
 
 async def acquire(store: RunStore, run_id: str, *, client: bool = False) -> RunLease:
-    """Become the owner of a run; waits while its owner may have died.
+    """Acquire the lease of a run; waits while its owner may have died.
 
     Args:
-        store: Where the run is.
-        run_id: Which run.
-        client: As the client of a fleet, which executes nothing itself.
+        store: The store of the run.
+        run_id: The run.
+        client: Whether this process is a fleet client, which executes nothing itself.
 
     Raises:
         RunBusyError: another process executes it.
@@ -61,8 +61,8 @@ async def acquire(store: RunStore, run_id: str, *, client: bool = False) -> RunL
                 return RunLease(store, run_id, epoch, token, client, seen.owner is not None)
         elif first is not None and (seen.epoch, seen.heartbeat_at) != (first.epoch, first.heartbeat_at):
             raise RunBusyError(
-                f"run {run_id} is being executed by {_name(seen.owner)}, and a second process would pay for its trials "
-                "twice: wait for it, or start a new run with fresh=True (--fresh)"
+                f"run {run_id} is being executed by {_name(seen.owner)}; a second process would execute its trials "
+                "twice. Wait for it, or start a new run with fresh=True (--fresh)"
             )
         elif first is None:
             first = seen
@@ -80,30 +80,30 @@ def _swap(store: RunStore, run_id: str, owner: str, seen: RunOwner) -> int | Non
 
 
 def _is_stale(seen: RunOwner, first: RunOwner | None, began: float) -> bool:
-    """Whether a heartbeat is too old for its owner to be alive."""
+    """Return whether a heartbeat is too old for its owner to be alive."""
     if seen.age_seconds is not None:
         return seen.age_seconds > STALE_SECONDS
-    # SQLite has no clock of its own: a heartbeat is stale if it does not change while it is watched.
+    # SQLite has no server clock: a heartbeat is stale if it does not change while it is observed.
     return first is not None and seen == first and _monotonic() - began > STALE_SECONDS
 
 
 def active_owner(store: RunStore, run_id: str) -> str | None:
-    """Describe the process that executes a run, as far as can be told at once; None if nobody seems to."""
+    """Describe the process that executes a run, without waiting; None if there seems to be none."""
     seen = store.run_owner(run_id)
     if seen.owner is None or _has_ended(seen.owner):
         return None
     age = seen.age_seconds
     if age is None and seen.heartbeat_at is not None:
-        age = time.time() - seen.heartbeat_at  # For a screen, not for a decision.
+        age = time.time() - seen.heartbeat_at  # Only for display.
     return None if age is None or age > STALE_SECONDS else _name(seen.owner)
 
 
 def current_status(store: RunStore, run: RunRecord) -> RunStatus:
-    """Return the status of a run; one that is "running" while nobody executes it is "interrupted"."""
+    """Return the status of a run; "interrupted" if it is marked "running" but no process executes it."""
     if run.status != "running" or active_owner(store, run.run_id) is not None:
         return run.status
-    # A run that never had an owner is executed by workers alone, unless an earlier version executed it.
-    owned = store.run_owner(run.run_id).epoch > 0 or "at_work" in run.notes
+    # A run that never had an owner is executed by workers only, or was executed by an earlier version.
+    owned = store.run_owner(run.run_id).epoch > 0 or run.noted.had_owner
     return "interrupted" if owned else "running"
 
 
@@ -114,21 +114,21 @@ def with_current_status(store: RunStore, run: RunRecord) -> RunRecord:
 
 
 def is_client(store: RunStore, run_id: str) -> bool:
-    """Whether the owner of a run is the client of a fleet."""
+    """Return whether the owner of a run is a fleet client."""
     owner = store.run_owner(run_id).owner
     return owner is not None and _read(owner).get("client") is True
 
 
 @dataclass(slots=True)
 class RunLease:
-    """Ownership of one run, renewed by a thread of its own until it is released or lost."""
+    """The lease of one run, renewed by a thread until it is released or lost."""
 
     store: RunStore
     run_id: str
     epoch: int
     token: str
-    client: bool = False  # Of a fleet.
-    replaced_owner: bool = False  # The owner before this one died without releasing the run.
+    client: bool = False  # Whether the owner is a fleet client.
+    replaced_owner: bool = False  # Whether the previous owner died without releasing the lease.
     lost: RunBusyError | None = None
     _renewed: float = field(default_factory=lambda: _monotonic())
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -139,7 +139,7 @@ class RunLease:
 
     @property
     def is_current(self) -> bool:
-        """Whether nobody can have taken the run over since the last heartbeat."""
+        """Whether no other process can have taken the run over since the last heartbeat."""
         return self.lost is None and _monotonic() - self._renewed < _VALID * STALE_SECONDS
 
     def heartbeat(self) -> None:
@@ -157,7 +157,8 @@ class RunLease:
         self._renewed = asked
 
     async def confirm(self) -> None:
-        """Return when the lease is known to hold; at once, unless this process was frozen or the store is away.
+        """Wait until the lease is known to be valid; at once, unless this process was frozen or the store is
+        unavailable.
 
         Raises:
             RunBusyError: another process has taken the run over.
@@ -168,7 +169,7 @@ class RunLease:
             try:
                 await to_thread.run_sync(self.heartbeat)
             except StoreUnavailableError:
-                await anyio.sleep(_POLL_SECONDS)  # Whoever writes results waits too, and gives up in time.
+                await anyio.sleep(_POLL_SECONDS)  # The writer waits too, and raises when its time limit is over.
 
     async def watch(self) -> None:
         """Renew the lease until this is cancelled.
@@ -194,7 +195,7 @@ class RunLease:
                 self.heartbeat()
             except RunBusyError:
                 break
-            except StoreError as error:  # `is_current` sees to it that nothing is started meanwhile.
+            except StoreError as error:  # `is_current` prevents that trials are started meanwhile.
                 log.debug("a heartbeat of run %s failed: %s", self.run_id, error)
         if self.lost is not None and not self._ended.is_set():
             try:
@@ -203,18 +204,18 @@ class RunLease:
                 pass  # The event loop has ended.
 
     def stop(self) -> None:
-        """Stop the heartbeats. The next process gets the run once they are stale; this one gets it at once."""
+        """Stop the heartbeats. Another process can take the run when they are stale, this one at once."""
         self._ended.set()
         _held.discard(self.token)
 
     def release(self) -> None:
-        """Stop the heartbeats and give the run up."""
+        """Stop the heartbeats and release the lease."""
         self.stop()
         self.store.release_run(self.run_id, self.epoch)
 
 
 _held: set[str] = set()  # The tokens of the leases that this process holds.
-# Seconds that also pass while the machine is suspended, where the system counts them.
+# A clock that includes the time while the machine is suspended, if available.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -241,7 +242,7 @@ def _name(owner: str) -> str:
 
 
 def _kernel() -> dict[str, str]:
-    """Identify the running kernel and the namespace in which process numbers mean something; empty if unknown."""
+    """Identify the running kernel and the process namespace; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return {"boot": file.read().strip(), "namespace": os.readlink("/proc/self/ns/pid")}
@@ -250,7 +251,7 @@ def _kernel() -> dict[str, str]:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return when a process was started, in ticks since the boot; None if there is none, or it is a zombie."""
+    """Return the start time of a process in ticks since boot; None if there is none, or it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -260,7 +261,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def _has_ended(owner: str) -> bool:
-    """Whether the process of an owner has provably ended; False whenever that cannot be told from here."""
+    """Return whether the process of an owner has provably ended; False if unknown."""
     facts, kernel = _read(owner), _kernel()
     pid = facts.get("pid")
     if not kernel or {name: facts.get(name) for name in kernel} != kernel or not isinstance(pid, int):
@@ -270,7 +271,7 @@ def _has_ended(owner: str) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        return False  # Another user's, which cannot be looked at.
+        return False  # A process of another user, which cannot be inspected.
     if _start_time(pid) != facts.get("started"):
-        return True  # The number is in use again.
+        return True  # The process number has been reused.
     return pid == os.getpid() and facts.get("token") not in _held

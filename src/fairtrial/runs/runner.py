@@ -1,4 +1,4 @@
-"""A run from its beginning, or from where it stopped, to its end."""
+"""Executes a run, new or resumed, to its end."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import contextlib
 import time
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol
 
 import anyio
 
+from fairtrial.analysis.metrics import ERRORS
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.isolation import IsolatedRunner
 from fairtrial.logs import log_fields
 from fairtrial.metrics import RunProgress, track_run
-from fairtrial.offload import DaemonThreads, loop_caller
+from fairtrial.offload import DaemonThreads, in_thread, loop_caller
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
 from fairtrial.runs.completion import expected_results, rescoring_notes, run_completed, run_completion
-from fairtrial.runs.costs import check_prices
+from fairtrial.runs.costs import check_event_loop, check_inputs, check_prices
 from fairtrial.runs.events import (
     EvalRunCompleted,
     EvalRunStarted,
@@ -34,13 +35,15 @@ from fairtrial.runs.events import (
 from fairtrial.runs.identity import ResumedRun, describe_run, evaluator_digest, identify, open_run
 from fairtrial.runs.loop_watch import watch_event_loop
 from fairtrial.runs.plan import PlannedTrial, TrialFeed, missing_trials
+from fairtrial.runs.request import Lifespan, RunRequest
 from fairtrial.runs.retries import RetrySet, score_stored
 from fairtrial.runs.run_lease import RunLease
-from fairtrial.runs.scheduler import Execute, Limits, Stop, run_trials, unwrapped
+from fairtrial.runs.scheduler import Execute, Limits, Stop, run_trials, unwrap_error_groups
 from fairtrial.runs.suspects import SuspectedTrials
 from fairtrial.runs.writer import Writer, call_store
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
-from fairtrial.store.protocol import RunRecord, RunStatus, RunStore
+from fairtrial.store.notes import NoteChanges, write_notes
+from fairtrial.store.protocol import RESUMABLE, RunRecord, RunStatus, RunStore
 from fairtrial.store.redact import current
 from fairtrial.store.rows import refuse_secrets
 from fairtrial.trials.config import EvalConfig
@@ -50,46 +53,19 @@ from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 
-type Lifespan = Callable[[], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]]
-
-_CHECKED_FIRST = 1000  # Samples searched for secrets before the run is opened; the others as they are read.
-_MAX_ROUNDS = 3  # How often trials are executed whose stored results vanished, the first time included.
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """Everything a run needs, checked before anything is called."""
-
-    suite: str
-    dataset: Dataset[Any, Any]
-    experiments: tuple[Experiment, ...]
-    scorer: Scorer
-    rules: TrialRules
-    config: EvalConfig
-    store: RunStore
-    tags: Mapping[str, str]
-    observers: Observers
-    lifespan: Lifespan | None = None
-    version: str | None = None
-    fresh: bool = False
-    retry_errors: bool = False
-    run_id: str | None = None  # The run to resume.
-    force: bool = False  # Resume although the code differs.
-    evaluator: Any = None  # As it was given.
-    evaluator_digest: str = ""
-    adapter: Any = None
-    home: str = ""  # The file the suite was made in.
+_CHECKED_FIRST = 1000  # Samples searched for secrets before the run is opened; the others when they are read.
+_MAX_ROUNDS = 3  # How often trials are executed, including the first time, if the store loses their results.
 
 
 @dataclass(slots=True)
 class Interrupt:
-    """A switch that asks a run, from any thread, to stop and leave itself resumable."""
+    """Stops a run from any thread, so that it can be resumed."""
 
     _ask: Callable[[], None] | None = field(default=None)
     _asked: bool = False
 
     def connect(self, stop: Stop) -> None:
-        """Called by the run when it can be stopped."""
+        """Connect the interrupt; called by the run when it can be stopped."""
         call = loop_caller()
 
         def request() -> None:
@@ -126,12 +102,15 @@ def prepare(
     force: bool = False,
     home: str = "",
 ) -> RunRequest:
-    """Check everything that can be wrong with a run before its first call."""
+    """Validate a run before its first call."""
     if not name or any(mark in name for mark in ":@/\n"):
-        raise ConfigurationError(f"a suite's name is text without ':', '@' or '/', not {name!r}")
+        raise ConfigurationError(f"invalid suite name {name!r}: it must be a line of text without ':', '@' or '/'")
     if config.max_samples is not None:
         dataset = dataset.head(config.max_samples)
-    given: Sequence[object] = experiments  # As people write them, whatever the types say.
+    if config.stop_when is not None and config.stop_when.shuffle:
+        # A prefix must represent the whole dataset. The order is part of the run's identity, so a resumed run keeps it.
+        dataset = dataset.shuffle(config.seed)
+    given: Sequence[object] = experiments  # Checked at run time, for callers without a type checker.
     if wrong := next((one for one in given if not isinstance(one, Experiment)), None):
         raise ConfigurationError(
             f"experiments must be Experiment objects (got {wrong!r})\nwrite experiments=[Experiment({str(wrong)!r})]"
@@ -139,11 +118,12 @@ def prepare(
     chosen = tuple(experiments) or (Experiment(config.experiment_name or "baseline"),)
     names = [experiment.name for experiment in chosen]
     if len(set(names)) != len(names):
-        raise ConfigurationError(f"two experiments share a name: {', '.join(names)}")
+        raise ConfigurationError(f"experiment names must be unique (got {', '.join(names)})")
     if task is None and any(experiment.task is None for experiment in chosen):
-        raise ConfigurationError(f"suite {name!r} has no task: give it one, or one to each experiment")
+        raise ConfigurationError(f"suite {name!r} has no task: pass one to the suite or to each experiment")
     check_rule(config, names)
     scorer = resolve(evaluator)
+    heard_by = Observers(observers)
     rules = TrialRules(
         tasks=tuple(resolve_task(experiment.task or task) for experiment in chosen),
         experiments=chosen,
@@ -155,6 +135,7 @@ def prepare(
         seed=config.seed,
         tags=tuple(tags.items()),
         adapter=adapter,
+        dispatcher=heard_by.dispatcher,
     )
     return RunRequest(
         suite=name,
@@ -165,7 +146,7 @@ def prepare(
         config=config,
         store=store,
         tags=tags,
-        observers=Observers(observers),
+        observers=heard_by,
         lifespan=lifespan,
         version=version,
         fresh=fresh,
@@ -184,52 +165,71 @@ type OnResult = Callable[[EvalResult], Awaitable[None]]
 
 @dataclass(slots=True)
 class OpenRun:
-    """A run that is being carried out: what the local scheduler and the fleet's dispatcher have in common."""
+    """A run in progress: the state that the local scheduler and the fleet's dispatcher share."""
 
     request: RunRequest
     run: RunRecord
     stop: Stop
     on_result: OnResult | None = None
     writer: Writer | None = None
-    notice: str | None = None  # What the user must know about how the run was opened.
-    code: int = 0  # Which of the run's code versions executes it.
+    notice: str | None = None  # A message for the user about how the run was opened.
+    code: int = 0  # The index of the code version that executes it.
     progress: RunProgress | None = None
+    began: float = field(default_factory=time.monotonic)
     lease: RunLease | None = None  # None: this process executes nothing, or another client of a fleet owns the run.
 
     @property
     def epoch(self) -> int | None:
-        """The fencing token of this process; None for clients of a fleet, of which several may work on a run."""
+        """The fencing token of this process; None for fleet clients, several of which may share a run."""
         return None if self.lease is None or self.lease.client else self.lease.epoch
 
     async def done(self) -> bytearray:
-        """Which trials are stored; tells the observers that the run begins or goes on."""
-        done = await blocking(lambda: self.request.store.done(self.run.run_id))
+        """Return the bitmap of stored trials, after publishing that the run starts."""
+        done = await in_thread(lambda: self.request.store.done(self.run.run_id))
         run = self.run
         stored = sum(byte.bit_count() for byte in done)
         if self.progress is not None:
             self.progress.stored = stored
-        self.request.observers.publish(
-            EvalRunStarted(run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run, self.notice)
+        retried = await in_thread(self._count_errors) if stored and self.request.retry_errors else 0
+        event = EvalRunStarted(
+            run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run, self.notice, retried
         )
+        if stored and not self.request.observers.announce_resume:
+            # A warning, because Python shows nothing below that unless logging is configured.
+            log.warning(event.resume_text(f"run {run.name}"))
+        self.request.observers.publish(event)
         return done
 
+    def _count_errors(self) -> int:
+        totals = self.request.store.totals(self.run.run_id)
+        return sum(part.outcomes.get(outcome, 0) for part in totals for outcome in ERRORS)
+
+    def executed_seconds(self, ending: RunStatus) -> float | None:
+        """Return the time of execution to note: of a run that was or can be resumed, over all its processes."""
+        earlier = self.run.noted.executed_seconds or 0.0
+        if not earlier and self.run.took_seconds is not None:
+            earlier = self.run.took_seconds
+        own = time.monotonic() - self.began
+        return round(earlier + own, 3) if earlier or ending in RESUMABLE else None
+
     async def follow(self, redo: Set[int], *, window: int | None = None) -> None:
-        """Go by `EvalConfig.stop_when`, if there is one; stored trials in `redo` count when they are done again.
+        """Apply `EvalConfig.stop_when`, if there is one; stored trials in `redo` count when they are repeated.
 
-        `window` is how far trials may run ahead of those that are looked at; by the run's concurrency unless given.
+        `window` is how far trials may run ahead of the evaluated prefix; derived from the concurrency by default. From
+        then
 
-        From here on `stop` takes every result through `Limits.check` and says when there are enough;
-        `stop.room_for(ordinal)` is to be awaited before a trial is started.
+        on `stop` receives every result through `Limits.check` and decides when there are enough. Await
+        `stop.room_for(ordinal)` before starting a trial.
         """
         config, run, store = self.request.config, self.run, self.request.store
         if self.progress is not None:
             self.progress.stored -= len(redo)
-        self.stop.follow(await blocking(lambda: follow(config, run, store, redo, window)))
+        self.stop.follow(await in_thread(lambda: follow(config, run, store, redo, window)))
 
     async def start(self, replaced: Mapping[int, float]) -> Limits:
-        """Mark the run as running and work out what may still be spent.
+        """Mark the run as running and compute the remaining budget.
 
-        `replaced` is what the stored results of trials that are done again cost, by ordinal.
+        `replaced` are the costs of stored results whose trials are repeated, by ordinal.
         """
         store, config = self.request.store, self.request.config
 
@@ -239,9 +239,9 @@ class OpenRun:
             return sum((found.judge_cost_usd or 0.0) if only_judges else found.total_cost_usd for found in totals)
 
         only_judges = self.run.parent_run is not None
-        spent = await blocking(mark)
+        spent = await in_thread(mark)
         if self.progress is not None:
-            self.progress.cost_usd = spent - sum(replaced.values())  # New results have it in theirs.
+            self.progress.cost_usd = spent - sum(replaced.values())  # New results include it.
         limits = Limits(config.stop_on_error, config.max_cost_usd, config.strict_cost, spent, replaced, only_judges)
         limits.check_cost(self.stop)
         return limits
@@ -255,11 +255,12 @@ async def carry_out(
     interrupt: Interrupt | None = None,
     on_result: OnResult | None = None,
 ) -> RunRecord:
-    """Open a run, have it carried out, and return it as it then stands in the store, however it ended.
+    """Open a run, execute it, and return its record from the store, however it ended.
 
-    `opening` creates the run or finds the one to resume; by what the request describes unless given.
+    `opening` creates or resumes the run; by default as the request describes.
     """
-    opened = await blocking(lambda: (opening or _open)(request))
+    check_event_loop(request.rules)
+    opened = await in_thread(lambda: (opening or _open)(request))
     if opened.warning is not None:
         warnings.warn(opened.warning, ResumeWarning, stacklevel=2)
     work = OpenRun(request, opened.run, Stop(), on_result, notice=opened.warning, code=opened.code)
@@ -271,7 +272,7 @@ async def carry_out(
             await carry(work)
         except RunBusyError as error:
             await _leave(work, error)
-            raise  # It is someone else's, and goes on.
+            raise  # Another process executes the run.
         except BaseException as error:
             await _break_off(work, error)
             raise
@@ -285,23 +286,23 @@ async def carry_out(
 async def execute_run(
     request: RunRequest, *, interrupt: Interrupt | None = None, on_result: OnResult | None = None
 ) -> RunRecord:
-    """Carry out a run in this process."""
+    """Execute a run in this process."""
     return await carry_out(
         request, lambda work: execute_trials(work, RunTrials), interrupt=interrupt, on_result=on_result
     )
 
 
 class TrialSource(Protocol):
-    """Where the trials of a run come from and what is done to each."""
+    """The source of a run's trials, and how each is executed."""
 
     def __init__(self, work: OpenRun, rules: TrialRules) -> None: ...
 
     async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
-        """The trials to execute, and how many there are at most, given the bitmap of those with a result."""
+        """Return the trials to execute and their maximum number, given the bitmap of trials with a result."""
         ...
 
     def missing(self, done: bytearray) -> TrialFeed:
-        """The trials without a result, after results that were committed are not in the store."""
+        """Return the trials without a result, after the store has lost committed results."""
         ...
 
     def replaced_costs(self) -> Mapping[int, float]:
@@ -314,7 +315,7 @@ class TrialSource(Protocol):
 
 
 class RunTrials:
-    """The trials of a run: those that are to be done again, and those without a result."""
+    """The trials of a run: those to be repeated, and those without a result."""
 
     def __init__(self, work: OpenRun, rules: TrialRules) -> None:
         self._work = work
@@ -322,9 +323,9 @@ class RunTrials:
         self._retries: RetrySet | None = None
 
     async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
-        """What is to be scored again or retried comes first."""
+        """Return the trials; those to be rescored or retried come first."""
         work, request, run = self._work, self._work.request, self._work.run
-        self._retries = retries = await blocking(
+        self._retries = retries = await in_thread(
             lambda: RetrySet(request.store, request.dataset, run, self._rules, retry_errors=request.retry_errors)
         )
         await work.follow(retries.ordinals)
@@ -334,7 +335,7 @@ class RunTrials:
         return TrialFeed(retries.trials(), missing_trials(run, request.dataset, done)), remaining
 
     def missing(self, done: bytearray) -> TrialFeed:
-        """The trials without a result."""
+        """Return the trials without a result."""
         return TrialFeed(missing_trials(self._work.run, self._work.request.dataset, done))
 
     def replaced_costs(self) -> Mapping[int, float]:
@@ -342,7 +343,7 @@ class RunTrials:
         return {} if self._retries is None else self._retries.costs()
 
     async def execute(self, trial: PlannedTrial) -> EvalResult:
-        """Execute a trial; one that has an output is only scored."""
+        """Execute a trial; a trial with a stored output is only scored."""
         rules = self._rules
         if trial.stored is not None:
             return await score_stored(rules, trial, rules.tasks[trial.experiment].output_type)
@@ -357,7 +358,7 @@ async def execute_trials(work: OpenRun, make_source: type[TrialSource]) -> None:
     request, run = work.request, work.run
     lease = work.lease = await run_lease.acquire(request.store, run.run_id)
     _warn_of_fleet(run)
-    with unwrapped(), watch_event_loop(request.rules.tasks):
+    with unwrap_error_groups(), watch_event_loop(request.rules.tasks):
         async with anyio.create_task_group() as group:
             group.start_soon(lease.watch)
             await _execute_trials(work, lease, make_source)
@@ -374,7 +375,7 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
             source = make_source(work, rules)
             done = await work.done()
             trials, remaining = await source.begin(done)
-            expected = await blocking(lambda: expected_results(request.store, run))
+            expected = await in_thread(lambda: expected_results(request.store, run))
             limits = await work.start(source.replaced_costs())
 
             async def run_all(trials: TrialFeed, execute: Execute, workers: int) -> Writer:
@@ -401,23 +402,25 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
                     writer = await run_all(TrialFeed(suspects.trials(done)), suspects.execute, suspects.workers)
                     await writer.close()
                     if work.stop.reason is None:
-                        await suspects.end(done)  # `trials` is read as it is needed, and skips what is done.
+                        await suspects.end(done)  # `trials` is read lazily and skips trials that are done.
                         remaining -= len(suspects.ordinals)
                 execute = suspects.noting(execute)
             for _round in range(_MAX_ROUNDS):
                 writer = await run_all(trials, execute, min(request.config.max_concurrent, max(remaining, 1)))
                 if work.stop.reason is not None:
                     break
-                # Only the store knows what is stored: a database that failed over, or was restored, loses commits.
+                # Only the store knows what is stored: after a failover or a restore, the database may have lost
+                # commits.
                 await writer.close()
-                done = await blocking(lambda: request.store.done(run.run_id))
+                done = await in_thread(lambda: request.store.done(run.run_id))
                 for ordinal in writer.refused_ordinals:
-                    done[ordinal >> 3] |= 1 << (ordinal & 7)  # Executing it again would be paid for and refused again.
+                    # Executing it again would cost money and be refused again.
+                    done[ordinal >> 3] |= 1 << (ordinal & 7)
                 remaining = expected - sum(byte.bit_count() for byte in done)
                 if remaining <= 0:
                     break
                 log.warning(
-                    "%d results of run %s were committed and are not in the store: executing these trials again",
+                    "%d committed results of run %s are missing from the store: executing these trials again",
                     remaining,
                     run.run_id,
                 )
@@ -428,18 +431,19 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
 
 
 def _warn_of_fleet(run: RunRecord) -> None:
-    """Say so when a run's requests may still be in a queue: workers would execute them beside this process."""
-    note = run.notes.get("fleet")
-    if isinstance(note, Mapping) and note.get("cursor"):
+    """Warn if requests of a fleet run may still be queued: workers would execute them in addition to this process."""
+    note = run.noted.fleet
+    if note is not None and note.cursor:
         log.warning(
-            "run %s was being carried out by a fleet, and requests of it may still be queued: workers that take them "
-            "execute those trials a second time. Go on with --mailbox instead, or stop the workers first",
+            "run %s was executed by a fleet, and its requests may still be queued: workers that receive them "
+            "execute those trials a second time. Resume it with --mailbox instead, or stop the workers first",
             run.run_id,
         )
 
 
 def _open(request: RunRequest) -> ResumedRun:
     check_prices(request.config, request.rules)
+    check_inputs(request.rules, request.dataset)
     refuse_clusters(request.config, request.dataset)
     redactor = current()
     for ordinal, sample in enumerate(islice(request.dataset, _CHECKED_FIRST)):
@@ -457,7 +461,7 @@ def _open(request: RunRequest) -> ResumedRun:
 
 
 async def _leave(work: OpenRun, error: RunBusyError) -> None:
-    """Stop without touching a run that another process executes now."""
+    """Stop without modifying a run that another process executes now."""
     if work.lease is not None:
         work.lease.stop()
     if work.writer is not None:
@@ -470,21 +474,23 @@ async def _leave(work: OpenRun, error: RunBusyError) -> None:
 
 
 async def _end(work: OpenRun, status: RunStatus, why: str | None = None, *, patient: bool = True) -> RunRecord:
-    """Commit what is on its way, then say how the run ended; `patient` waits for a database that is away."""
+    """Commit pending results, then store the status of the run; `patient` waits for an unavailable database."""
     request, run, adaptive = work.request, work.run, work.stop.adaptive
     store, observed = request.store, bool(request.observers)
 
     def record() -> tuple[RunRecord, EvalRunCompleted | None]:
         ending: RunStatus = status
-        notes: dict[str, Any] = {"stopped": why, "cost_cap_usd": None, **work.stop.notes}
+        changes: NoteChanges = {"stopped": why, "cost_cap_usd": work.stop.cost_cap_usd}
         if ending in ("finished", "incomplete"):
             ending, missing = run_completion(store, run)
-            notes["stopped"] = f"{missing}: {why}" if missing and why else missing
-            notes |= rescoring_notes(store, run)
-        if adaptive is not None or (run.notes.get("adaptive") and run.parent_run is None):
+            changes["stopped"] = f"{missing}: {why}" if missing and why else missing
+            changes |= rescoring_notes(store, run)
+        if adaptive is not None or (run.parent_run is None and run.noted.is_adaptive):
             stored = sum(byte.bit_count() for byte in store.done(run.run_id))
-            notes["adaptive"] = None if adaptive is None else adaptive.note(stored)
+            changes["adaptive"] = None if adaptive is None else adaptive.note(stored)
+        changes["executed_seconds"] = work.executed_seconds(ending)
         finished_at = None if ending in ("interrupted", "incomplete") else time.time()
+        notes = write_notes(**changes)
         store.update_run(run.run_id, status=ending, finished_at=finished_at, notes=notes, epoch=work.epoch)
         if work.lease is not None:
             work.lease.release()
@@ -494,7 +500,7 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None, *, pati
     try:
         if work.writer is not None:
             await work.writer.close()
-        ended, completed = await blocking(lambda: call_store(record, "ending the run") if patient else record())
+        ended, completed = await in_thread(lambda: call_store(record, "ending the run") if patient else record())
     finally:
         if work.lease is not None:
             work.lease.stop()
@@ -504,7 +510,7 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None, *, pati
 
 
 async def _break_off(work: OpenRun, error: BaseException) -> None:
-    """The same after a cancellation or an error: shielded, and the error that ended the run is the one to hear of."""
+    """End a run after a cancellation or an error: shielded, and the original error stays the one that is raised."""
     cancelled = isinstance(error, anyio.get_cancelled_exc_class())
     reason = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
     with anyio.CancelScope(shield=True):
@@ -514,14 +520,9 @@ async def _break_off(work: OpenRun, error: BaseException) -> None:
             error.add_note(f"and then: {type(further).__name__}: {further}")
 
 
-async def blocking[T](call: Callable[[], T]) -> T:
-    """The result of a call that waits, such as one to a store."""
-    return await anyio.to_thread.run_sync(call)
-
-
 @contextlib.asynccontextmanager
 async def open_lifespan(lifespan: Lifespan | None) -> AsyncIterator[Any]:
-    """What all trials of a run share, open in here."""
+    """Open the resources that all trials of a run share."""
     if lifespan is None:
         yield None
         return
@@ -535,7 +536,7 @@ async def open_lifespan(lifespan: Lifespan | None) -> AsyncIterator[Any]:
 
 
 async def _warm_up(request: RunRequest, run: RunRecord, rules: TrialRules) -> None:
-    """Execute some trials and throw them away, so that cold starts are not measured."""
+    """Execute some trials and discard their results, so that cold starts are not measured."""
     async with anyio.create_task_group() as group:
         for sample in islice(request.dataset, request.config.warmup):
             key = TrialKey(run.run_id, run.experiments[0], sample.id)

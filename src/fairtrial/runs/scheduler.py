@@ -1,4 +1,4 @@
-"""A fixed set of workers that pull trials from a lazy plan."""
+"""The local scheduler: a fixed number of workers that pull trials from a lazy plan."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from fairtrial.analysis.error_groups import error_key, error_line, error_location, plain_error
+from fairtrial.analysis.metrics import ERRORS
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import money
 from fairtrial.logs import trial_fields
@@ -20,35 +22,37 @@ from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.writer import Writer
 from fairtrial.trials.result import EvalResult
-from fairtrial.types import JSON
+
+SAME_ERRORS = 20
+"""After so many trials with the same error, and none without, a run warns."""
 
 type Execute = Callable[[PlannedTrial], Awaitable[EvalResult]]
 
 
 @dataclass(slots=True)
 class Stop:
-    """Why and how a run ends before its plan does. `reason` is None while it goes on."""
+    """The request to end a run before the end of its plan. `reason` is None while it continues."""
 
     reason: str | None = None
     resumable: bool = True
-    incomplete: bool = False  # It could not be carried out: the run is `incomplete`, not `interrupted`.
-    notes: dict[str, JSON] = field(default_factory=dict)  # Kept with the run when it ends.
+    incomplete: bool = False  # Trials could not be executed: the run becomes `incomplete`, not `interrupted`.
+    cost_cap_usd: float | None = None  # The cost cap that ended it.
     requested: anyio.Event = field(default_factory=anyio.Event)
     adaptive: Adaptive | None = None
     _moved: anyio.Event = field(default_factory=anyio.Event)
 
     def follow(self, adaptive: Adaptive | None) -> None:
-        """Stop once there is enough to decide; it may be there already."""
+        """Apply adaptive stopping; stop at once if the stored results suffice."""
         self.adaptive = adaptive
         self._obey()
 
     def see(self, result: EvalResult) -> None:
-        """Look at one result, if how long the run lasts depends on its results."""
+        """Record one result for adaptive stopping, if enabled."""
         if self.adaptive is not None:
             try:
                 self.adaptive.see(result)
             except ConfigurationError:
-                self.adaptive = None  # What it has counted is worth nothing.
+                self.adaptive = None  # Its counts are invalid.
                 raise
             self._obey()
             self._moved.set()
@@ -59,29 +63,63 @@ class Stop:
             self.request(self.adaptive.reason, resumable=False)
 
     async def room_for(self, ordinal: int) -> None:
-        """Wait while a trial is so far ahead of the others that it would not be looked at for long."""
+        """Wait while a trial is too far ahead of the evaluated prefix."""
         while self.reason is None and self.adaptive is not None and ordinal >= self.adaptive.horizon:
             await _either(self._moved, self.requested)
 
     def request(self, reason: str, *, resumable: bool, incomplete: bool = False) -> None:
-        """Start no further trial. The first reason stays."""
+        """Start no further trial. The first reason is kept."""
         if self.reason is None:
             self.reason, self.resumable, self.incomplete = reason, resumable, incomplete
             self.requested.set()
 
 
 @dataclass(slots=True)
+class RepeatedError:
+    """Warns once if the first trials to finish all ended in the same error: all others may, at their full cost."""
+
+    key: tuple[str, ...] = ()
+    trials: int = 0
+
+    def see(self, result: EvalResult) -> None:
+        """Count one result, until one differs or enough are alike."""
+        if self.trials >= SAME_ERRORS:
+            return
+        key = () if result.outcome not in ERRORS else error_key(result)
+        if not key or (self.trials and key != self.key):
+            self.trials = SAME_ERRORS  # Not all alike: done.
+            return
+        self.key = key
+        self.trials += 1
+        if self.trials == SAME_ERRORS:
+            remedy = (
+                "the outputs are stored: fix the evaluator, then use `fairtrial rescore` (suite.rescore)"
+                if result.outcome == "scorer_error"
+                else "interrupt it, fix the error, and run it again with --retry-errors (retry_errors=True)"
+            )
+            log.warning(
+                "the first %d trials that finished all ended in the same error: %s. The run continues; if that was not "
+                "expected, %s",
+                SAME_ERRORS,
+                error_line(plain_error(result), error_location(result)),
+                remedy,
+                extra=trial_fields(result.key, result.attempt),
+            )
+
+
+@dataclass(slots=True)
 class Limits:
-    """What ends a run early."""
+    """The limits that end a run early."""
 
     stop_on_error: bool = False
     max_cost_usd: float | None = None
     strict_cost: bool = False
     spent_usd: float = 0.0
-    # What stored results that are done again cost, by ordinal; `spent_usd` has it already.
+    # Costs of stored results whose trials are repeated, by ordinal; included in `spent_usd`.
     replaced: Mapping[int, float] = field(default_factory=dict)
-    only_judges: bool = False  # The task's calls were paid for in another run.
+    only_judges: bool = False  # The calls of the task were paid for in another run.
     _warned: bool = False
+    _repeated_error: RepeatedError = field(default_factory=RepeatedError)
 
     @property
     def matter(self) -> bool:
@@ -89,7 +127,8 @@ class Limits:
         return self.stop_on_error or self.max_cost_usd is not None or self.strict_cost
 
     def check(self, result: EvalResult, stop: Stop) -> None:
-        """Look at one result and stop the run if it crosses a limit."""
+        """Check one result and stop the run if it exceeds a limit."""
+        self._repeated_error.see(result)
         failed = result.outcome == "scorer_error" if self.only_judges else not result.success
         if self.stop_on_error and failed:
             stop.request(f"stop_on_error: trial {result.key} ended as {result.outcome}", resumable=True)
@@ -115,9 +154,9 @@ class Limits:
             )
 
     def check_cost(self, stop: Stop) -> None:
-        """Stop the run if it has cost what it may; what it cost before it was resumed counts."""
+        """Stop the run if it has reached its cost cap; costs before it was resumed count."""
         if self.max_cost_usd is not None and self.spent_usd >= self.max_cost_usd:
-            stop.notes["cost_cap_usd"] = self.max_cost_usd
+            stop.cost_cap_usd = self.max_cost_usd
             spent, cap = money(self.spent_usd), money(self.max_cost_usd)
             stop.request(
                 f"the cost reached {spent} of {cap}. Raise max_cost_usd (--max-cost) to resume", resumable=True
@@ -170,7 +209,7 @@ async def run_trials(
             if on_result is not None:
                 await on_result(result)
 
-    with unwrapped():
+    with unwrap_error_groups():
         async with anyio.create_task_group() as group:
             async with anyio.create_task_group() as crew:
                 group.start_soon(_cancel_after_grace, stop, grace_seconds, crew.cancel_scope)
@@ -197,8 +236,8 @@ async def _cancel_after_grace(stop: Stop, grace_seconds: float, scope: anyio.Can
 
 
 @contextlib.contextmanager
-def unwrapped() -> Iterator[None]:
-    """Task groups wrap what a worker raises; the caller gets the error itself."""
+def unwrap_error_groups() -> Iterator[None]:
+    """Unwrap the exception group of a task group, so that the caller gets the error itself."""
     try:
         yield
     except BaseExceptionGroup as group:

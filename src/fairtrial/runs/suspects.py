@@ -1,11 +1,11 @@
-"""Trials that may have killed the process of a local run: found without a cost to runs that never die.
+"""Finds trials that may have crashed the process of a local run, at no cost for runs that never crash.
 
-A process that is killed says nothing. What is known afterwards: its lease was never released, and trials start in plan
-order. So nothing is written until a run has died once. From then on the run notes, once for as many trials as run at
-the same time, how far in the plan trials may have started. If it dies again, the trials without a result up to there
-were in flight, or finished and not yet stored. They are executed first, each in a child process; one that ends its
-child is stored as an error. A trial that cannot be sent to a child, or fails there, is executed here, alone, after its
-ordinal has been noted: if the process dies once more, it was this trial.
+A crashed process leaves no message. What is known afterwards: its lease was not released, and trials start in plan
+order. Nothing is written until a run has crashed once. From then on the run stores, once per batch of concurrent
+trials, how far in the plan trials may have started. If it crashes again, the trials without a result up to there were
+in flight, or finished and not yet stored. They are executed first, each in a child process; a trial that crashes its
+child is stored as an error. A trial that cannot be sent to a child, or fails there, is executed alone in this process,
+after its ordinal has been stored: if the process crashes once more, this trial is the cause.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
 
 import anyio
 from anyio import to_thread
@@ -24,54 +22,23 @@ from fairtrial.backoff import retry_while_unavailable
 from fairtrial.isolation import ChildDiedError, NotSendableError
 from fairtrial.runs.events import log
 from fairtrial.runs.plan import PlannedTrial, missing_ordinals, missing_trials
+from fairtrial.runs.request import RunRequest
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Execute
+from fairtrial.store.notes import CrashNote, write_notes
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.isolated_trial import run_trial_in_child
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.trials.run_trial import TrialRules, run_trial
 
-if TYPE_CHECKING:
-    from fairtrial.runs.runner import RunRequest
-
-NOTE = "crashes"
 _CRASHES = 2
-"""How often a run may die before its trials are suspected."""
+"""How often a run may crash before its trials are suspected."""
 _ALONE_DEATHS = 3
-"""How often a run must die while it executes one trial alone to blame that trial: others kill processes, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class CrashNote:
-    """What a run knows about the deaths of its processes.
-
-    Attributes:
-        count: How many processes died in a row while they executed it.
-        started: No trial beyond this ordinal has started; -1 if that is not known.
-        alone: The suspected trial that is being executed in this process, alone; -1 if none is.
-        alone_deaths: How often the process has died while it executed that trial alone.
-    """
-
-    count: int = 0
-    started: int = -1
-    alone: int = -1
-    alone_deaths: int = 0
-
-    @classmethod
-    def of(cls, notes: Mapping[str, Any]) -> CrashNote:
-        """Read the note of a run."""
-        found = notes.get(NOTE)
-        if not isinstance(found, list | tuple) or len(found) != 4 or not all(type(part) is int for part in found):
-            return cls()
-        return cls(*found)
-
-    def to_notes(self) -> dict[str, Any]:
-        """The note as it is stored."""
-        return {NOTE: [self.count, self.started, self.alone, self.alone_deaths] if self.count else None}
+"""How often a run must crash during one isolated trial to blame it: processes are also killed for other reasons."""
 
 
 class SuspectedTrials:
-    """The trials of a run that are suspected, and the note about those that start."""
+    """The suspected trials of a run, and the note about those that start."""
 
     def __init__(self, request: RunRequest, run: RunRecord, lease: RunLease, rules: TrialRules) -> None:
         self._store = request.store
@@ -83,13 +50,13 @@ class SuspectedTrials:
         self._note = CrashNote()
         self._noting = anyio.Lock()
         self._alone = anyio.Lock()
-        self._alone_before = (-1, 0)  # The trial that was executed alone when the run died, and how often by now.
+        self._alone_before = (-1, 0)  # The trial that was executed alone at the last crash, and its number of crashes.
         self.ordinals: tuple[int, ...] = ()
         self.workers = min(self._step, max(4, os.cpu_count() or 1))
 
     async def begin(self, done: bytearray) -> bool:
-        """Look at how the run ended last time; True if there are suspected trials."""
-        before = CrashNote.of(await to_thread.run_sync(lambda: self._store.get_run(self._run.run_id).notes))
+        """Read how the run ended last time; returns whether there are suspected trials."""
+        before = (await to_thread.run_sync(lambda: self._store.get_run(self._run.run_id))).noted.crashes
         count = before.count + self._lease.replaced_owner
         missing = set(missing_ordinals(min(self._run.planned, before.started + 1), done))
         if before.alone in missing and self._lease.replaced_owner:
@@ -101,7 +68,7 @@ class SuspectedTrials:
             await self._write(CrashNote(count, max(self.ordinals, default=-1), *self._alone_before))
         if self.ordinals:
             log.warning(
-                "run %s has died %d times: the %d trials that were in flight are executed in child processes first",
+                "run %s has crashed %d times: the %d trials that were in flight are executed in child processes first",
                 self._run.run_id,
                 count,
                 len(self.ordinals),
@@ -109,7 +76,7 @@ class SuspectedTrials:
         return bool(self.ordinals)
 
     def trials(self, done: bytearray) -> Iterator[PlannedTrial]:
-        """The suspected trials."""
+        """Yield the suspected trials."""
         left = len(self.ordinals)
         wanted = frozenset(self.ordinals)
         for trial in missing_trials(self._run, self._dataset, done):
@@ -120,13 +87,13 @@ class SuspectedTrials:
                 return
 
     async def end(self, done: bytearray) -> None:
-        """Mark the suspected trials as done, and count crashes from the beginning."""
+        """Mark the suspected trials as done, and reset the count of crashes."""
         for ordinal in self.ordinals:
             done[ordinal >> 3] |= 1 << (ordinal & 7)
         await self._write(CrashNote())
 
     def noting(self, execute: Execute) -> Execute:
-        """The function that executes a trial, preceded by a note that it starts if the run has died before."""
+        """Return a function that executes a trial, and first stores that it starts if the run has crashed before."""
         if not self._note.count:
             return execute
 
@@ -140,25 +107,25 @@ class SuspectedTrials:
         return noted
 
     async def execute(self, trial: PlannedTrial) -> EvalResult:
-        """Execute a suspected trial where it ends nothing but itself."""
+        """Execute a suspected trial in isolation."""
         rules = self._rules
         alone, deaths = self._alone_before
         if trial.ordinal == alone and deaths >= _ALONE_DEATHS:
-            return _failed(trial, "task_error", "the trial ended its process, in which nothing else was executed")
+            return _failed(trial, "task_error", "the trial crashed its process, in which nothing else was executed")
         place = (trial.key, trial.ordinal, trial.sample, trial.experiment)
         try:
             result = await run_trial_in_child(rules, *place, attempt=trial.attempt)
             if result.outcome not in ("task_error", "scorer_error"):
                 return result
-            # A child lacks what this process has opened or set up, so its error proves nothing about the trial.
+            # A child process lacks the resources of this process, so its error proves nothing about the trial.
             log.info("suspected trial %s failed in a child process and is executed alone: %s", trial.key, result.error)
         except ChildDiedError as error:
-            log.error("trial %s ends its process: %s", trial.key, error)
-            return _failed(trial, "task_error", f"the trial ends its process: {error}")
+            log.error("trial %s crashes its process: %s", trial.key, error)
+            return _failed(trial, "task_error", f"the trial crashes its process: {error}")
         except TimeoutError:
-            return _failed(trial, "timeout", "the trial did not end in a child process of its own, and was killed")
+            return _failed(trial, "timeout", "the trial exceeded its time limit in a child process and was killed")
         except NotSendableError as error:
-            log.warning("suspected trial %s is executed in this process, alone: %s", trial.key, error)
+            log.warning("executing suspected trial %s alone in this process: %s", trial.key, error)
         async with self._alone:
             before = deaths if trial.ordinal == alone else 0
             await self._write(CrashNote(self._note.count, self._note.started, trial.ordinal, before))
@@ -170,9 +137,9 @@ class SuspectedTrials:
         epoch = self._lease.epoch
         await retry_while_unavailable(
             lambda: to_thread.run_sync(
-                lambda: self._store.update_run(self._run.run_id, notes=note.to_notes(), epoch=epoch)
+                lambda: self._store.update_run(self._run.run_id, notes=write_notes(crashes=note), epoch=epoch)
             ),
-            "noting which trials start",
+            "storing which trials start",
             log,
         )
         self._note = note

@@ -1,4 +1,4 @@
-"""Runs from ordinary code, and what Ctrl-C does to them."""
+"""Runs from synchronous code, with handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from typing import Any
 
-from fairtrial.portal import portal
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.redact import current
+from fairtrial.sync_bridge import StopSignals, blocking_portal
 
 _SETTLE_SECONDS = 60.0
 
 
 def _to_stderr(text: str) -> None:
-    os.write(2, f"\n{text}\n".encode())  # Not `print`: in a handler, the stream may be in the middle of something.
+    os.write(2, f"\n{text}\n".encode())  # Not `print`: the handler may interrupt another write to the stream.
 
 
 _announce: Callable[[str], None] = _to_stderr
@@ -29,7 +28,7 @@ _announce: Callable[[str], None] = _to_stderr
 
 @contextmanager
 def announcing(say: Callable[[str], None]) -> Iterator[None]:
-    """Have interruptions announced by `say`, which is called in a signal handler; a progress display shows them."""
+    """Announce interruptions with `say`, which is called in a signal handler; used by progress displays."""
     global _announce
     before, _announce = _announce, say
     try:
@@ -39,10 +38,10 @@ def announcing(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]], *, durable: bool = True) -> RunRecord:
-    """Run an evaluation from ordinary code. The first Ctrl-C lets it drain, the second cancels what is in flight.
+    """Execute a run from synchronous code. The first Ctrl-C drains it, the second cancels trials in flight.
 
-    Either way the run is left resumable, and the error's text, the last line a script prints, says how to resume it;
-    unless its store is not `durable` and ends with the process.
+    Either way the run can be resumed, and the text of the error, the last line that a script prints, says how; unless
+    its store is not `durable`.
     """
     interrupt = Interrupt()
     ended = threading.Event()
@@ -53,63 +52,32 @@ def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]], *, dura
         finally:
             ended.set()
 
-    future = portal().start_task_soon(to_its_end)
-    requests = _Requests(interrupt, future)
-    with requests.heard():
+    future = blocking_portal().start_task_soon(to_its_end)
+
+    def drain() -> None:
+        interrupt()
+        _announce("interrupted: finishing the trials in flight (once more to cancel them)")
+
+    signals = StopSignals(drain, future.cancel)
+    with signals.handled():
         try:
             run = future.result()
         except CancelledError:
             ended.wait(_SETTLE_SECONDS)  # The future is done at once; closing and storing take a moment longer.
-        except KeyboardInterrupt:  # From a handler that is not ours.
+        except KeyboardInterrupt:  # From another handler.
             interrupt()
-            requests.count += 1
+            signals.received.append(signal.SIGINT)
             ended.wait(_SETTLE_SECONDS)
         else:
-            if not requests.count:
+            if not signals.received:
                 return run
     if not durable:
         raise KeyboardInterrupt("the run was interrupted; it was kept in memory only, so it cannot be resumed")
-    raise KeyboardInterrupt(f"the run is stored as far as it got; go on with: {resume_command()}")
-
-
-class _Requests:
-    """Requests to end, by Ctrl-C or SIGTERM: counted by a handler, for an exception can come at any line."""
-
-    def __init__(self, interrupt: Interrupt, future: Future[RunRecord]) -> None:
-        self._interrupt = interrupt
-        self._future = future
-        self._previous: dict[int, Any] = {}
-        self.count = 0
-
-    @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Hear them in here, where nobody else has asked to; only the main thread can."""
-        usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in usual.items():
-                if signal.getsignal(number) is handler or signal.getsignal(number) == handler:
-                    self._previous[number] = signal.signal(number, self._hear)
-        try:
-            yield
-        finally:
-            self._restore()
-
-    def _restore(self) -> None:
-        while self._previous:
-            signal.signal(*self._previous.popitem())
-
-    def _hear(self, number: int, frame: object) -> None:
-        self.count += 1
-        if self.count == 1:
-            self._interrupt()
-            _announce("interrupted: finishing the trials in flight (once more to cancel them)")
-        else:
-            self._restore()  # A third time ends the process as it would any other.
-            self._future.cancel()
+    raise KeyboardInterrupt(f"the run was interrupted; its results are stored. Resume it with: {resume_command()}")
 
 
 def resume_command() -> str:
-    """The command that started this process: run again, it resumes."""
+    """Return the command that started this process and that resumes the run."""
     if not sys.argv or not sys.argv[0]:
         return "the same call again"
     program = [] if os.access(sys.argv[0], os.X_OK) and not sys.argv[0].endswith(".py") else ["python"]
@@ -117,7 +85,7 @@ def resume_command() -> str:
 
 
 def shown_command(words: Iterable[str]) -> str:
-    """Return a command as it may be shown: without passwords, and then with what to put in their place."""
+    """Return a command without passwords, and with a hint to insert them."""
     words = list(words)
     shown = [current().text(word) for word in words]
     hint = "" if shown == words else " (with the password in place of [redacted]; or set FAIRTRIAL_STORE)"

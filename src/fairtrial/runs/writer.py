@@ -1,4 +1,4 @@
-"""Results on their way into the store: one thread, batches, and a wait for those who run ahead of it."""
+"""Writes results to the store: one thread, batches, and backpressure."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _WAIT_SECONDS = 0.2
 
 
 type Item = tuple[EvalResult, int, Sample[Any, Any] | None]
-"""A result to commit, the ordinal of its sample and, unless it is known to be stored, the sample."""
+"""A result to commit, the ordinal of its sample and, unless it is already stored, the sample."""
 
 
 class Writer:
-    """Commits results from a thread of its own.
+    """Commits results from a separate thread.
 
-    A result is safe when its batch is committed, at most a fraction of a second after it was handed over. When the
-    database cannot be reached, the thread tries again (`backoff.patience_seconds`); the trials wait for it meanwhile.
+    A result is durable when its batch is committed, within a fraction of a second after `put`. While the database is
+    unavailable, the thread retries (`backoff.patience_seconds`), and the trials wait.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Writer:
         batch: int = BATCH_COUNT,
         wait_seconds: float = _WAIT_SECONDS,
     ) -> None:
-        """Begin to write. With `epoch`, nothing is stored once another process has taken the run over."""
+        """Start the thread. With `epoch`, nothing is stored once another process has taken the run over."""
         self._store = store
         self._run_id = run_id
         self._epoch = epoch
@@ -66,17 +66,17 @@ class Writer:
         self._error: BaseException | None = None
         self.new = 0
         self.duplicate = 0
-        self.refused_ordinals: set[int] = set()  # Trials of which the store takes nothing.
-        within = copy_context().run  # What the thread logs names the run.
+        self.refused_ordinals: set[int] = set()  # Trials whose results the store refuses.
+        within = copy_context().run  # So that log records of the thread name the run.
         self._thread = threading.Thread(target=within, args=(self._run,), name="fairtrial writer", daemon=True)
         self._thread.start()
 
     async def put(self, result: EvalResult, sample_ordinal: int, sample: Sample[Any, Any]) -> None:
-        """Hand over a result; waits while too many are on their way."""
+        """Queue a result; waits while too many are queued."""
         item: Item = (result, sample_ordinal, sample)
         size = size_of(item)
         with self._lock:
-            # Under the lock: a thread that fails after this test still sees, and wakes, whoever waits for room.
+            # Under the lock: if the thread fails after this check, it still sees and wakes waiting callers.
             if self._error is not None:
                 raise self._error
             self._waiting.append((item, size))
@@ -88,7 +88,7 @@ class Writer:
             if crowded and self._room is None:
                 self._room = anyio.Event()
             room = self._room if crowded else None
-        if full:  # The thread looks by itself now and then; waking it for every result would cost more than storing it.
+        if full:  # The thread polls; waking it for every result would cost more than storing it.
             self._filled.set()
         if room is not None:
             await room.wait()
@@ -96,7 +96,7 @@ class Writer:
                 raise self._error
 
     async def close(self) -> None:
-        """Commit everything that was handed over, and end. Raises what kept the store from taking it."""
+        """Commit all queued results and end the thread. Raises the error that prevented a commit."""
         self._closing = True
         self._filled.set()
         with anyio.CancelScope(shield=True):
@@ -114,7 +114,7 @@ class Writer:
         try:
             while True:
                 self._filled.wait(self._wait)
-                closing = self._closing  # Read before the list: what is put before closing is in the list.
+                closing = self._closing  # Read before the list, which then contains everything put before closing.
                 with self._lock:
                     self._filled.clear()
                     waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
@@ -148,14 +148,14 @@ class Writer:
 
 
 def call_store[T](call: Callable[[], T], doing: str, on_failure: Callable[[], None] = lambda: None) -> T:
-    """The result of a call to a store, repeated while its database cannot be reached (`patience_seconds`)."""
+    """Call a store, with retries while its database is unavailable (`patience_seconds`), and return the result."""
     return retry_while_unavailable_sync(call, doing, log, on_failure=on_failure)
 
 
 def commit_items(
     store: RunStore, run_id: str, items: Sequence[Item], on_failure: Callable[[], None] = lambda: None
 ) -> Committed:
-    """Commit results in batches of bounded count and size; a database that is away is waited for."""
+    """Commit results in batches of bounded count and size, with retries while the database is unavailable."""
     parts = [_commit_batch(store, run_id, batch, on_failure) for batch in split_batches(items, size_of)]
     return Committed(
         sum(part.new for part in parts),
@@ -201,7 +201,7 @@ def _commit_batch(
 
 
 def split_batches[T](items: Sequence[T], size: Callable[[T], int], count: int = BATCH_COUNT) -> Iterator[list[T]]:
-    """Items in batches of at most `count` and `BATCH_BYTES`; an item that is larger is a batch of its own."""
+    """Split items into batches of at most `count` items and `BATCH_BYTES`; a larger item is a separate batch."""
     batch: list[T] = []
     total = 0
     for item in items:
@@ -216,13 +216,13 @@ def split_batches[T](items: Sequence[T], size: Callable[[T], int], count: int = 
 
 
 def size_of(item: Item) -> int:
-    """About how many bytes a result and its sample take up in the database."""
+    """Estimate the size of a result and its sample in the database, in bytes."""
     result, _ordinal, sample = item
     size = len(result.snapshot or b"") + len(result.output_json or "")
     if sample is None:
         return size
     given, expected = sample.input, sample.expected
-    # Plain text, as most inputs are, without a call.
+    # Most inputs are plain text: avoid a call.
     size += len(given) if type(given) is str else _text_size(given)
     return size + (len(expected) if type(expected) is str else _text_size(expected))
 

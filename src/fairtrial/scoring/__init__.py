@@ -1,6 +1,7 @@
 """Evaluators: plain functions that turn an output, and the session behind it, into a score."""
 
 from fairtrial.scoring.behaviour import (
+    SessionEvaluator,
     all_tools_succeeded,
     slice_contains,
     token_usage_under,
@@ -23,6 +24,7 @@ __all__ = [
     "Metric",
     "Score",
     "Scorer",
+    "SessionEvaluator",
     "adapt",
     "all_of",
     "all_tools_succeeded",

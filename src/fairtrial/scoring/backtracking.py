@@ -10,11 +10,11 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 _MOST_STEPS = 3e7
-"""What a second or so is enough for."""
+"""The number of steps that take about a second."""
 
 
 def may_take_long(pattern: str, flags: int, text: str) -> bool:
-    """True unless searching the text must end soon, whatever the text is.
+    """Return whether a search may take long; False only if it ends quickly for every text of this length.
 
     Without a repeat inside a repeat, a search tries at every character, for each repeat, every length it may have.
     """
@@ -25,7 +25,7 @@ def may_take_long(pattern: str, flags: int, text: str) -> bool:
 
 @functools.lru_cache(1024)
 def _structure(pattern: str, flags: int) -> tuple[float, float]:
-    """How many repeats without a bound there are, infinitely many if one is inside another; and other alternatives."""
+    """Return the number of unbounded repeats (infinite if nested) and of other alternatives."""
     try:
         return _count(parser.parse(pattern, flags))
     except (re.error, RecursionError, OverflowError):
@@ -53,7 +53,7 @@ def _count(items: Any) -> tuple[float, float]:
                 ways *= inner_ways
             ways *= len(value[1])
         elif code is codes.GROUPREF:
-            repeats += 1  # It compares as much as the group has found.
+            repeats += 1  # A back-reference compares the whole text of its group.
         else:
             for inner in _inside(code, value):
                 inner_repeats, inner_ways = _count(inner)

@@ -1,9 +1,11 @@
-"""Evaluators of what the system did on its way to the output."""
+"""Evaluators of behaviour: tool calls, token usage and recorded events."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAliasType
+
+from typing_extensions import TypeVar
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.scoring.evaluator import evaluator
@@ -11,7 +13,10 @@ from fairtrial.scoring.score import Score
 from fairtrial.session.events import PromptExecuted, ToolInvoked
 from fairtrial.session.views import SessionView
 
-type SessionEvaluator = Callable[[Any, Any, SessionView], Score]
+_O = TypeVar("_O", default=Any)
+_E = TypeVar("_E", default=Any)
+SessionEvaluator = TypeAliasType("SessionEvaluator", Callable[[_O, _E, SessionView], Score], type_params=(_O, _E))
+"""An evaluator of output, expected value and session; `SessionEvaluator[str, int]` names the types of the first two."""
 
 
 def _verdict(passed: bool, reason: str) -> Score:
@@ -26,7 +31,7 @@ def _times(count: int) -> str:
     return f"{count} time{'' if count == 1 else 's'}"
 
 
-def tool_called(name: str) -> SessionEvaluator:
+def tool_called(name: str) -> SessionEvaluator[object, object]:
     """Passes if the tool was called at least once."""
 
     @evaluator(form="session", inline=True, name=f"tool_called({name})")
@@ -37,7 +42,7 @@ def tool_called(name: str) -> SessionEvaluator:
     return called
 
 
-def tool_not_called(name: str) -> SessionEvaluator:
+def tool_not_called(name: str) -> SessionEvaluator[object, object]:
     """Passes if the tool was never called."""
 
     @evaluator(form="session", inline=True, name=f"tool_not_called({name})")
@@ -48,10 +53,10 @@ def tool_not_called(name: str) -> SessionEvaluator:
     return not_called
 
 
-def tool_call_count(name: str, *, min_count: int = 0, max_count: int | None = None) -> SessionEvaluator:
+def tool_call_count(name: str, *, min_count: int = 0, max_count: int | None = None) -> SessionEvaluator[object, object]:
     """Passes if the number of calls lies within the bounds, both included."""
     if min_count < 0 or (max_count is not None and max_count < min_count):
-        raise ConfigurationError(f"no count lies between {min_count} and {max_count}")
+        raise ConfigurationError(f"min_count must be at most max_count (got {min_count} and {max_count})")
     bounds = f"at least {min_count}" if max_count is None else f"{min_count} to {max_count}"
 
     @evaluator(form="session", inline=True, name=f"tool_call_count({name})")
@@ -63,8 +68,8 @@ def tool_call_count(name: str, *, min_count: int = 0, max_count: int | None = No
     return counted
 
 
-def all_tools_succeeded() -> SessionEvaluator:
-    """Passes if no tool call failed, whether the tool raised, was marked unsuccessful or said so in its result."""
+def all_tools_succeeded() -> SessionEvaluator[object, object]:
+    """Passes if no tool call failed: raised, was marked unsuccessful, or reported a failure in its result."""
 
     @evaluator(form="session", inline=True, name="all_tools_succeeded")
     def succeeded(output: Any, expected: Any, session: SessionView) -> Score:
@@ -74,7 +79,7 @@ def all_tools_succeeded() -> SessionEvaluator:
     return succeeded
 
 
-def token_usage_under(max_tokens: int) -> SessionEvaluator:
+def token_usage_under(max_tokens: int) -> SessionEvaluator[object, object]:
     """Passes if the task's model calls used at most this many tokens, input and output together."""
 
     @evaluator(form="session", inline=True, name="token_usage_under")
@@ -85,7 +90,9 @@ def token_usage_under(max_tokens: int) -> SessionEvaluator:
     return within
 
 
-def slice_contains[T](kind: type[T], predicate: Callable[[T], bool], *, min_count: int = 1) -> SessionEvaluator:
+def slice_contains[T](
+    kind: type[T], predicate: Callable[[T], bool], *, min_count: int = 1
+) -> SessionEvaluator[object, object]:
     """Passes if enough recorded events of a type satisfy a predicate."""
 
     @evaluator(form="session", inline=True, name=f"slice_contains({kind.__name__})")

@@ -1,4 +1,4 @@
-"""Evaluators made of evaluators."""
+"""Combinations of evaluators."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fairtrial.scoring.evaluator import (
     Evaluator,
     NeedsIsolationError,
     Scorer,
+    call_by_hand,
     evaluator,
     isolate_if,
     isolation_of,
@@ -30,7 +31,7 @@ type _Parts = Sequence[tuple[str, Score]]
 
 
 class Combined(Scorer):
-    """Several evaluators and the rule that makes one score of theirs. It can be called by hand like any evaluator."""
+    """A combination of evaluators with the rule that merges their scores. You can call it like any evaluator."""
 
     __slots__ = ("_names", "_rule", "members")
 
@@ -43,7 +44,7 @@ class Combined(Scorer):
         names: Sequence[str] | None = None,
     ) -> None:
         if not members:
-            raise ConfigurationError(f"{name}() needs at least one evaluator")
+            raise ConfigurationError(f"{name}() must have at least one evaluator (got none)")
         self.members = tuple(resolve(member) for member in members)
         self._names = [member.name for member in self.members] if names is None else names
         self._rule = rule
@@ -52,12 +53,17 @@ class Combined(Scorer):
         self.is_async = any(member.is_async for member in self.members)
         self.quick = all(member.quick for member in self.members)
 
+    @property
+    def needs_adapter(self) -> bool:
+        """Whether a member needs the suite's adapter."""
+        return any(member.needs_adapter for member in self.members)
+
     def score_now(self, case: Case) -> Score:
         """Score without an event loop."""
         return self._rule(self.parts_now(case))
 
     async def score(self, case: Case) -> Score:
-        """Score a case; members that wait (judges, threads) wait together."""
+        """Score a case; members that wait (judges, threads) run concurrently."""
         if self.quick:
             try:
                 return self.score_now(case)
@@ -66,7 +72,7 @@ class Combined(Scorer):
         return self._rule(await self.parts(case))
 
     def parts_now(self, case: Case) -> list[tuple[str, Score]]:
-        """Every member's own score, in order, without an event loop."""
+        """Return the score of each member, in order, without an event loop."""
         parts: list[tuple[str, Score]] = []
         for name, member in zip(self._names, self.members, strict=True):
             try:
@@ -77,7 +83,7 @@ class Combined(Scorer):
         return parts
 
     async def parts(self, case: Case) -> list[tuple[str, Score]]:
-        """Every member's own score, in order. All of them finish before the first error is raised."""
+        """Return the score of each member, in order. All members finish before the first error is raised."""
         scores: dict[int, Score | Exception] = {}
 
         async def fill(position: int, member: Scorer) -> None:
@@ -99,27 +105,37 @@ class Combined(Scorer):
         return parts
 
     def __call__(self, output: Any, expected: Any, session: SessionView | None = None) -> Any:
-        """Call it by hand: a Score, or an awaitable of one if a member is async."""
+        """Call the combination; returns a Score or, in async code with an async member, an awaitable of one."""
         if session is None and self.needs_session:
             raise TypeError(
                 f"{self.name}(...) has a member that reads the session: call it with (output, expected, session)"
             )
         case = Case(Sample("by-hand", None, expected), output, session)
-        return self.score(case) if self.is_async else self.score_now(case)
+        return call_by_hand(lambda: self.score(case)) if self.is_async else self.score_now(case)
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(member.name for member in self.members)})"
 
 
 class Composite(Combined):
-    """Members kept apart: called by hand it gives every member's score."""
+    """A combination that returns the score of every member when you call it."""
 
     __slots__ = ()
 
     def __call__(self, sample: Sample[Any, Any], output: Any, *, context: EvalContext) -> Any:  # type: ignore[override]
-        """Call it by hand as (sample, output, *, context): a tuple of named scores, or an awaitable of one."""
-        case = Case(sample, output, context.session, adapter=context.adapter, run_id=context.run_id)
-        return self._named_later(case) if self.is_async else _named(self.parts_now(case))
+        """Call it as (sample, output, *, context); returns a tuple of named scores.
+
+        In async code it is an awaitable of one, if a member is async.
+        """
+        case = Case(
+            sample,
+            output,
+            context.session,
+            adapter=context.adapter,
+            run_id=context.run_id,
+            environment=context.environment,
+        )
+        return call_by_hand(lambda: self._named_later(case)) if self.is_async else _named(self.parts_now(case))
 
     async def _named_later(self, case: Case) -> tuple[Score, ...]:
         return _named(await self.parts(case))
@@ -143,7 +159,7 @@ def _with_reason(score: Score, reason: str) -> Score:
 
 def _check_share(name: str, value: float) -> None:
     if not 0.0 <= value <= 1.0:
-        raise ConfigurationError(f"{name} lies between 0 and 1, not at {value}")
+        raise ConfigurationError(f"{name} must be from 0 to 1 (got {value})")
 
 
 def all_of(*evaluators: Evaluator | Scorer) -> Combined:
@@ -157,7 +173,7 @@ def any_of(*evaluators: Evaluator | Scorer) -> Combined:
 
 
 def composite(*evaluators: Evaluator | Scorer) -> Composite:
-    """Several criteria side by side; passes if all pass, the value is their mean, and each is reported."""
+    """Report several criteria; passes if all pass, the value is their mean."""
     return Composite("composite", evaluators, _all)
 
 
@@ -165,7 +181,7 @@ def weighted(*members: tuple[Evaluator | Scorer, float], pass_at: float = 0.5) -
     """A weighted mean of values: `weighted((correct, 3), (polite, 1))`. The weights make it a reward."""
     weights = [float(weight) for _, weight in members]
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or (members and not any(weights)):
-        raise ConfigurationError(f"weighted() needs finite weights, none below 0 and one above, not {weights}")
+        raise ConfigurationError(f"the weights of weighted() must be finite, at least 0, and not all 0 (got {weights})")
     _check_share("pass_at", pass_at)
 
     def rule(parts: _Parts) -> Score:
@@ -177,7 +193,7 @@ def weighted(*members: tuple[Evaluator | Scorer, float], pass_at: float = 0.5) -
 
 
 def negate(member: Evaluator | Scorer) -> Combined:
-    """Passes where the other does not."""
+    """Passes if the evaluator does not."""
 
     def rule(parts: _Parts) -> Score:
         (name, part), *_ = parts
@@ -188,7 +204,7 @@ def negate(member: Evaluator | Scorer) -> Combined:
 
 
 def threshold(member: Evaluator | Scorer, at: float) -> Combined:
-    """Passes where the other's value reaches `at`."""
+    """Passes if the value of the evaluator is at least `at`."""
     _check_share("at", at)
 
     def rule(parts: _Parts) -> Score:
@@ -201,7 +217,7 @@ def threshold(member: Evaluator | Scorer, at: float) -> Combined:
 
 
 def adapt(member: Evaluator) -> Callable[[Any, Any, SessionView], Any]:
-    """A plain evaluator with the parameters of a session-aware one."""
+    """Return an evaluator with a session parameter, which it ignores, from one with two parameters."""
     scorer = resolve(member)
     mark = evaluator(form="session", inline=scorer.quick, isolate=marks_of(member).isolate, name=scorer.name)
 

@@ -1,4 +1,4 @@
-"""Evaluators of any parameters, turned into one call.
+"""Resolve evaluators with any supported parameters to one interface.
 
 Parameters are bound by name if all names are known (`KNOWN_NAMES`), in any order:
 
@@ -7,24 +7,28 @@ Parameters are bound by name if all names are known (`KNOWN_NAMES`), in any orde
 | the output                  | output, outputs, prediction, actual, response                  |
 | the sample's expected value | expected, reference, target, ground_truth, reference_outputs   |
 | the sample's input          | input, inputs                                                  |
-| the rest                    | sample, session, context, trajectory                           |
+| the rest                    | sample, session, context, trajectory, environment              |
 
 If no name is known, or all parameters are positional-only, they are bound by position: (output, expected),
-(output, expected, session), (sample, output, *, context) or, where the first is annotated so, (trajectory, sample). If
-some names are known, they must stand where the position says; otherwise the evaluator is refused. A parameter annotated
-as `SessionView`, `Trajectory`, `Sample` or `EvalContext` counts as known. Parameters with a default keep it unless
-their name is known, and what a partial has set stays set.
+(output, expected, session), (sample, output, *, context) or, where the first is annotated so, (trajectory, sample). A
+warning says how, unless they are positional-only. If some names are known, they must stand where the position says;
+otherwise the evaluator is refused; a third parameter with an unknown name receives the session, with a warning. A
+parameter annotated as `SessionView`, `Trajectory`, `Sample` or `EvalContext` counts as known. Parameters with a default
+keep it unless their name is known, and what a partial has set stays set.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, overload
+from typing import Any, Literal, NamedTuple, TypeAliasType, Union, Unpack, get_args, get_origin, overload
 from uuid import UUID
+
+from typing_extensions import TypeVarTuple
 
 from fairtrial.codec import dumps
 from fairtrial.data.sample import Sample
@@ -37,10 +41,16 @@ from fairtrial.session.trajectory import ChatMessage, Trajectory
 from fairtrial.session.views import RecordedView, SessionView
 
 type Form = Literal["plain", "session", "context", "trajectory"]
-type Role = Literal["output", "expected", "input", "sample", "session", "context", "trajectory"]
-"""What a parameter of an evaluator is given."""
-type Evaluator = Callable[..., Any]
-"""Any callable of one of the four forms, sync or async; it returns a Score or something that becomes one."""
+type Role = Literal["output", "expected", "input", "sample", "session", "context", "trajectory", "environment"]
+"""The value that a parameter of an evaluator receives."""
+# With defaults, for a plain `Evaluator` without types; the syntax of PEP 695 has them only from Python 3.13.
+_Types = TypeVarTuple("_Types", default=Unpack[tuple[Any, ...]])
+Evaluator = TypeAliasType("Evaluator", Callable[..., Any], type_params=(_Types,))
+"""Any callable of one of the four forms, sync or async; it returns a Score or something that becomes one.
+
+`Evaluator[str, int]` names the types of output and expected value, `Evaluator[Question, str, int]` that of the input
+too. Only readers use them: which form a callable has is decided from its parameters.
+"""
 
 _ROLE_NAMES: dict[Role, tuple[str, ...]] = {
     "output": ("output", "outputs", "prediction", "actual", "response"),
@@ -50,16 +60,20 @@ _ROLE_NAMES: dict[Role, tuple[str, ...]] = {
     "session": ("session",),
     "context": ("context",),
     "trajectory": ("trajectory",),
+    "environment": ("environment",),
 }
 KNOWN_NAMES: Mapping[str, Role] = {name: role for role, names in _ROLE_NAMES.items() for name in names}
-"""The names of parameters that say what they are given."""
+"""The parameter names that determine which value a parameter receives."""
 
+_log = logging.getLogger("fairtrial.scoring")
+_warned: set[tuple[str, str]] = set()  # The bindings that have been logged.
+_MAX_WARNED = 1_000
 _MARKS = "__fairtrial_evaluator__"
 _ISOLATE_IF = "__fairtrial_isolate_if__"
 
 
 class OffloadedCall(NamedTuple):
-    """A call of a user's blocking function, to be made where it cannot stop everything else.
+    """A call of a blocking function of the user, to be made outside the event loop.
 
     With a `wrapper` it is made in a child process, as `wrapper(fn, name, *args, **kwargs)`, and read back as `kind`;
     otherwise in a thread.
@@ -78,17 +92,18 @@ type Offload = Callable[[OffloadedCall], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class EvalContext:
-    """What an evaluator of the context form is given beside the sample and the output."""
+    """The context of an evaluator of the context form."""
 
     adapter: Any
     session: SessionView
     run_id: str
+    environment: Any = None
 
 
 class Case:
-    """One scored situation: everything any form of evaluator may ask for."""
+    """All that an evaluator of any form can receive for one trial."""
 
-    __slots__ = ("adapter", "guarded", "offload", "output", "recorder", "run_id", "sample", "session")
+    __slots__ = ("adapter", "environment", "guarded", "offload", "output", "recorder", "run_id", "sample", "session")
 
     def __init__(
         self,
@@ -101,23 +116,27 @@ class Case:
         offload: Offload | None = None,
         recorder: Session | None = None,
         guarded: bool = False,
+        environment: Any = None,
     ) -> None:
         self.sample = sample
-        self.guarded = guarded  # Whoever scores it can call evaluators in child processes.
+        self.guarded = guarded  # Whether evaluators can be called in child processes.
         self.output = output
         if session is None:
             session = _NO_SESSION
         elif isinstance(session, Session):
-            session = session.view()  # As it stands now, and nothing an evaluator can write to.
+            session = session.view()  # A read-only view of the session in its current state.
         self.session: SessionView = session
         self.adapter: Any = adapter
         self.run_id: str = run_id
         self.offload = offload
-        self.recorder = recorder  # Where judges record what they did; no evaluator sees it.
+        self.environment: Any = (
+            environment  # Still open, if the task acted in one; None when stored outputs are scored.
+        )
+        self.recorder = recorder  # The session in which judges record their calls; evaluators do not see it.
 
     @property
     def trajectory(self) -> Trajectory:
-        """The recorded messages; where none were recorded, the input and the output as a conversation."""
+        """The recorded messages or, if there are none, the input and the output as a conversation."""
         if isinstance(self.output, Trajectory):
             return self.output
         recorded = self.session.trajectory
@@ -143,7 +162,7 @@ def _as_text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What `@evaluator(...)` says about a function."""
+    """The options of `@evaluator(...)`."""
 
     form: Form | None = None
     inline: bool = False
@@ -166,26 +185,28 @@ def evaluator(
     isolate: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Say about a function what its parameters cannot.
+    """Set options of an evaluator that its parameters cannot express.
 
     Args:
-        fn: The function; it stays as it is and can still be called by hand.
-        form: One of the four forms, where the parameters suggest another.
-        inline: It is quick and never blocks: call it on the event loop instead of in a thread.
-        isolate: It may hold the interpreter lock for long (regular expressions, symbolic mathematics): call it in a
-            child process, which a timeout can kill.
+        fn: The function; it is not changed and can still be called directly.
+        form: One of the four forms, if the parameters suggest another.
+        inline: Call it on the event loop instead of in a thread; only for functions that are quick and never block.
+        isolate: Call it in a child process, which a timeout can kill; for functions that may keep the interpreter lock
+            for long (regular expressions, symbolic mathematics).
         name: Its name in reports.
     """
     if form is not None and form not in get_args(Form.__value__):
-        raise ConfigurationError(f"an evaluator's form is one of {', '.join(get_args(Form.__value__))}, not {form!r}")
+        raise ConfigurationError(
+            f"the form of an evaluator must be one of {', '.join(get_args(Form.__value__))} (got {form!r})"
+        )
     if inline and isolate:
-        raise ConfigurationError("an evaluator runs inline or isolated, not both")
+        raise ConfigurationError("inline and isolate of an evaluator are mutually exclusive")
     marks = Marks(form, inline, isolate, name)
 
     def mark(target: Any) -> Any:
         try:
             setattr(target, _MARKS, marks)
-        except AttributeError:  # Bound methods and built-ins take no attributes; a partial of them does.
+        except AttributeError:  # Bound methods and built-ins cannot have attributes; a partial of them can.
             target = functools.partial(target)
             setattr(target, _MARKS, marks)
         return target
@@ -197,25 +218,30 @@ type Condition = Callable[[Any, Any], bool]
 
 
 def isolate_if[F: Callable[..., Any]](fn: F, condition: Condition | None) -> F:
-    """Have an inline evaluator called in a child process for those outputs and expected values that need it."""
+    """Call an inline evaluator in a child process for those outputs and expected values that require it."""
     setattr(fn, _ISOLATE_IF, condition)
     return fn
 
 
 def isolation_of(fn: Callable[..., Any]) -> Condition | None:
-    """When an inline evaluator has to be called in a child process."""
+    """Return the condition under which an inline evaluator is called in a child process."""
     condition: Condition | None = getattr(_innermost(fn), _ISOLATE_IF, None)
     return condition
 
 
 class NeedsIsolationError(Exception):
-    """An inline evaluator has to be called in a child process this time, so it cannot be called here and now."""
+    """An inline evaluator must be called in a child process for this case."""
 
 
 class Scorer:
-    """An evaluator after its form has been decided: one name, one call."""
+    """A resolved evaluator: one name, one interface."""
 
     __slots__ = ("__weakref__", "is_async", "name", "needs_session", "quick")
+
+    @property
+    def needs_adapter(self) -> bool:
+        """Whether it needs the suite's adapter because it has none of its own."""
+        return False
 
     name: str
     needs_session: bool
@@ -223,7 +249,7 @@ class Scorer:
     quick: bool  # Every part is built in or marked inline: no await, no thread.
 
     def score_now(self, case: Case) -> Score:
-        """Score without an event loop; only where nothing in it is async."""
+        """Score without an event loop; only if nothing in it is async."""
         raise NotImplementedError
 
     async def score(self, case: Case) -> Score:
@@ -232,7 +258,7 @@ class Scorer:
 
 
 class Leaf(Scorer):
-    """One user or built-in function."""
+    """A scorer that calls one function."""
 
     __slots__ = ("_arguments", "_fn", "_isolate", "_isolate_if")
 
@@ -265,7 +291,7 @@ class Leaf(Scorer):
         return as_score(result, self.name)
 
     async def score(self, case: Case) -> Score:
-        """Score a case, away from the event loop unless the function is async or quick."""
+        """Score a case, in a thread unless the function is async or inline."""
         args, kwargs = self._arguments(case)
         isolate = self._isolate or (
             self._isolate_if is not None and case.guarded and self._isolate_if(args[0], args[1])
@@ -273,7 +299,7 @@ class Leaf(Scorer):
         if case.offload is None or self.is_async or (self.quick and not isolate):
             result = self._fn(*args, **kwargs)
         elif isolate:
-            # The child makes the score: only a score can be trusted to travel back.
+            # The child creates the score, because other results may not be encodable as JSON.
             call = OffloadedCall(self._fn, self.name, args, kwargs, score_in_child, Score)
             result = await case.offload(call)
         else:
@@ -281,6 +307,14 @@ class Leaf(Scorer):
         if inspect.isawaitable(result):
             result = await result
         return as_score(result, self.name)
+
+
+def call_by_hand[T](call: Callable[[], Coroutine[Any, Any, T]]) -> T | Coroutine[Any, Any, T]:
+    """Call async code of an evaluator: returns an awaitable in async code, and the result in ordinary code."""
+    from fairtrial.offload import in_event_loop  # Not at the top: `import fairtrial` loads no event loop.
+    from fairtrial.sync_bridge import call_sync
+
+    return call() if in_event_loop() else call_sync(call)
 
 
 def score_in_child(fn: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Score:
@@ -298,8 +332,9 @@ _VALUES: dict[Role, Callable[[Case], Any]] = {
     "input": lambda case: case.sample.input,
     "sample": lambda case: case.sample,
     "session": lambda case: case.session,
-    "context": lambda case: EvalContext(case.adapter, case.session, case.run_id),
+    "context": lambda case: EvalContext(case.adapter, case.session, case.run_id, case.environment),
     "trajectory": lambda case: case.trajectory,
+    "environment": lambda case: case.environment,
 }
 _POSITIONS: dict[Form, tuple[Role, ...]] = {
     "plain": ("output", "expected"),
@@ -311,7 +346,7 @@ _POSITIONS: dict[Form, tuple[Role, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Binding:
-    """What an evaluator is called with."""
+    """The arguments of an evaluator."""
 
     positional: tuple[Role, ...]
     keywords: Mapping[str, Role] = EMPTY
@@ -324,7 +359,7 @@ class _Binding:
         return next((form for form in forms if form in roles), "plain")
 
     def arguments(self) -> Callable[[Case], _Arguments]:
-        """The function that makes the arguments of a call."""
+        """Return the function that builds the arguments of a call."""
         if self.positional == _POSITIONS["plain"] and not self.keywords:
             return lambda case: ((case.output, case.sample.expected), _NO_KEYWORDS)
         values = [_VALUES[role] for role in self.positional]
@@ -336,7 +371,7 @@ class _Binding:
 
 
 def resolve(fn: Evaluator | Scorer) -> Scorer:
-    """Decide once how a callable is to be called."""
+    """Determine how an evaluator is called."""
     if isinstance(fn, Scorer):
         return fn
     several: object = fn
@@ -352,7 +387,7 @@ def resolve(fn: Evaluator | Scorer) -> Scorer:
 
 
 def marks_of(fn: Callable[..., Any]) -> Marks:
-    """What was said about a callable, or about the one inside a partial, with `@evaluator`."""
+    """Return the options set by `@evaluator` on a callable, or on the one inside a partial."""
     while True:
         marks = getattr(fn, _MARKS, None)
         if isinstance(marks, Marks):
@@ -369,7 +404,7 @@ def _innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """What a callable is called in a report."""
+    """Return the name of a callable in reports."""
     inner = _innermost(fn)
     name = getattr(inner, "__name__", None) or type(inner).__name__
     return "lambda" if name == "<lambda>" else str(name)
@@ -385,7 +420,9 @@ def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         try:
             signature = inspect.signature(fn, eval_str=True)
-        except Exception:  # Annotations as text may name what exists only for type checkers; their words still help.
+        except (
+            Exception
+        ):  # Annotations as text may use names that exist only for type checkers; the text is still useful.
             signature = inspect.signature(fn)
     except (TypeError, ValueError):  # A built-in that does not show its parameters.
         return [inspect.Parameter("arguments", inspect.Parameter.VAR_POSITIONAL)]
@@ -393,28 +430,29 @@ def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def form_of(fn: Callable[..., Any]) -> Form:
-    """The form a callable's parameters show."""
-    return _bind(fn).form
+    """Return the declared form of a callable or, without one, the form that its parameters imply."""
+    return marks_of(fn).form or _bind(fn).form
 
 
 def _bind(fn: Callable[..., Any]) -> _Binding:
-    """Decide what each parameter is given, or refuse the evaluator."""
+    """Determine the argument of each parameter, or reject the evaluator."""
     parameters = _parameters(fn)
     fixed = _partial_keywords(fn)
     by_name = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in fixed]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
     if any(_role(p) is None for p in by_name if p.default is p.empty):
-        raise _refusal(fn, "a keyword-only parameter has no known name and no default")
+        raise _refusal(fn, "a keyword-only parameter must have a known name or a default")
     decisive = required or positional
     takes_more = len(required) < 2 and any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if decisive and not takes_more and all(_role(p) is not None for p in decisive):
         front = tuple(role for p in required if (role := _role(p)) is not None)
     else:
         front = _by_position(fn, positional, len(required), by_name, takes_more=takes_more)
+        _warn_of_guess(fn, positional, front)
     taken = set(front)
     if len(taken) < len(front):
-        raise _refusal(fn, "two parameters mean the same")
+        raise _refusal(fn, "two parameters have the same meaning")
     keywords: dict[str, Role] = {}
     for parameter in (*positional[len(front) :], *by_name):
         role = _role(parameter)
@@ -424,7 +462,7 @@ def _bind(fn: Callable[..., Any]) -> _Binding:
             taken.add(role)
             keywords[parameter.name] = role
         elif parameter.default is parameter.empty:
-            raise _refusal(fn, "two parameters mean the same")
+            raise _refusal(fn, "two parameters have the same meaning")
     return _Binding(front, keywords)
 
 
@@ -436,7 +474,7 @@ def _by_position(
     *,
     takes_more: bool,
 ) -> tuple[Role, ...]:
-    """The roles of the first parameters by their position; known names among them must agree."""
+    """Return the roles of the first parameters by position; known names must be in the right positions."""
     form: Form = "plain"
     if any(p.name == "context" for p in by_name):
         form = "context"
@@ -446,20 +484,57 @@ def _by_position(
         form = "session"
     roles = _POSITIONS[form]
     if required > len(roles) or (len(positional) < len(roles) and not takes_more):
-        raise _refusal(fn, f"it is called with {len(roles)} arguments")
+        raise _refusal(fn, f"it must accept {len(roles)} arguments")
     for parameter, role in zip(positional, roles, strict=False):
         named = _role(parameter)
         if named is not None and named != role:
             raise _refusal(
                 fn,
-                f"{parameter.name!r} means the {named} and stands where the {role} is given, "
+                f"parameter {parameter.name!r} must be in the position of the {named} (got that of the {role}), "
                 "because not all names are known",
             )
     return roles
 
 
+_ROLE_TEXTS: dict[Role, str] = {"output": "the output", "expected": "the expected value", "session": "the session"}
+
+
+def _warn_of_guess(fn: Callable[..., Any], positional: list[inspect.Parameter], roles: tuple[Role, ...]) -> None:
+    """Warn that parameters with unknown names are bound by position, because their order may be wrong."""
+    pairs = list(zip(positional, roles, strict=False))
+    guessed = [(p, role) for p, role in pairs if p.kind is not p.POSITIONAL_ONLY and _role(p) is None]
+    if len(pairs) < 2 or roles[0] != "output":
+        return
+    if len(guessed) < len(pairs):
+        # One unknown name beside known ones is clear enough, but few people expect a session.
+        guessed = [(p, role) for p, role in guessed if role == "session"]
+        why, remedy = "its name is not known", f"Give it a known name ({_LISTED_NAMES})"
+    else:
+        why, remedy = "no parameter has a known name", f"Name them ({', '.join(roles)}) in your order"
+    if not guessed:
+        return
+    bound = " and ".join(f"{p.name!r} receives {_ROLE_TEXTS.get(role, f'the {role}')}" for p, role in guessed)
+    form = "session" if "session" in roles else "plain"
+    warn_of_binding(
+        fn,
+        f"evaluator {name_of(fn)!r}: {bound}, by position, because {why}. {remedy}, or confirm this one with "
+        f'@evaluator(form="{form}")',
+    )
+
+
+_LISTED_NAMES = "output, expected, input, sample, session, trajectory, environment, context"
+
+
+def warn_of_binding(fn: Callable[..., Any], text: str) -> None:
+    """Log how parameters without known names are bound, once for each function and process."""
+    key = (getattr(fn, "__module__", ""), text)
+    if key not in _warned and len(_warned) < _MAX_WARNED:
+        _warned.add(key)
+        _log.warning(text)
+
+
 def _bind_form(fn: Callable[..., Any], form: Form) -> _Binding:
-    """The call of the form that a marker names, whatever the parameters are called."""
+    """Bind the parameters by the declared form, whatever their names are."""
     if form == "context":
         return _Binding(_POSITIONS[form], {"context": "context"})
     if form == "session":
@@ -474,7 +549,7 @@ def _bind_form(fn: Callable[..., Any], form: Form) -> _Binding:
 
 
 def _partial_keywords(fn: Callable[..., Any]) -> set[str]:
-    """What partials have set by name."""
+    """Return the keywords set by partials."""
     fixed: set[str] = set()
     while isinstance(fn, functools.partial):
         fixed.update(fn.keywords)
@@ -483,7 +558,7 @@ def _partial_keywords(fn: Callable[..., Any]) -> set[str]:
 
 
 def _role(parameter: inspect.Parameter) -> Role | None:
-    """What a parameter's name, or else its annotation, says that it is given."""
+    """Return the role of a parameter, from its name or else its annotation."""
     if parameter.kind is not parameter.POSITIONAL_ONLY and parameter.name in KNOWN_NAMES:
         return KNOWN_NAMES[parameter.name]
     return next((role for role, kinds in _ANNOTATIONS.items() if _annotated(parameter, kinds)), None)
@@ -498,7 +573,7 @@ _ANNOTATIONS: dict[Role, tuple[type, ...]] = {
 
 
 def _annotated(parameter: inspect.Parameter, kinds: tuple[type, ...]) -> bool:
-    """True if a parameter is annotated as one of these, perhaps or None; as a type, or in words."""
+    """Return whether a parameter is annotated as one of these types, also `| None`, as a type or as text."""
     annotation = parameter.annotation
     if isinstance(annotation, str):
         text = annotation.strip("\"'").removeprefix("Optional[").removesuffix("]")
@@ -522,7 +597,7 @@ def _refusal(fn: Callable[..., Any], problem: str) -> ConfigurationError:
 
 
 def as_score(result: Any, name: str) -> Score:
-    """What an evaluator returned, as a score."""
+    """Convert the return value of an evaluator to a score."""
     if isinstance(result, Score):
         return result
     if isinstance(result, bool):
@@ -533,7 +608,7 @@ def as_score(result: Any, name: str) -> Score:
         parts = [(str(key), as_score(item, str(key))) for key, item in result.items()]
     elif isinstance(result, Sequence) and not isinstance(result, str | bytes):
         if not all(isinstance(item, Score) for item in result):
-            raise TypeError(f"evaluator {name!r} returned a sequence that holds something other than Score objects")
+            raise TypeError(f"a sequence that evaluator {name!r} returns must contain only Score objects")
         parts = [(item.name or name, item) for item in result]
     elif hasattr(result, "item"):  # A number from numpy.
         return as_score(result.item(), name)

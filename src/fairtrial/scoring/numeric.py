@@ -11,7 +11,7 @@ from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Score
 
 
-def within_tolerance(tolerance: float, *, relative: bool = False) -> Callable[[Any, Any], Score]:
+def within_tolerance(tolerance: float, *, relative: bool = False) -> Callable[[object, object], Score]:
     """Passes if the output is within `tolerance` of expected; the value falls from 1 to 0 over that distance.
 
     Args:
@@ -19,20 +19,20 @@ def within_tolerance(tolerance: float, *, relative: bool = False) -> Callable[[A
         relative: Take it as a share of the expected value.
     """
     if not (math.isfinite(tolerance) and tolerance >= 0):
-        raise ConfigurationError(f"a tolerance is a finite number that is not negative, not {tolerance}")
+        raise ConfigurationError(f"a tolerance must be a finite number of at least 0 (got {tolerance})")
 
     @evaluator(inline=True, name="within_tolerance")
     def close(output: Any, expected: Any) -> Score:
-        # Models answer in text; an answer that is no number is a wrong answer, not a broken evaluator.
+        # Models answer in text: an answer that is not a number is wrong, but no error of the evaluator.
         wanted, number = _number(expected), _number(output)
         if wanted is None:
-            raise TypeError(f"within_tolerance needs a finite number as expected, not {expected!r}")
+            raise TypeError(f"the expected value of within_tolerance must be a finite number (got {expected!r})")
         if number is None:
             return Score(0.0, False, f"not a number: {str(output)[:80]!r}")
         allowed = tolerance * abs(wanted) if relative else tolerance
         difference = abs(number - wanted)
         passed = difference <= allowed
-        # Two numbers may be further apart than any float says; nothing is a share of that.
+        # The difference of two finite numbers may overflow to infinity.
         value = max(0.0, 1.0 - difference / allowed) if 0 < allowed < math.inf else float(passed)
         return Score(value, passed, f"difference {difference:g}, allowed {allowed:g}")
 

@@ -1,4 +1,4 @@
-"""What an evaluator says about one output."""
+"""Scores and metrics: the results of evaluators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Metric:
     """One measured number. Weight 0 means it is only tracked; a weight above 0 makes it part of the reward.
 
     A metric with a verdict is a criterion: `passed` says whether the output met it, and `reason` why. Without one
-    (None), it is a number that nothing was required of.
+    (None), it is a number that nothing was required of. `higher_is_better` declares which way is better; comparisons
+    call nothing better or worse in a metric without a declared direction.
     """
 
     name: str
@@ -26,18 +27,23 @@ class Metric:
     metadata: Mapping[str, JSON] = EMPTY
     passed: bool | None = None
     reason: str = ""
+    higher_is_better: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
-            raise ValueError(f"a metric needs a name, not {self.name!r}")
+            raise ValueError(f"the name of a metric must be text that is not empty (got {self.name!r})")
         object.__setattr__(self, "value", _finite(self.value, f"metric {self.name!r}"))
         object.__setattr__(self, "weight", _finite(self.weight, f"the weight of metric {self.name!r}"))
         if self.weight < 0:
-            raise ValueError(f"the weight of metric {self.name!r} is {self.weight}; a weight cannot be negative")
+            raise ValueError(f"the weight of metric {self.name!r} must be at least 0 (got {self.weight})")
         if type(self.metadata) is not FrozenDict:
             object.__setattr__(self, "metadata", freeze(self._checked_metadata()))
         if self.passed is not None and type(self.passed) is not bool:
             raise TypeError(f"passed of metric {self.name!r} must be True, False or None (got {self.passed!r})")
+        if self.higher_is_better is not None and type(self.higher_is_better) is not bool:
+            raise TypeError(
+                f"higher_is_better of metric {self.name!r} must be True, False or None (got {self.higher_is_better!r})"
+            )
         if not isinstance(self.reason, str):
             raise TypeError(f"reason of metric {self.name!r} must be text (got {self.reason!r})")
 
@@ -55,14 +61,17 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Score:
-    """A value from 0 to 1, a verdict, why, and the metrics behind it.
+    """The score of an output: a value from 0 to 1, a verdict, a reason and metrics.
 
     Args:
-        value: From 0 to 1. Left out, it is the reward of the weighted metrics, clipped to that range.
+        value: From 0 to 1. Left out, it is the reward of the weighted metrics, clipped to that range; 0 if no metric
+            has a weight.
         passed: The verdict. Left out, a value of at least 0.5 passes.
-        reason: Why, for the person who reads the failure.
+        reason: An explanation for the person who reads the result.
         metrics: Named numbers; those with a weight make up the reward, those with a verdict are the criteria.
-        name: What was judged, where one evaluator judges several things.
+        name: The name of the criterion, if one evaluator scores several.
+        criterion: An alias of `name`.
+        rationale: An alias of `reason`.
     """
 
     value: float
@@ -79,26 +88,34 @@ class Score:
         metrics: Iterable[Metric] = (),
         *,
         name: str = "",
+        criterion: str = "",
+        rationale: str = "",
     ) -> None:
         set_field = object.__setattr__
+        if criterion or rationale:
+            if (criterion and name) or (rationale and reason):
+                raise ValueError("criterion is an alias of name, and rationale of reason: pass one of each pair")
+            name, reason = name or criterion, reason or rationale
         kept = tuple(metrics) if metrics else ()
         if kept:
             _check_metrics(kept)
         if value is None:
             reward = _reward(kept)
             if reward is None:
-                raise ValueError("a score needs a value, or metrics with a weight above 0 to compute one from")
+                if not kept:
+                    raise ValueError("a score needs a value, or metrics to compute one from")
+                reward = 0.0  # Metrics without a weight do not count.
             value = min(max(reward, 0.0), 1.0)
         else:
-            value = _finite(value, "a score's value")
+            value = _finite(value, "the value of a score")
             if not 0.0 <= value <= 1.0:
                 raise ValueError(
-                    f"a score's value lies between 0 and 1, not at {value}; use a Metric for other numbers"
+                    f"the value of a score must be from 0 to 1 (got {value}); use a Metric for other numbers"
                 )
         if passed is None:
             passed = value >= 0.5
         elif type(passed) is not bool:
-            raise TypeError(f"a score's verdict is True or False, not {passed!r}")
+            raise TypeError(f"passed of a score must be True or False (got {passed!r})")
         _check_text("reason", reason)
         _check_text("name", name)
         set_field(self, "value", value)
@@ -114,6 +131,16 @@ class Score:
         return self.value if mean is None else mean
 
     @property
+    def criterion(self) -> str:
+        """The same text as `name`."""
+        return self.name
+
+    @property
+    def rationale(self) -> str:
+        """The same text as `reason`."""
+        return self.reason
+
+    @property
     def criteria(self) -> tuple[Metric, ...]:
         """The metrics that have a verdict, such as the members of `all_of`; none if the score judges one thing."""
         return tuple(metric for metric in self.metrics if metric.passed is not None)
@@ -126,15 +153,15 @@ class Score:
         """
         verdicts = {metric.name: metric.passed for metric in self.criteria}
         failed = [name for name, passed in verdicts.items() if not passed]
-        inner = [name for name in failed if not any(verdicts.get(outer) for outer in _outer_names(name))]
+        inner = [name for name in failed if not any(verdicts.get(outer) for outer in outer_names(name))]
         return tuple(
             metric
             for metric in self.criteria
-            if metric.name in inner and not any(metric.name in _outer_names(name) for name in inner)
+            if metric.name in inner and not any(metric.name in outer_names(name) for name in inner)
         )
 
     def explain(self) -> str:
-        """Why the score is what it is, in one line: its reason or, without one, the criteria that failed."""
+        """Explain the score in one line: its reason or, without one, the criteria that failed."""
         if self.reason or self.passed:
             return self.reason
         return "; ".join(f"{m.name}: {m.reason or f'failed with {m.value:g}'}" for m in self.failed_criteria)
@@ -152,7 +179,7 @@ def merge(
     weights: Sequence[float] = (),
     reason: str | None = None,
 ) -> Score:
-    """Make one score of several. Each part is kept as a criterion under its own name (a second one gets `#2`).
+    """Merge several scores into one. Each part is kept as a criterion under its own name (a second one gets `#2`).
 
     Unless a reason is given, it names the parts that decided: those that failed if the score failed, else those that
     passed. A part alone keeps its reason as it is.
@@ -162,14 +189,16 @@ def merge(
     decisive: list[str] = []
     for position, (name, part) in enumerate(parts):
         unique = _unused(name, used)
-        # A judge describes its verdict in a metric of its own name: that is the criterion itself, not a second number.
+        # The metric of a judge that has the judge's name is the criterion itself and is not added twice.
         own = next((m for m in part.metrics if m.name in (name, part.name) and m.value == part.value), None)
         details = EMPTY if own is None else own.metadata
         weight = weights[position] if weights else 0.0
-        metrics.append(Metric(unique, part.value, weight, details, part.passed, part.reason))
-        # A part's own metrics are kept for reading; only the parts themselves make up a reward.
+        metrics.append(Metric(unique, part.value, weight, details, part.passed, part.reason, higher_is_better=True))
+        # The metrics of a part are kept without a weight; only the parts themselves count towards the reward.
         metrics.extend(
-            Metric(_unused(f"{unique}.{m.name}", used), m.value, 0.0, m.metadata, m.passed, m.reason)
+            Metric(
+                _unused(f"{unique}.{m.name}", used), m.value, 0.0, m.metadata, m.passed, m.reason, m.higher_is_better
+            )
             for m in part.metrics
             if m is not own
         )
@@ -180,8 +209,8 @@ def merge(
     return Score(value, passed, reason, metrics)
 
 
-def _outer_names(name: str) -> list[str]:
-    """The names a nested criterion may be nested in: "a" and "a.b" of "a.b.c"."""
+def outer_names(name: str) -> list[str]:
+    """Return the names of the criteria that may contain a nested one: "a" and "a.b" for "a.b.c"."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts))]
 
@@ -205,30 +234,30 @@ def _finite(value: object, what: str) -> float:
         number = value
     else:
         if isinstance(value, str | bytes):
-            raise TypeError(f"{what} must be a number, not {value!r}")
+            raise TypeError(f"{what} must be a number (got {value!r})")
         try:
             number = float(value)  # type: ignore[arg-type]  # whatever has no float is refused below
         except (TypeError, ValueError):
-            raise TypeError(f"{what} must be a number, not {value!r}") from None
+            raise TypeError(f"{what} must be a number (got {value!r})") from None
         except OverflowError:
             raise ValueError(f"{what} must be a finite number") from None
     if not math.isfinite(number):
-        raise ValueError(f"{what} must be a finite number, not {number}")
+        raise ValueError(f"{what} must be a finite number (got {number})")
     return number
 
 
 def _check_text(what: str, value: object) -> None:
     if not isinstance(value, str):
-        raise TypeError(f"a score's {what} is text, not {value!r}")
+        raise TypeError(f"the {what} of a score must be text (got {value!r})")
 
 
 def _check_metrics(metrics: tuple[Metric, ...]) -> None:
     names: set[str] = set()
     for metric in metrics:
         if not isinstance(metric, Metric):
-            raise TypeError(f"a score's metrics are Metric objects, not {metric!r}")
+            raise TypeError(f"the metrics of a score must be Metric objects (got {metric!r})")
         if metric.name in names:
-            raise ValueError(f"two metrics are both named {metric.name!r}")
+            raise ValueError(f"the names of metrics must be unique (got {metric.name!r} twice)")
         names.add(metric.name)
 
 
@@ -237,7 +266,7 @@ def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float | None:
     weighted = [(value, weight) for value, weight in pairs if weight > 0]
     if not weighted:
         return None
-    # Scaled by a power of two, which is exact, until all weights together are at most 1: huge ones must not overflow.
+    # Weights are scaled by a power of two, which is exact, so that large ones do not overflow.
     _, exponent = math.frexp(max(weight for _, weight in weighted))
     shift = -exponent - len(weighted).bit_length()
     weights = [math.ldexp(weight, shift) for _, weight in weighted]

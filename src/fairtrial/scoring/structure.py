@@ -15,8 +15,8 @@ _MISSING = object()
 
 
 @evaluator(inline=True)
-def json_subset(output: Any, expected: Any) -> Score:
-    """Passes if everything in expected is in the output too; the output may hold more.
+def json_subset(output: object, expected: object) -> Score:
+    """Passes if the output contains everything in expected; it may contain more.
 
     Objects are compared key by key at every depth, arrays item by item. An output that is text is read as JSON first.
     """
@@ -33,7 +33,7 @@ def _as_json(output: Any) -> Any:
 
 
 def same_json(one: Any, other: Any) -> bool:
-    """Equality as JSON means it: 1 is 1.0, and true is not 1."""
+    """Compare two values as JSON: 1 equals 1.0, and true does not equal 1."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same_json(item, other[key]) for key, item in one.items())
     if isinstance(one, list) and isinstance(other, list):
@@ -61,7 +61,7 @@ def _first_difference(found: Any, wanted: Any, path: str) -> str:
     return "" if same_json(found, wanted) else f"wrong: {path}"
 
 
-def json_schema(schema: Mapping[str, Any]) -> Callable[[Any, Any], Score]:
+def json_schema(schema: Mapping[str, Any]) -> Callable[[object, object], Score]:
     """Passes if the output is valid under a JSON Schema (draft 2020-12). Text is read as JSON first."""
     try:
         from jsonschema import Draft202012Validator
@@ -72,7 +72,7 @@ def json_schema(schema: Mapping[str, Any]) -> Callable[[Any, Any], Score]:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        raise ConfigurationError(f"json_schema was given a schema that is not valid: {error.message}") from None
+        raise ConfigurationError(f"json_schema(): invalid schema: {error.message}") from None
     validator = Draft202012Validator(schema, registry=Registry())  # An empty registry: a reference fetches nothing.
 
     @evaluator(inline=True, name="json_schema")

@@ -1,25 +1,27 @@
-"""Evaluators of text and other values that are simply equal or not."""
+"""Evaluators of text and of equality."""
 
 from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, overload
 
+from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.scoring.backtracking import may_take_long
-from fairtrial.scoring.evaluator import evaluator, isolate_if
+from fairtrial.scoring.combine import composite
+from fairtrial.scoring.evaluator import EvalContext, Evaluator, evaluator, isolate_if
 from fairtrial.scoring.score import Score
 
 _LONGEST_FUZZY = 50_000
 _SHOWN = 60  # Characters of a value in a reason.
-_COMPARED = 10_000  # Characters looked at for the place where two texts part.
+_COMPARED = 10_000  # Characters that are searched for the first difference of two texts.
 _REPR = reprlib.Repr(maxlevel=3, maxdict=6, maxlist=8, maxtuple=8, maxset=8, maxstring=_SHOWN, maxother=_SHOWN)
 
 
 def _short(value: Any, start: int = 0) -> str:
-    """A value as it is written in a reason, from a character on if it is text."""
+    """Format a value for a reason, from a given character on if it is text."""
     if isinstance(value, str):
         end = start + _SHOWN
         return f"{'...' if start else ''}{value[start:end]!r}{'...' if len(value) > end else ''}"
@@ -31,7 +33,7 @@ def _difference(output: Any, expected: Any) -> str:
         return f"got {_short(output)}, and the sample has no expected value"
     start = 0
     if isinstance(output, str) and isinstance(expected, str) and min(len(output), len(expected)) > _SHOWN // 2:
-        # Long texts often begin alike: show them from shortly before the place where they part.
+        # Long texts often have the same beginning: show them from shortly before the first difference.
         limit = min(len(output), len(expected), _COMPARED)
         pairs = zip(output[:limit], expected[:limit], strict=True)
         same = next((place for place, (one, other) in enumerate(pairs) if one != other), limit)
@@ -39,45 +41,71 @@ def _difference(output: Any, expected: Any) -> str:
     return f"expected {_short(expected, start)}, got {_short(output, start)}"
 
 
-@evaluator(inline=True)
-def exact_match(output: Any, expected: Any) -> Score:
-    """Passes if output and expected are equal."""
+def _call_with_context(fn: Evaluator, sample: Any, output: Any, context: EvalContext) -> tuple[Score, ...]:
+    """Call an evaluator in the context form, which returns a tuple with one named score."""
+    if not isinstance(sample, Sample):
+        raise TypeError(f"with a context, the first argument must be a Sample (got {_short(sample)})")
+    scores: tuple[Score, ...] = composite(fn)(sample, output, context=context)
+    return scores
+
+
+@overload
+def exact_match(output: object, expected: object) -> Score: ...
+@overload
+def exact_match(sample: Sample[Any, Any], output: object, /, *, context: EvalContext) -> tuple[Score, ...]: ...
+@evaluator(inline=True, form="plain")
+def exact_match(output: Any, expected: Any, *, context: EvalContext | None = None) -> Score | tuple[Score, ...]:
+    """Passes if output and expected are equal. Called as (sample, output, *, context), returns a tuple of one score."""
+    if context is not None:
+        return _call_with_context(exact_match, output, expected, context)
     passed = bool(output == expected)
     return Score(1.0) if passed else Score(0.0, False, _difference(output, expected))
 
 
-@evaluator(inline=True)
-def contains(output: Any, expected: Any) -> Score:
-    """Passes if expected occurs in the output."""
+@overload
+def contains(output: object, expected: object) -> Score: ...
+@overload
+def contains(sample: Sample[Any, Any], output: object, /, *, context: EvalContext) -> tuple[Score, ...]: ...
+@evaluator(inline=True, form="plain")
+def contains(output: Any, expected: Any, *, context: EvalContext | None = None) -> Score | tuple[Score, ...]:
+    """Passes if the output contains expected. Called as (sample, output, *, context), returns a tuple of one score."""
+    if context is not None:
+        return _call_with_context(contains, output, expected, context)
     if expected is None and isinstance(output, str):
-        raise TypeError("contains needs an expected value to look for, and the sample has none")
+        raise TypeError("contains needs an expected value to search for (the sample has none)")
+    if output is None:
+        raise TypeError("contains needs an output to search in (the task returned None): return the answer in the task")
+    if not hasattr(output, "__contains__") and not isinstance(output, Iterable):
+        raise TypeError(f"contains needs text or a collection to search in (the task returned {_short(output)})")
     return Score(1.0) if expected in output else Score(0.0, False, f"expected {_short(expected)} in {_short(output)}")
 
 
 @evaluator(inline=True)
-def one_of(output: Any, expected: Collection[Any]) -> Score:
+def one_of(output: object, expected: Collection[object]) -> Score:
     """Passes if the output is one of several accepted answers."""
     if isinstance(expected, str) or not isinstance(expected, Collection):
-        raise TypeError(f"one_of needs a list of accepted answers as expected, not {type(expected).__name__}")
+        raise TypeError(
+            f"the expected value of one_of must be a list of accepted answers (got {type(expected).__name__})"
+        )
     passed = any(output == answer for answer in expected)
     if passed:
         return Score(1.0)
     return Score(0.0, False, f"{_short(output)} is not one of {len(expected)} accepted answers")
 
 
-def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False) -> Callable[[Any, Any], Score]:
+def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False) -> Callable[[object, object], Score]:
     """Passes if a regular expression is found in the output; without a pattern, `expected` is the expression.
 
     Args:
         pattern: The expression.
         flags: Flags of the `re` module.
-        isolate: Search in a child process, which a timeout can kill, in every case. Otherwise only where the
-            expression and the length of the output do not make sure that the search ends soon.
+        isolate: Always search in a child process, which a timeout can kill. By default this is only done if the search
+            may take long, judging by the expression and the length of the output.
     """
     try:
         compiled = None if pattern is None else re.compile(pattern, flags)
     except re.error as error:
-        raise ConfigurationError(f"matches() was given no regular expression: {error} in /{pattern}/") from None
+        raise ConfigurationError(f"matches(): invalid regular expression /{pattern}/: {error}") from None
     shown = "" if pattern is None else f"({pattern})"
 
     @evaluator(name=f"matches{shown}", inline=not isolate, isolate=isolate)
@@ -92,7 +120,7 @@ def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False
     return found if isolate else isolate_if(found, takes_long)
 
 
-def fuzzy_match(minimum: float = 0.8) -> Callable[[Any, Any], Score]:
+def fuzzy_match(minimum: float = 0.8) -> Callable[[object, object], Score]:
     """The similarity of two texts from 0 to 1 (normalised edit distance); passes from `minimum` on."""
     try:
         from rapidfuzz.distance import Levenshtein
@@ -100,14 +128,14 @@ def fuzzy_match(minimum: float = 0.8) -> Callable[[Any, Any], Score]:
         raise MissingExtraError("fuzzy_match", "fuzzy") from None
 
     if not 0.0 <= minimum <= 1.0:
-        raise ConfigurationError(f"fuzzy_match passes from a similarity between 0 and 1 on, not from {minimum}")
+        raise ConfigurationError(f"the minimum similarity of fuzzy_match must be from 0 to 1 (got {minimum})")
 
     @evaluator(inline=True, name="fuzzy_match")
     def similar(output: Any, expected: Any) -> Score:
         left, right = str(output), str(expected)
         longer = max(len(left), len(right))
         if longer > _LONGEST_FUZZY:
-            # Edit distance is quadratic, and it holds the interpreter lock: a megabyte stops the process for a minute.
+            # Edit distance is quadratic and keeps the interpreter lock: a megabyte blocks the process for a minute.
             raise ValueError(f"fuzzy_match compares texts of up to {_LONGEST_FUZZY:,} characters (got {longer:,})")
         value = Levenshtein.normalized_similarity(left, right)
         return Score(value, value >= minimum, f"similarity {value:.2f}, needed {minimum:.2f}")

@@ -1,4 +1,4 @@
-"""Did the agent call the right tools with the right arguments?"""
+"""Evaluator of tool calls and their arguments."""
 
 from __future__ import annotations
 
@@ -20,35 +20,48 @@ type Arguments = Literal["exact", "subset", "ignore"]
 type _Fits = Callable[[ToolCall, ToolCall], bool]
 
 
+def _in_order_asked(session: SessionView) -> Sequence[ToolInvoked]:
+    """Return the tool calls in the order of the model's requests; concurrent calls are recorded as they end."""
+    made = session[ToolInvoked].all()
+    asked = [call.id for message in session.trajectory.messages for call in message.tool_calls]
+    places = {call_id: place for place, call_id in enumerate(asked)}
+    if len(places) < len(asked) or any(call.call_id not in places for call in made):
+        return made  # Without unique ids, the calls are in the order of the record.
+    return sorted(made, key=lambda call: places[call.call_id])
+
+
 def tool_calls_match(
     calls: Sequence[ToolCall | Mapping[str, Any] | str] | None = None,
     *,
     order: Order = "in_order",
     arguments: Arguments = "exact",
     allow_extra: bool = True,
-) -> SessionEvaluator:
+) -> SessionEvaluator[object, object]:
     """Compare the tool calls of a trial with those expected; the value is the F1 of the two lists.
 
     Args:
-        calls: The expected calls; left out, the sample's `expected` holds them. A call is a ToolCall, a mapping with
-            `name` and `arguments`, or a name alone, which matches any arguments.
+        calls: The expected calls; by default the sample's `expected`. A call is a ToolCall, a mapping with `name` and
+            `arguments`, or only a name, which matches any arguments.
         order: "exact": the same calls in the same places; "in_order": the expected calls occur in this order;
             "any_order": each expected call has a call of its own.
         arguments: "exact": equal; "subset": the expected arguments are among the actual; "ignore".
         allow_extra: Whether calls beyond the expected ones may pass. With order "exact" they never do.
 
-    No calls expected and none made is a pass by rule, with precision, recall and F1 of 1.
-    No calls expected and some made has precision 0 and F1 0, and fails: where nothing is expected, any call is wrong.
+    If no calls are expected, a trial without calls passes with precision, recall and F1 of 1, and a trial with calls
+    fails with precision and F1 of 0.
     """
     if order not in ("exact", "in_order", "any_order") or arguments not in ("exact", "subset", "ignore"):
-        raise ConfigurationError(f"tool_calls_match knows no order {order!r} with arguments {arguments!r}")
+        raise ConfigurationError(
+            "order of tool_calls_match must be exact, in_order or any_order, and arguments exact, subset or ignore "
+            f"(got order={order!r} and arguments={arguments!r})"
+        )
     fixed = None if calls is None else _as_calls(calls)
     fits = _FITS[arguments]
 
     @evaluator(form="session", inline=True, name="tool_calls_match")
     def match(output: Any, expected: Any, session: SessionView) -> Score:
         wanted = _as_calls(expected) if fixed is None else fixed
-        made = [ToolCall(call.name, to_json(call.params)) for call in session[ToolInvoked].all()]
+        made = [ToolCall(call.name, to_json(call.params)) for call in _in_order_asked(session)]
         if not wanted and not made:
             return _score(1.0, 1.0, 1.0, passed=True, reason="no calls expected and none made")
         if order == "exact":
@@ -89,7 +102,7 @@ def _as_call(call: Any) -> ToolCall:
     if isinstance(call, Mapping) and isinstance(call.get("name"), str):
         given = call.get("arguments", call.get("params"))
         return ToolCall(call["name"], _AnyArguments() if given is None else to_json(given))
-    raise TypeError(f"an expected tool call is a ToolCall, a mapping with 'name', or a name; not {call!r}")
+    raise TypeError(f"an expected tool call must be a ToolCall, a mapping with 'name', or a name (got {call!r})")
 
 
 def _same_name(wanted: ToolCall, made: ToolCall) -> bool:
@@ -125,8 +138,8 @@ def _matched_in_order(wanted: Sequence[ToolCall], made: Sequence[ToolCall], fits
 
 def _matched_in_any_order(wanted: Sequence[ToolCall], made: Sequence[ToolCall], fits: _Fits) -> int:
     """The size of a largest matching (augmenting paths): a greedy one can miss calls that fit several."""
-    taken: dict[int, int] = {}  # The call made -> the call wanted that has it.
-    has: dict[int, int] = {}  # And back.
+    taken: dict[int, int] = {}  # Actual call -> the expected call that it is matched with.
+    has: dict[int, int] = {}  # The reverse.
     useless: set[int] = set()  # Calls that a failed search reached can be part of no later gain.
     for want in range(len(wanted)):
         reached_from: dict[int, int] = {}

@@ -1,5 +1,6 @@
 """The typed record of what happened in a trial."""
 
+from fairtrial.session.dispatcher import ControlDispatcher
 from fairtrial.session.events import PromptExecuted, SpanClosed, TokenUsage, ToolInvoked
 from fairtrial.session.session import Session
 from fairtrial.session.snapshot import restore_session
@@ -8,6 +9,7 @@ from fairtrial.session.views import Envelope, SessionView, SliceView
 
 __all__ = [
     "ChatMessage",
+    "ControlDispatcher",
     "Envelope",
     "PromptExecuted",
     "Session",

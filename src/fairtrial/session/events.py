@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from fairtrial.codec.encode import SPARSE
 from fairtrial.data.attachment import Attachment
 from fairtrial.frozen import EMPTY
 
+CUT_OFF_REASONS = frozenset({"length", "max_tokens", "model_context_window_exceeded"})
+"""What providers say when an answer ended at a limit of tokens."""
 MAX_CALL_TOKENS = (1 << 31) - 1
-_COUNTS = ("input_tokens", "output_tokens", "cached_tokens")
+_COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cache_write_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """What one or more model calls used. `cached_tokens` is the part of the input served from a provider's cache.
+    """The token usage and cost of one or more model calls.
+
+    `cached_tokens` is the part of the input served from a provider's cache, `cache_write_tokens` the part that was
+    written to it. `reasoning_tokens` is the part of the output that the model spent on reasoning.
 
     Takes what SDKs return: a count of None (not reported) becomes 0; integral floats and numpy integers become int; a
     cost may be any real number type. `cost_usd` None means that the cost is unknown.
@@ -33,6 +39,8 @@ class TokenUsage:
     output_tokens: int = 0
     cached_tokens: int = 0
     cost_usd: float | None = None
+    reasoning_tokens: int = field(default=0, metadata=SPARSE)
+    cache_write_tokens: int = field(default=0, metadata=SPARSE)
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -56,12 +64,18 @@ class TokenUsage:
             self.output_tokens + other.output_tokens,
             self.cached_tokens + other.cached_tokens,
             sum(known) if known else None,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ToolInvoked:
-    """A tool was called. `success` None means that the tool did not say; `params` None becomes an empty mapping."""
+    """A tool was called. `success` None means that the tool did not say; `params` None becomes an empty mapping.
+
+    Calls are recorded when they end. `call_id` is the id that the model gave the call; `duration_ms` is how long it
+    took, None if that was not measured.
+    """
 
     name: str
     params: Mapping[str, Any] = EMPTY
@@ -72,9 +86,11 @@ class ToolInvoked:
     adapter: str = ""
     session_id: UUID | None = None
     created_at: datetime | None = None
+    duration_ms: float | None = field(default=None, compare=False, metadata=SPARSE)
+    call_id: str = field(default="", compare=False, metadata=SPARSE)
 
     def __post_init__(self) -> None:
-        check_text(self, "name", "error", "prompt_name", "adapter")
+        check_text(self, "name", "error", "prompt_name", "adapter", "call_id")
         fill_mapping(self, "params")
         if self.success is not None and not isinstance(self.success, bool):
             raise TypeError(f"ToolInvoked.success must be True, False or None (got {self.success!r})")
@@ -92,7 +108,9 @@ class ToolInvoked:
 class PromptExecuted:
     """A model was called. `tokens` refers to token ids and log-probabilities kept for training.
 
-    `cached` says that the answer came from the response cache: nothing was sent, and nothing was paid.
+    `cached` says that the answer came from the response cache: nothing was sent, and nothing was paid. `duration_ms` is
+    how long the provider took to answer, `waited_ms` how long the call waited before: for the limiter, for requests
+    that failed and for the pauses after them. Both are None where nothing was measured.
     """
 
     prompt_name: str = ""
@@ -102,6 +120,13 @@ class PromptExecuted:
     finish_reason: str | None = None
     tokens: Attachment | None = None
     cached: bool = False
+    duration_ms: float | None = field(default=None, compare=False, metadata=SPARSE)
+    waited_ms: float | None = field(default=None, compare=False, metadata=SPARSE)
+
+    @property
+    def cut_off(self) -> bool:
+        """True if the answer ended because it reached a limit of tokens."""
+        return self.finish_reason in CUT_OFF_REASONS
 
     def __post_init__(self) -> None:
         check_text(self, "prompt_name", "adapter", "model", "finish_reason")
@@ -119,7 +144,7 @@ class PromptExecuted:
 
 @dataclass(frozen=True, slots=True)
 class SpanClosed:
-    """A named stretch of work ended; what was recorded inside it carries its span id."""
+    """A named span of work ended; events recorded inside it carry its span id."""
 
     name: str
     duration_ms: float
@@ -137,13 +162,13 @@ def check_text(event: object, *names: str) -> None:
 
 
 def fill_text(event: object, name: str) -> None:
-    """Put an empty text in place of a None."""
+    """Replace None by an empty text."""
     if getattr(event, name) is None:
         object.__setattr__(event, name, "")
 
 
 def fill_mapping(event: object, name: str) -> None:
-    """Put an empty mapping in place of a None; raise a TypeError for anything else that is not a mapping."""
+    """Replace None by an empty mapping; raise a TypeError for anything else that is not a mapping."""
     value = getattr(event, name)
     if value is None:
         object.__setattr__(event, name, EMPTY)
@@ -155,7 +180,7 @@ _OPTIONAL = frozenset({"error", "finish_reason"})
 
 
 def _whole(value: Any, name: str) -> int:
-    """A count as providers report it, as an int."""
+    """Convert a count, as providers report it, to an int."""
     if value is None:
         return 0
     try:
@@ -168,7 +193,7 @@ def _whole(value: Any, name: str) -> int:
 
 
 def _amount(value: Any) -> float:
-    """A cost as a float."""
+    """Convert a cost to a float."""
     if isinstance(value, str | bytes):
         raise TypeError(f"TokenUsage.cost_usd must be a number (got {value!r})")
     try:

@@ -1,4 +1,4 @@
-"""The live record: append-only, safe under threads and tasks."""
+"""Sessions: the append-only record of a trial, safe to use from threads and tasks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import to_json
 from fairtrial.errors import CodecError, SessionError
 from fairtrial.frozen import EMPTY, FrozenDict
-from fairtrial.session.events import PromptExecuted, SpanClosed, TokenUsage
+from fairtrial.session.dispatcher import ControlDispatcher
+from fairtrial.session.events import CUT_OFF_REASONS, PromptExecuted, SpanClosed, TokenUsage
 from fairtrial.session.snapshot import snapshot_bytes
-from fairtrial.session.trajectory import Trajectory
+from fairtrial.session.state import SliceMutator, SliceState, StateSlices, StateView
+from fairtrial.session.trajectory import ChatMessage, Trajectory
 from fairtrial.session.views import JUDGE, Envelope, RecordedView, SliceView, kind_of
 
 _span: ContextVar[tuple[str | None, str | None]] = ContextVar("fairtrial_span", default=(None, None))
@@ -33,7 +35,7 @@ _PROMPT_EXECUTED = kind_of(PromptExecuted)
 
 
 class CallTotals(NamedTuple):
-    """What the model calls of a session used and cost.
+    """The token usage and cost of the model calls of a session.
 
     A call is unpriced if its cost is not known: its usage was not reported, or its model's price is not known.
     """
@@ -43,19 +45,32 @@ class CallTotals(NamedTuple):
     cache_hits: int = 0
     unpriced_calls: int = 0
     unpriced_judge_calls: int = 0
+    cut_off_calls: int = 0  # Answers to the task that ended at a limit of tokens.
 
 
 NO_CALLS = CallTotals()
 
 
 class Session:
-    """What happened in one trial.
+    """The record of one trial.
 
     Events are copied into the record as JSON when they are recorded, so nothing that happens to the objects later
     changes it, and a live session reads exactly like its snapshot.
     """
 
-    __slots__ = ("__attempt", "__clock", "__ended", "__envelopes", "__id_bits", "__late", "__lock", "__seq", "__tags")
+    __slots__ = (
+        "__attempt",
+        "__clock",
+        "__dispatcher",
+        "__ended",
+        "__envelopes",
+        "__id_bits",
+        "__late",
+        "__lock",
+        "__seq",
+        "__slices",
+        "__tags",
+    )
 
     def __init__(
         self,
@@ -63,9 +78,10 @@ class Session:
         session_id: UUID | None = None,
         tags: Mapping[str, str] = EMPTY,
         clock: Clock = SYSTEM_CLOCK,
+        dispatcher: ControlDispatcher | None = None,
     ) -> None:
         if not all(isinstance(part, str) for part in (*tags, *tags.values())):
-            raise SessionError(f"a session's tags are text, names and values, not {dict(tags)!r}")
+            raise SessionError(f"the names and values of a session's tags must be text (got {dict(tags)!r})")
         self.__id_bits = (getrandbits(128) & _VERSION_BITS | _VERSION_4) if session_id is None else session_id.int
         self.__tags: Mapping[str, str] = FrozenDict(tags) if tags else EMPTY
         self.__clock = clock
@@ -74,11 +90,13 @@ class Session:
         self.__lock = Lock()
         self.__attempt = 1
         self.__ended = False
+        self.__dispatcher = dispatcher
+        self.__slices: StateSlices | None = None
         self.__late: list[None] = []  # One entry per late event; shared by the sessions of all attempts.
 
     @property
     def session_id(self) -> UUID:
-        """The session's own name."""
+        """The unique id of the session."""
         return UUID(int=self.__id_bits)
 
     @property
@@ -88,12 +106,12 @@ class Session:
 
     @property
     def attempt(self) -> int:
-        """Which attempt at the trial this session records, from 1."""
+        """The 1-based number of the attempt that this session records."""
         return self.__attempt
 
     @property
     def late_events(self) -> int:
-        """How many events were recorded by code of an attempt that had already ended."""
+        """The number of events recorded by an attempt that had already ended."""
         return len(self.__late)
 
     def next_attempt(self) -> Session:
@@ -106,6 +124,7 @@ class Session:
         following.__id_bits, following.__tags, following.__clock = self.__id_bits, self.__tags, self.__clock
         following.__envelopes, following.__seq, following.__lock = self.__envelopes, self.__seq, self.__lock
         following.__late = self.__late
+        following.__dispatcher, following.__slices = self.__dispatcher, None  # The next attempt starts with no state.
         following.__ended = False
         with self.__lock:
             self.__ended = True
@@ -113,9 +132,10 @@ class Session:
         return following
 
     def record(self, event: object, *, actor: str = "task") -> None:
-        """Append one event: any frozen dataclass, pydantic model or other value the codec knows."""
+        """Append an event: any frozen dataclass, pydantic model or other value that can be stored as JSON."""
         try:
-            data = to_json(event)  # Shares nothing with the event, and is frozen for whoever looks at it.
+            # Shares nothing with the event, and is frozen for whoever looks at it.
+            data = event.to_record() if isinstance(event, ChatMessage) else to_json(event)
         except CodecError as error:
             raise SessionError(f"a {type(event).__name__} cannot be recorded: {error}") from None
         span_id, parent_id = _span.get()
@@ -126,10 +146,42 @@ class Session:
             )
             if self.__ended:
                 self.__late.append(None)
+        if self.__slices is not None:
+            self.__slices.reduce(event)
+        if self.__dispatcher is not None:
+            self.__dispatcher.pass_on(event)
+
+    def mutate[T](self, kind: type[T]) -> SliceMutator[T]:
+        """Return the mutator of a state slice: `seed` sets its values, `register` adds a reducer for events.
+
+        session.mutate(Plan).seed(())
+        session.mutate(Plan).register(StepDone, lambda plan, event: (*plan, event.step))
+        session.query(Plan).all()
+        """
+        with self.__lock:
+            if self.__slices is None:
+                self.__slices = StateSlices()
+                if self.__dispatcher is not None:
+                    self.__dispatcher.attach(self.__slices)
+        slices = self.__slices
+        slices.seed_once(kind)
+
+        return SliceMutator(slices, kind)
+
+    def query[T](self, kind: type[T]) -> SliceView[T]:
+        """Return the state of a slice or, if it has none, the recorded events of this type."""
+        if self.__slices is not None and (values := self.__slices.get(kind)) is not None:
+            return StateView(values)
+        return self[kind]
+
+    def __record_state(self) -> None:
+        """Record changed states, so that views and snapshots contain them."""
+        for kind, values in () if self.__slices is None else self.__slices.take_changed():
+            self.record(SliceState(kind_of(kind), values), actor="framework")
 
     @contextmanager
     def span(self, name: str, *, actor: str = "task") -> Iterator[str]:
-        """Group what is recorded inside; spans nest, and follow tasks and threads that copy the context."""
+        """Group the events recorded inside; spans nest, and tasks and threads that copy the context inherit them."""
         span_id = uuid4().hex[:16]
         token = _span.set((span_id, _span.get()[0]))
         started = self.__clock.monotonic()
@@ -147,27 +199,28 @@ class Session:
         return len(self.__envelopes)
 
     def view(self, *, attempt: int | None = None) -> RecordedView:
-        """The task's side of the record as it stands now; what is recorded later does not appear in it."""
+        """Return a view of the task's events up to now."""
+        self.__record_state()
         with self.__lock:
             record = tuple(self.__envelopes)
         return RecordedView(lambda: self.session_id, self.__tags, record, attempt=attempt)
 
     def everything(self) -> RecordedView:
-        """The whole record as it stands now, judges included."""
+        """Return a view of all events up to now, including those of judges."""
         return self.view().everything()
 
     def usage(self) -> TokenUsage:
-        """What the task's model calls used, over all attempts: failed ones were paid for too."""
+        """Return the token usage of the task's model calls over all attempts, failed ones included."""
         return self.call_totals().usage
 
     def call_totals(self, *, judges_since: int = 0) -> CallTotals:
-        """Sum up the model calls over all attempts, those of judges apart.
+        """Sum the model calls over all attempts, separately for the task and for judges.
 
         Of the judges' calls, only events from number `judges_since` on count.
         """
         with self.__lock:
             envelopes = tuple(self.__envelopes)
-        task, judges, hits, unpriced = _NO_USAGE, _NO_USAGE, 0, [0, 0]
+        task, judges, hits, unpriced, cut_off = _NO_USAGE, _NO_USAGE, 0, [0, 0], 0
         for envelope in envelopes:
             if envelope.kind != _PROMPT_EXECUTED:
                 continue
@@ -184,7 +237,8 @@ class Session:
                 judges += usage
             else:
                 task += usage
-        return CallTotals(task, judges.cost_usd, hits, *unpriced)
+                cut_off += data.get("finish_reason") in CUT_OFF_REASONS
+        return CallTotals(task, judges.cost_usd, hits, unpriced[False], unpriced[True], cut_off)
 
     @property
     def trajectory(self) -> Trajectory:
@@ -195,7 +249,7 @@ class Session:
         return self.view()[kind]
 
     def extend(self, envelopes: Iterable[Envelope], *, keep_attempts: bool = False) -> None:
-        """Take over what was recorded for this trial elsewhere, renumbered behind what is here.
+        """Append events of this trial that were recorded elsewhere, with new sequence numbers.
 
         It belongs to the present attempt, unless the attempts it was made in are to be kept.
         """
@@ -209,7 +263,8 @@ class Session:
                     self.__late.append(None)
 
     def snapshot(self) -> bytes:
-        """The whole record as bytes; `restore_session` reads it anywhere."""
+        """Serialize the whole record; `restore_session` reads it."""
+        self.__record_state()
         with self.__lock:
             envelopes = tuple(self.__envelopes)
         return snapshot_bytes(f"{self.__id_bits:032x}", self.__tags, envelopes)

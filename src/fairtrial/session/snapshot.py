@@ -1,4 +1,4 @@
-"""A session as bytes and back. A snapshot is data: it names types and never leads to importing one."""
+"""Serialize sessions. A snapshot only names types; reading one never imports a module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEAD: Any = tuple[int, float, str, int, str | None, str | None, str]  # An enve
 
 
 def snapshot_bytes(session_id: str, tags: Mapping[str, str], envelopes: tuple[Envelope, ...]) -> bytes:
-    """A record as bytes."""
+    """Serialize a record."""
     tree = {
         "version": _VERSION,
         "session_id": session_id,
@@ -32,14 +32,15 @@ def snapshot_bytes(session_id: str, tags: Mapping[str, str], envelopes: tuple[En
 
 
 def restore_session(data: bytes) -> RecordedView:
-    """The read-only view of a session from its snapshot."""
+    """Return the read-only view of a session from its snapshot."""
     try:
         tree = parse_json(data)
         if not isinstance(tree, dict):
             raise CodecError("an object was expected")
         if tree.get("version") != _VERSION:
             raise SessionError(
-                f"the snapshot has format {tree.get('version')!r}, this Fairtrial reads {_VERSION}; upgrade the older"
+                f"the snapshot has format {tree.get('version')!r}, but this Fairtrial reads format {_VERSION}; upgrade "
+                "the older of the two"
             )
         session_id = from_json(UUID, tree.get("session_id"))
         tags = from_json(dict[str, str], tree.get("tags"), frozen=True)

@@ -1,4 +1,4 @@
-"""Reading a session: nothing here can change it."""
+"""Read-only views of sessions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple, Protocol, cast, get_origin, runtime_checkable
 from uuid import UUID
 
-from fairtrial.codec import from_json
+from fairtrial.codec import from_json, to_json
 from fairtrial.codec.scalars import name_of
 from fairtrial.errors import CodecError, SessionError
 from fairtrial.frozen import FrozenDict, freeze
+from fairtrial.session.state import SliceState, StateView
 from fairtrial.session.trajectory import ChatMessage, Trajectory
 
 JUDGE = "judge"
@@ -23,7 +24,7 @@ JUDGE = "judge"
 
 
 class Envelope(NamedTuple):
-    """One recorded event: when, by whom, in which attempt and span, and its data as JSON that refuses to change.
+    """One recorded event: its time, actor, attempt and span, and its data as immutable JSON.
 
     `kind` names the event's type as `module:qualified name`; it is compared, never imported.
     """
@@ -57,11 +58,11 @@ class SliceView[T](Protocol):
 
 @runtime_checkable
 class SessionView(Protocol):
-    """What evaluators see: the record of a trial, read-only."""
+    """The read-only record of a trial, as evaluators see it."""
 
     @property
     def session_id(self) -> UUID:
-        """The session's own name."""
+        """The unique id of the session."""
         ...
 
     @property
@@ -144,7 +145,7 @@ class RecordedView:
 
     @property
     def session_id(self) -> UUID:
-        """The session's own name."""
+        """The unique id of the session."""
         named = self.__session_id
         return named if isinstance(named, UUID) else named()
 
@@ -177,6 +178,14 @@ class RecordedView:
             found = self.__slices[kind] = RecordedSlice(kind, self.__select(kind))
         return cast("SliceView[T]", found)
 
+    def query[T](self, kind: type[T]) -> SliceView[T]:
+        """The state of a slice as the session had it; where it had none, the recorded events of this type."""
+        wanted = kind_of(get_origin(kind) or kind)
+        for found in reversed(self[SliceState].all()):
+            if same_kind(found.kind, wanted):
+                return StateView(from_json(tuple[kind, ...], to_json(found.values), frozen=True))  # type: ignore[valid-type]
+        return self[kind]
+
     def __select(self, kind: type) -> tuple[Envelope, ...]:
         if self.__by_kind is None:
             by_kind: dict[str, list[Envelope]] = {}
@@ -206,7 +215,7 @@ _KINDS: dict[type, str] = {}
 
 
 def kind_of(kind: type) -> str:
-    """The name under which events of a type are recorded."""
+    """Return the name under which events of a type are recorded."""
     name = _KINDS.get(kind)
     if name is None:
         name = _KINDS[kind] = _name_of(kind)
@@ -226,7 +235,7 @@ def _name_of(kind: type) -> str:
 
 
 def same_kind(one: str, other: str) -> bool:
-    """True if both names mean one type: `evals.support:Step` is `*.support:Step` of a script run by hand."""
+    """Return whether two names denote one type: `evals.support:Step` is `*.support:Step` of a script."""
     if one == other:
         return True
     return any(
@@ -239,7 +248,7 @@ _IMMUTABLE = (str, int, float, bytes, type(None), date, time, timedelta, Decimal
 
 
 def is_immutable(value: object) -> bool:
-    """True if nothing in a value can be changed, so that everyone may be given the same one.
+    """Return whether a value is deeply immutable, so that it can be shared.
 
     Frozen lists do not count: they refuse to change, but some functions written in C (those of heapq) do not ask.
     """

@@ -1,8 +1,8 @@
 """Statistics of arrays: intervals, paired comparison, power, multiplicity, early stopping, agreement, correction.
 
-Nothing here knows of runs or samples, and nothing else of the package is imported. numpy and scipy are, so import
-this package only where numbers are made. A quantity that the data do not determine is `Undefined` with a reason, or
-None in a record whose `reason` says why; it is never 0 and never NaN. Numbers that are not finite are refused.
+This package does not depend on runs or samples; of the rest of fairtrial it imports only `wilson`. It imports numpy and
+scipy, so import it only where statistics are computed. A quantity that the data do not determine is `Undefined` with a
+reason, or None in a record with a `reason`, but never 0 or NaN. Numbers that are not finite are refused.
 """
 
 from fairtrial.stats._arrays import Repeats
@@ -13,24 +13,49 @@ from fairtrial.stats.agreement import (
     cohen_kappa_table,
     confusion_matrix,
     fleiss_kappa,
+    fleiss_kappa_interval,
     kappa_interval,
     krippendorff_alpha,
+    krippendorff_alpha_interval,
     raw_agreement,
 )
 from fairtrial.stats.association import RankCorrelation, groups_differ, rank_correlation
 from fairtrial.stats.corrected import CorrectedMean, prediction_powered_mean, rogan_gladen
+from fairtrial.stats.differences import paired_rates_interval
+from fairtrial.stats.heterogeneity import FEW_GROUP_CLUSTERS, Heterogeneity, heterogeneity
 from fairtrial.stats.intervals import (
+    FEW_CLUSTERS,
+    ClusteredError,
     MeanEstimate,
+    QuantileEstimate,
     beta_uniform,
     clopper_pearson,
+    clustered_error,
     clustered_se,
+    exact_rate_interval,
     mean_interval,
+    quantile_interval,
+    rate_interval,
     sem,
     t_interval,
     wilson,
     wilson_effective,
 )
-from fairtrial.stats.mcnemar import binary_mde, bonett_price, mcnemar_exact, mcnemar_midp
+from fairtrial.stats.labelled import (
+    LABELS_TEST,
+    JudgedTrials,
+    corrected_difference,
+    corrected_mean,
+    weighted_groups_differ,
+)
+from fairtrial.stats.mcnemar import (
+    binary_mde,
+    bonett_price,
+    bonett_price_p,
+    mcnemar_exact,
+    mcnemar_midp,
+    pairs_mde,
+)
 from fairtrial.stats.multiple import benjamini_hochberg, holm
 from fairtrial.stats.paired import (
     MarginTest,
@@ -40,7 +65,19 @@ from fairtrial.stats.paired import (
     paired_difference,
     paired_se,
 )
-from fairtrial.stats.power import mde, pairs_to_clear, sample_size, samples_to_clear, samples_to_detect
+from fairtrial.stats.power import (
+    detectable_shift,
+    mde,
+    pairs_to_clear,
+    pairs_to_detect,
+    sample_size,
+    samples_to_clear,
+    samples_to_detect,
+    samples_to_reach,
+    smallest_detectable,
+)
+from fairtrial.stats.preferences import BradleyTerry, Preference, Strength, bradley_terry
+from fairtrial.stats.ranking import Ranking, SimultaneousDifferences, SystemScores, rank_systems
 from fairtrial.stats.repeats import (
     VarianceSplit,
     mean_pass_at_k,
@@ -60,17 +97,29 @@ from fairtrial.stats.sequential import (
     pairs_decision,
     pairs_sequence,
     rate_decision,
+    stopped_by_width,
 )
+from fairtrial.stats.weighted import WeightedMean, weighted_mean
 
 __all__ = [
+    "FEW_GROUP_CLUSTERS",
+    "Heterogeneity",
+    "heterogeneity",
     "Interval",
     "Undefined",
     # one rate or mean
+    "FEW_CLUSTERS",
+    "ClusteredError",
     "MeanEstimate",
+    "QuantileEstimate",
     "beta_uniform",
     "clopper_pearson",
+    "clustered_error",
     "clustered_se",
+    "exact_rate_interval",
     "mean_interval",
+    "quantile_interval",
+    "rate_interval",
     "sem",
     "t_interval",
     "wilson",
@@ -91,6 +140,8 @@ __all__ = [
     "bca_interval",
     "binary_mde",
     "bonett_price",
+    "bonett_price_p",
+    "paired_rates_interval",
     "equivalence",
     "mcnemar_exact",
     "mcnemar_midp",
@@ -99,12 +150,29 @@ __all__ = [
     "paired_se",
     "signflip",
     "signflip_interval",
+    # more than two systems, more than one suite
+    "Ranking",
+    "SimultaneousDifferences",
+    "SystemScores",
+    "WeightedMean",
+    "rank_systems",
+    "weighted_mean",
+    # two outputs at a time
+    "BradleyTerry",
+    "Preference",
+    "Strength",
+    "bradley_terry",
     # planning
+    "detectable_shift",
     "mde",
     "sample_size",
     "samples_to_detect",
     "samples_to_clear",
+    "samples_to_reach",
+    "pairs_mde",
     "pairs_to_clear",
+    "pairs_to_detect",
+    "smallest_detectable",
     # many p-values
     "benjamini_hochberg",
     "holm",
@@ -116,20 +184,28 @@ __all__ = [
     "pairs_decision",
     "pairs_sequence",
     "rate_decision",
+    "stopped_by_width",
     # raters and judges
+    "LABELS_TEST",
     "Confusion",
     "CorrectedMean",
+    "JudgedTrials",
     "RankCorrelation",
     "RawAgreement",
     "cohen_kappa",
     "cohen_kappa_table",
     "confusion_matrix",
+    "corrected_difference",
+    "corrected_mean",
     "fleiss_kappa",
+    "fleiss_kappa_interval",
     "groups_differ",
     "kappa_interval",
     "krippendorff_alpha",
+    "krippendorff_alpha_interval",
     "prediction_powered_mean",
     "rank_correlation",
     "raw_agreement",
     "rogan_gladen",
+    "weighted_groups_differ",
 ]

@@ -1,4 +1,4 @@
-"""Whether two quantities go together, and whether two groups look alike."""
+"""Test whether two quantities are correlated, and whether two groups differ."""
 
 from dataclasses import dataclass
 from math import atanh, sqrt, tanh
@@ -12,7 +12,7 @@ from fairtrial.stats.results import Interval, Undefined
 
 @dataclass(frozen=True, slots=True)
 class RankCorrelation:
-    """How far one quantity rises with another, from -1 to 1; whatever is None is explained by `reason`."""
+    """The rank correlation of two quantities, from -1 to 1; `reason` explains a value of None."""
 
     n: int
     value: float | None
@@ -29,19 +29,21 @@ def rank_correlation(first: Values, second: Values, *, level: float = 0.95) -> R
     check_level(level)
     x, y = as_values(first, "first"), as_values(second, "second")
     if x.size != y.size:
-        raise ValueError(f"There are {x.size} values and {y.size} to go with them: pair them first.")
+        raise ValueError(f"Both must have the same number of values (got {x.size} and {y.size}): pair them first.")
     if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return RankCorrelation(x.size, None, None, "One of the two does not vary, so nothing can go with it.")
+        return RankCorrelation(x.size, None, None, "One of the two does not vary, so there is no correlation.")
     r = float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
     if x.size < 5 or abs(r) > 1 - 1e-12:
-        return RankCorrelation(x.size, r, None, "There are too few pairs, or too alike, for an interval.")
+        return RankCorrelation(
+            x.size, r, None, "There are too few pairs for an interval, or their ranks agree completely."
+        )
     half = normal_quantile(two_sided(level)) * sqrt((1 + r * r / 2) / (x.size - 3))
     interval = Interval(tanh(atanh(r) - half), tanh(atanh(r) + half), level, "Bonett-Wright")
     return RankCorrelation(x.size, r, interval, None)
 
 
 def groups_differ(first: Values, second: Values) -> float | Undefined:
-    """The p-value that two groups come from one population: Fisher's exact test for 0/1, else Mann and Whitney's."""
+    """Return the p-value of a test whether two groups differ: Fisher's exact test for 0/1, else Mann and Whitney's."""
     x, y = as_values(first, "first"), as_values(second, "second")
     if x.size == 0 or y.size == 0:
         return Undefined("One of the two groups is empty.")

@@ -1,6 +1,6 @@
 """A judge's rate, corrected by a random sample of human labels.
 
-The labels must be a random sample of the same cases: no formula mends labels that were picked.
+The labels must be a random sample of the same cases: no formula corrects for selected labels.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from fairtrial.stats.results import Interval
 
 @dataclass(frozen=True, slots=True)
 class CorrectedMean:
-    """An estimate of the true mean; whatever is None is explained by `reason`."""
+    """An estimate of the true mean; `reason` explains a value of None."""
 
     estimate: float | None
     se: float | None
@@ -50,10 +50,10 @@ def prediction_powered_mean(
 
     theta = w mean(f_N) - mean(w f - y)_n, SE^2 = w^2 var(f_N)/N + var(w f - y)/n, variances with 1/n; the normal
     interval is cut to `bounds`. f_N are judged cases without labels, f and y the judge's scores and labels of the
-    others; w = 1 takes the judge at full weight, w = 0 leaves only the labels.
+    others; w = 1 gives the judge its full weight, w = 0 uses only the labels.
 
     Where a sample shows no variance at all (say, the judge was never wrong), one pseudo-case at each end of the range
-    is added for its error, as Bonett and Price do: being right 20 times is no proof of being right always.
+    is added for its error, as Bonett and Price do: a judge that was right 20 times may still be wrong later.
 
     `clusters` says which cases belong together, the labelled ones first: the error is then that of cluster sums (as in
     `clustered_se`), with t(C-1), and never below the plain one.
@@ -63,9 +63,11 @@ def prediction_powered_mean(
     for name, array in (("labels", y), ("judged_labelled", f), ("judged_unlabelled", rest)):
         check_bounds(array, bounds, name)
     if y.size != f.size:
-        raise ValueError(f"There are {y.size} labels and {f.size} judged scores for them: pair them first.")
+        raise ValueError(
+            f"There must be one judged score for each label (got {y.size} labels and {f.size} scores): pair them first."
+        )
     if not 0 <= weight <= 1:
-        raise ValueError(f"The judge's weight lies between 0 and 1; got {weight}.")
+        raise ValueError(f"The judge's weight must be from 0 to 1 (got {weight}).")
     if y.size == 0 or rest.size == 0:
         missing = "labelled" if y.size == 0 else "judged, unlabelled"
         return CorrectedMean(None, None, None, rest.size, y.size, (), f"There are no {missing} cases.")
@@ -80,14 +82,14 @@ def prediction_powered_mean(
     ):
         size, own = array.size, float(array.var())
         if own <= 1e-24 and ends[0] < ends[1]:
-            notes.append(f"{what} show no spread; two pseudo-cases stand in for what was not seen.")
+            notes.append(f"{what} do not vary; two pseudo-cases were added to estimate their error.")
             size, own = size + 2, float(np.append(array, ends).var())
         variance += own / size
     quantile, method = normal_quantile(two_sided(level)), "prediction-powered, normal"
     if clusters is not None:
         groups = as_clusters(clusters, y.size + rest.size)
         if groups.count < 2:
-            reason = "All cases are in one cluster: their error cannot be known."
+            reason = "All cases are in one cluster, so their error cannot be estimated."
             return CorrectedMean(estimate, None, None, rest.size, y.size, tuple(notes), reason)
         pull = np.concatenate([-(errors - errors.mean()) / y.size, weight * (rest - rest.mean()) / rest.size])
         sums = np.bincount(groups.codes, weights=pull)
@@ -120,7 +122,7 @@ def rogan_gladen(
         check_counts(count, total)
     labelled = positives + negatives
     if min(judged, positives, negatives) == 0:
-        reason = "It takes judged cases, and labelled cases that humans passed and failed: one of them is missing."
+        reason = "The correction needs judged cases, and labelled cases that humans passed and that humans failed."
         return CorrectedMean(None, None, None, judged, labelled, (), reason)
     p, sensitivity, specificity = passed / judged, true_passes / positives, true_fails / negatives
     skill = sensitivity + specificity - 1
@@ -159,12 +161,14 @@ def _answer(
     quantile: float,
 ) -> CorrectedMean:
     low, high = (-np.inf, np.inf) if bounds is None else bounds
-    # Cut first and spread second: an estimate beyond the range would otherwise leave an interval of one point.
+    # The estimate is cut to the range first: otherwise one beyond the range would have an interval of one point.
     inside = float(min(high, max(low, estimate)))
     if inside != estimate:
         notes.append(f"The correction overshoots to {estimate:.3f}; it is cut to the range.")
     half = quantile * se
     interval = Interval(float(max(low, inside - half)), float(min(high, inside + half)), level, method)
     if interval.width == 0:
-        return CorrectedMean(inside, se, None, judged, labelled, tuple(notes), "Without spread there is no interval.")
+        return CorrectedMean(
+            inside, se, None, judged, labelled, tuple(notes), "The values do not vary, so there is no interval."
+        )
     return CorrectedMean(inside, se, interval, judged, labelled, tuple(notes), None)

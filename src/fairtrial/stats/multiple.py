@@ -1,4 +1,4 @@
-"""Many p-values at once: adjusted so that one alarm among them still means something."""
+"""Adjust p-values for multiple tests."""
 
 import numpy as np
 from scipy import stats
@@ -36,5 +36,5 @@ def _checked(p_values: Values) -> FloatArray:
     p = as_values(p_values, "p_values")
     outside = p[(p < 0) | (p > 1)]
     if outside.size:
-        raise ValueError(f"A p-value lies between 0 and 1; got {outside[0]:g}.")
+        raise ValueError(f"A p-value must be from 0 to 1 (got {outside[0]:g}).")
     return p

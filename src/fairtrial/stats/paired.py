@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from fairtrial.stats._arrays import (
     FloatArray,
@@ -17,18 +16,21 @@ from fairtrial.stats._arrays import (
     check_bounds,
     check_level,
     check_power,
+    t_tail,
 )
 from fairtrial.stats.differences import Plan, binary_answer, resampled_answer
-from fairtrial.stats.intervals import FEW_CLUSTERS, clustered_se, sem
+from fairtrial.stats.intervals import clustered_error, few_clusters_note, sem
 from fairtrial.stats.results import Interval, Undefined
 
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """mean(a) - mean(b) over the pairs; whatever is None is explained by `reason`.
+    """mean(a) - mean(b) over the pairs; `reason` explains a value of None.
 
     `n` counts the pairs with a score on both sides, `unscored` the others. `sd` is the standard deviation of the
-    per-sample differences, `se` the (clustered) error of their mean. `test` names the test behind `p_value`.
+    per-sample differences, `se` the (clustered) error of their mean and `df` its degrees of freedom. `p_value` is the
+    largest 1 - level at which the interval still holds 0, so the two cannot disagree; `test` names the test behind it.
+    `effective_clusters` is the number of clusters of equal size with the same information.
     """
 
     n: int
@@ -49,10 +51,12 @@ class PairedDifference:
     power: float
     notes: tuple[str, ...]
     reason: str | None
+    df: float | None = None
+    effective_clusters: float | None = None
 
     @property
     def differs(self) -> bool | None:
-        """Whether the interval leaves out 0, which is the verdict; None without an interval."""
+        """Whether the interval excludes 0, which is the verdict; None without an interval."""
         return None if self.interval is None else not self.interval.contains(0.0)
 
 
@@ -91,18 +95,24 @@ def paired_difference(
 ) -> PairedDifference:
     """Compare `a` with `b`, sample by sample; each may hold one score or a sequence of repeats per sample.
 
-    - Pass/fail, one repeat, no clusters: mid-p McNemar (or the exact test) and the Bonett-Price interval.
+    - Pass/fail, one repeat, no clusters: `paired_rates_interval`, which is Bonett and Price's, stretched to 0 while
+      mid-p McNemar (or the exact test) does not reject equality, and to exact binomial tails where no pair is won,
+      none lost or none tied; in the last case the test is exact too. p is the larger of the test's and the interval's.
     - Otherwise repeats are averaged per sample and the differences d_i (or whole clusters of them) are resampled.
-      p is the sign-flip test's. The interval is the BCa bootstrap's, widened for small n, and stretched to take in
-      every difference that the sign-flip test does not reject. Each mends the other: the bootstrap alone calls two
-      identical systems different in up to 14% of runs when few samples differ, and the sign-flip interval alone
-      ignores skew. Two systems that are alike have symmetric differences, for which the sign-flip test is exact:
-      so false alarms stay at or below 1 - level.
-    - While fewer than 10 samples differ, the interval also takes in Bonett and Price's: two pseudo-units
-      with the largest possible difference, one each way, are added, t quantile. So equal data give no point.
+      The interval is the BCa bootstrap's, widened for small n, and stretched to take in every difference that the
+      sign-flip test does not reject; p is the larger of the two. Each corrects the other: the bootstrap alone calls
+      two identical systems different in up to 14% of runs when few samples differ, and the sign-flip interval alone
+      ignores skew. Equal systems have symmetric differences, for which the sign-flip test is exact, so the rate of
+      false alarms is at most 1 - level.
+    - While fewer than 10 samples differ, and none has repeats, the interval also takes in Bonett and Price's: two
+      pseudo-units with the largest possible difference, one each way, are added, t quantile. With or without repeats
+      that is so where the differences are all equal, so equal data give no point.
     - Above 5,000 samples, or 1,000 clusters: t and the (clustered) error, for the interval and p.
-    - Fewer clusters than the sign-flip test can use (6 at 95%): t with C-1 df, and never narrower than the same
-      samples would be without clusters. Fewer than 5 are named in `notes`; one cluster has no interval and no p.
+    - Fewer units than the sign-flip test needs for the level (6 at 95%): of clusters, t with the error and degrees of
+      freedom of `clustered_error`, never narrower than the same samples would be without clusters; of samples, the
+      pseudo-units, or t without bounds. Where all units agree, so that p is the least that flipping signs can give, p
+      is that of this interval if it is smaller still: several tests at once may need that.
+    - Fewer than about 4 effective clusters are named in `notes`; one cluster has no interval and no p.
 
     The minimum detectable effect solves Miettinen's equation for pass/fail pairs and is (t_a/2 + t_b) SE elsewhere.
     Differences below a rounding error count as ties. `seed` makes the answer repeatable; swapping a and b negates it.
@@ -130,16 +140,16 @@ def paired_difference(
     if binary and not zero_one:
         raise ValueError("binary=True, but some scores are neither 0 nor 1: leave binary out for graded scores.")
     differences = _differences(left.means, right.means)
-    plan = Plan(level, power, None if bounds is None else bounds[1] - bounds[0], draws, seed)
-    # A count that happened to be 0 or 1 is no pass or failure: its range says so.
+    repeated = not (left.single and right.single)
+    plan = Plan(level, power, None if bounds is None else bounds[1] - bounds[0], draws, seed, repeated)
+    # A metric with another range is not pass/fail, even if all its values are 0 or 1.
     verdicts = zero_one and (bounds == (0.0, 1.0) if binary is None else binary)
-    if verdicts and left.single and right.single and labels is None:
+    if verdicts and not repeated and labels is None:
         answer = binary_answer(differences, plan, exact=test == "exact")
     else:
         answer = resampled_answer(differences, labels, plan)
-    notes: tuple[str, ...] = ()
-    if count is not None and 2 <= count < FEW_CLUSTERS:
-        notes = (f"Only {count} clusters: the error itself is poorly known below {FEW_CLUSTERS}.",)
+    worth = answer.effective_clusters
+    note = None if count is None or worth is None else few_clusters_note(count, worth)
     n = differences.size
     return PairedDifference(
         n=n,
@@ -158,15 +168,17 @@ def paired_difference(
         se=answer.se,
         mde=answer.mde,
         power=power,
-        notes=notes,
+        notes=() if note is None else (note,),
         reason=" ".join(answer.reasons) or None,
+        df=answer.df,
+        effective_clusters=worth,
     )
 
 
 def noninferiority(a: Values, b: Values, *, margin: float, clusters: Labels | None = None) -> MarginTest:
     """One-sided t test that mean(a - b) lies above -margin. Schuirmann (1987).
 
-    t = (mean(d) + margin)/SE with n-1 df, or the clustered error with C-1. Undefined without spread.
+    t = (mean(d) + margin)/SE with n-1 df, or SE and df of `clustered_error`. Undefined without spread.
     """
     return _margin_test(a, b, margin, clusters, sides=(1,), name="non-inferiority")
 
@@ -180,19 +192,20 @@ def _margin_test(
     a: Values, b: Values, margin: float, clusters: Labels | None, *, sides: tuple[int, ...], name: str
 ) -> MarginTest:
     if not 0 <= margin < np.inf:
-        raise ValueError(f"A margin is a finite number of at least 0; got {margin}.")
+        raise ValueError(f"margin must be a finite number of at least 0 (got {margin}).")
     d = _differences(as_values(a, "a"), as_values(b, "b"))
-    units = d.size if clusters is None else as_clusters(clusters, d.size).count
-    method = f"{name} t test with {units - 1} df" + ("" if clusters is None else ", clustered error")
     mean = float(d.mean()) if d.size else None
-    se = sem(d) if clusters is None else clustered_se(d, clusters)
     if mean is None:
         return MarginTest(0, None, margin, None, f"{name} t test", "There are no pairs.")
-    if isinstance(se, Undefined):
-        return MarginTest(d.size, mean, margin, None, f"{name} t test", se.reason)
-    if se <= 1e-12 * max(1.0, float(np.max(np.abs(d)))):
+    if d.size < 2:
+        return MarginTest(d.size, mean, margin, None, f"{name} t test", "A standard error needs at least two samples.")
+    error = clustered_error(d, np.arange(d.size) if clusters is None else clusters)
+    if isinstance(error, Undefined):
+        return MarginTest(d.size, mean, margin, None, f"{name} t test", error.reason)
+    method = f"{name} t test with {error.df:.4g} df" + ("" if clusters is None else ", clustered error")
+    if error.se <= 1e-12 * max(1.0, float(np.max(np.abs(d)))):
         return MarginTest(d.size, mean, margin, None, method, "The differences show no spread, so there is no t test.")
-    p = max(float(stats.t.sf((side * mean + margin) / se, units - 1)) for side in sides)
+    p = max(t_tail((side * mean + margin) / error.se, error.df) for side in sides)
     return MarginTest(d.size, mean, margin, p, method, None)
 
 

@@ -1,10 +1,20 @@
-"""How many samples show a difference, and what difference a number of samples can show."""
+"""The number of samples needed to detect a difference, and the difference that a number of samples can detect."""
 
 from collections.abc import Callable
-from math import ceil, sqrt
+from functools import lru_cache
+from math import ceil, floor, inf, sqrt
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import chdtri, gammaln, nctdtr, nctdtrit
+from scipy.stats import binom
 
 from fairtrial.stats._arrays import check_counts, check_level, check_power, normal_quantile, t_quantile, two_sided
 from fairtrial.stats.results import Undefined
+
+_FEW_FLIPPED = range(6, 11)  # Units whose signs can be flipped at the usual level, and so few that it costs power.
+_FAR = 3_000.0  # Standard errors; the approximation beyond is exact to 1e-5 and better.
+_NORMAL = 2_000  # Degrees of freedom from which Student's t is as good as normal.
 
 
 def sample_size(
@@ -26,7 +36,7 @@ def sample_size(
     _check_finite("delta", delta)
     variance = _variance(omega2, sigma_a2, sigma_b2, repeats_a, repeats_b)
     if delta == 0:
-        return Undefined("No number of samples shows a difference of nought.")
+        return Undefined("No number of samples can detect a difference of 0.")
     # A hair off, so that rounding does not turn an exact 969 into 970.
     return max(1, ceil(_reach(level, power) ** 2 * variance / delta**2 - 1e-9))
 
@@ -49,29 +59,41 @@ def mde(
 
 
 def samples_to_detect(
-    n: int, se: float, delta: float, *, units: int | None = None, level: float = 0.95, power: float = 0.8
+    n: int,
+    se: float,
+    delta: float,
+    *,
+    units: int | None = None,
+    df: float | None = None,
+    level: float = 0.95,
+    power: float = 0.8,
 ) -> int | Undefined:
     """Samples at which a true difference `delta` would show, given that `n` samples left the standard error `se`.
 
     n (z_a/2 + z_b)^2 se^2/delta^2, rounded up: the error shrinks with the root of n. With a clustered error it counts
     samples in clusters of the same kind, so more clusters, not larger ones. `units` says how many samples or clusters
-    the error comes from; t quantiles for the number that is needed then replace z, which promises too much of few.
+    the error comes from; z_a/2 is then t for the number that is needed, and the sum a quantile of the noncentral t with
+    `df` degrees of freedom (by default units - 1) shifted by it: an error that few units tell may be too small, and
+    over all such errors the difference is found with this power (Julious and Owen 2006).
     """
     _check_finite("delta", delta)
+    if se == inf:
+        return Undefined("The values are too large for a standard error.")
     _check_finite("se", se)
     if n < 1:
         return Undefined("There are no samples.")
     if delta == 0:
-        return Undefined("No number of samples shows a difference of nought.")
+        return Undefined("No number of samples can detect a difference of 0.")
     if se <= 0:
-        return Undefined("Without a standard error nothing tells how many samples are needed.")
+        return Undefined("Without a standard error the number of samples is not known.")
     if units is None:
         return max(1, ceil(n * (_reach(level, power) * se / delta) ** 2 - 1e-9))
     _reach(level, power)  # For its checks.
-    ratio = (se / delta) ** 2 * units
+    ratio, known = (se / delta) ** 2 * units, max(1.0, units - 1.0 if df is None else df)
 
     def enough(count: int) -> bool:
-        reach = t_quantile(two_sided(level), count - 1) + t_quantile(power, count - 1)
+        critical = t_quantile(two_sided(level), count - 1)
+        reach = critical + normal_quantile(power) if known > _NORMAL else float(nctdtrit(known, critical, power))
         return count >= ratio * reach * reach - 1e-9
 
     return ceil(n * _least(enough) / units - 1e-9)
@@ -97,9 +119,9 @@ def samples_to_clear(
     if n < 1 or effective_n <= 0:
         return Undefined("There are no samples.")
     if not (0 <= rate <= 1 and 0 < bound < 1):
-        raise ValueError(f"A rate lies between 0 and 1 and its bound inside; got {rate} and {bound}.")
+        raise ValueError(f"A rate must be from 0 to 1, and its bound above 0 and below 1 (got {rate} and {bound}).")
     if rate == bound:
-        return Undefined("No number of samples tells a rate from itself.")
+        return Undefined("The rate equals its bound, so no number of samples can tell them apart.")
     typical = rate if 0 < rate < 1 else (rate * effective_n + 1) / (effective_n + 2)
     reach, scatter = sqrt(bound * (1 - bound)), sqrt(typical * (1 - typical))
     count_of = n if units is None else units
@@ -110,6 +132,27 @@ def samples_to_clear(
         return count * effective_n / count_of >= needed - 1e-9
 
     return ceil(n * _least(enough) / count_of - 1e-9)
+
+
+def samples_to_reach(rate: float, bound: float, *, level: float = 0.95, power: float = 0.8) -> int | Undefined:
+    """Independent trials at which the exact interval of a true `rate` lies beyond `bound` with this power.
+
+    The smallest n with P(X >= k | rate) >= power, where k is the least count whose upper tail at the bound is at most
+    (1 - level)/2; for a rate below the bound, the same of failures.
+    """
+    _reach(level, power)  # For its checks.
+    if not (0 <= rate <= 1 and 0 < bound < 1):
+        raise ValueError(f"A rate must be from 0 to 1, and its bound above 0 and below 1 (got {rate} and {bound}).")
+    if rate == bound:
+        return Undefined("The rate equals its bound, so no number of samples can tell them apart.")
+    if rate < bound:
+        rate, bound = 1 - rate, 1 - bound
+
+    def enough(count: int) -> bool:
+        beyond = binom.isf((1 - level) / 2, count, bound)  # P(X > beyond) is small enough.
+        return bool(binom.sf(beyond, count, rate) >= power)
+
+    return _least(enough)
 
 
 def pairs_to_clear(
@@ -124,9 +167,93 @@ def pairs_to_clear(
     check_counts(wins + losses, n)
     if n < 1:
         return Undefined("There are no pairs.")
-    d, rate = (wins - losses) / n, (wins + losses) / n
+    return _pairs_to_clear((wins - losses) / n, (wins + losses) / n, bound, level, power)
+
+
+def pairs_to_detect(unequal: float, delta: float, *, level: float = 0.95, power: float = 0.8) -> int | Undefined:
+    """Pass/fail pairs that show a true difference `delta` of two systems that disagree on the share `unequal`.
+
+    `delta` is taken to bring as many disagreements with it: it may be that all those seen cancel out. So this is the
+    number of pairs whose `pairs_mde` is `delta`.
+    """
+    _reach(level, power)  # For its checks.
+    if not 0 <= unequal <= 1:
+        raise ValueError(f"A share of pairs must be from 0 to 1 (got {unequal}).")
+    if not 0 < delta <= 1:
+        return Undefined("A detectable difference of two rates must be above 0 and at most 1.")
+    return _pairs_to_clear(delta, min(1.0, unequal + delta), 0.0, level, power)
+
+
+def smallest_detectable(se: float, df: float, *, level: float = 0.95, power: float = 0.8) -> float:
+    """The true difference that is found with this power, given its standard error with its degrees of freedom."""
+    _check_finite("se", se)
+    return se * detectable_shift(df, level=level, power=power)
+
+
+def detectable_shift(
+    df: float, *, units: int | None = None, reach: float = 0.0, level: float = 0.95, power: float = 0.8
+) -> float:
+    """The true difference that is found with this power, in standard errors with `df` degrees of freedom.
+
+    It solves P(T > t_a/2) = power for the shift of a noncentral t: (t_a/2 + t_b) promises too much of few degrees of
+    freedom at a high level. `reach` is the half-width of the interval in standard errors, if that is more than t_a/2.
+    Of 6 to 10 `units` the sign-flip test has to reject too, which so few allow only where nearly all of them agree:
+    its power is that of 1,000 drawn sets of normal units. All is over c4(df), because an error estimated from few
+    units is too small on average.
+    """
+    check_level(level)
+    check_power(power)
+    if df > _NORMAL:
+        return max(reach, normal_quantile(two_sided(level))) + normal_quantile(power)
+    shift = _t_shift(max(reach, t_quantile(two_sided(level), df)), df, power)
+    if units in _FEW_FLIPPED:
+        shift = max(shift, _flip_shift(units or 0, level, power))
+    return shift / float(np.exp(gammaln((df + 1) / 2) - gammaln(df / 2)) * sqrt(2 / df))
+
+
+@lru_cache(maxsize=1024)
+def _t_shift(critical: float, df: float, power: float) -> float:
+    if critical > _FAR:  # Where the normal part of a noncentral t is negligible, and its distribution not computable.
+        return critical * sqrt(float(chdtri(df, 1 - power)) / df)
+
+    def shortfall(shift: float) -> float:
+        return 1 - float(nctdtr(df, shift, critical)) - power
+
+    high = critical + t_quantile(power, df)
+    while shortfall(high) < 0:
+        high *= 1.5
+    return float(brentq(shortfall, 0.0, high))
+
+
+@lru_cache(maxsize=256)
+def _flip_shift(units: int, level: float, power: float) -> float:
+    """The shift at which normal units pass the t test and the sign-flip test with this power.
+
+    The sign-flip test rejects where at most (1 - level) 2^(units - 1) sets of units have a sum of 0 or below, the empty
+    one included; where not even one may, all units have to agree.
+    """
+    allowed = max(1, floor((1 - level) * 2 ** (units - 1) + 1e-9))
+    draws = np.random.default_rng(units).normal(size=(1_000, units))
+    critical = t_quantile(two_sided(level), units - 1)
+    sets = ((np.arange(2**units)[:, None] >> np.arange(units)) & 1).astype(np.float64)
+    sums, sizes = draws @ sets.T, sets.sum(axis=1)
+    spread = draws.std(axis=1, ddof=1)
+
+    def shortfall(shift: float) -> float:
+        per_unit = shift / sqrt(units)
+        found = (draws.mean(axis=1) + per_unit) * sqrt(units) / spread > critical
+        found &= np.count_nonzero(sums + per_unit * sizes <= 0, axis=1) <= allowed
+        return float(found.mean()) - power
+
+    high = 2 * _t_shift(critical, units - 1, power)
+    while shortfall(high) < 0:
+        high *= 1.5
+    return float(brentq(shortfall, 0.0, high, xtol=1e-3))
+
+
+def _pairs_to_clear(d: float, rate: float, bound: float, level: float, power: float) -> int | Undefined:
     if d == bound:
-        return Undefined("No number of pairs tells a difference from itself.")
+        return Undefined("The difference equals its bound, so no number of pairs can tell them apart.")
 
     def enough(count: int) -> bool:
         shrink = count / (count + 2)
@@ -139,7 +266,7 @@ def pairs_to_clear(
 
 
 def _least(enough: Callable[[int], bool]) -> int:
-    """The smallest number from 2 on that is enough, where all larger ones are too; beyond 10^15 nobody counts."""
+    """Return the smallest number, at least 2, that is enough, if all larger ones are too; at most 10^15."""
     high = 2
     while not enough(high) and high < 10**15:
         high *= 2
@@ -160,12 +287,12 @@ def _variance(omega2: float, sigma_a2: float, sigma_b2: float, repeats_a: int, r
     for name, value in (("omega2", omega2), ("sigma_a2", sigma_a2), ("sigma_b2", sigma_b2)):
         _check_finite(name, value)
         if value < 0:
-            raise ValueError(f"{name} is a variance and cannot be negative; got {value}.")
+            raise ValueError(f"The variance {name} must be at least 0 (got {value}).")
     if repeats_a < 1 or repeats_b < 1:
-        raise ValueError(f"Each system is run at least once; got {repeats_a} and {repeats_b} repeats.")
+        raise ValueError(f"Each system must have at least 1 repeat (got {repeats_a} and {repeats_b}).")
     return omega2 + sigma_a2 / repeats_a + sigma_b2 / repeats_b
 
 
 def _check_finite(name: str, value: float) -> None:
     if not abs(value) < float("inf"):
-        raise ValueError(f"{name} must be a finite number; got {value}.")
+        raise ValueError(f"{name} must be a finite number (got {value}).")

@@ -1,4 +1,4 @@
-"""Several repeats of every sample: averages, where the variance comes from, pass@k and pass^k."""
+"""Statistics of repeats: averages, variance between and within samples, pass@k and pass^k."""
 
 from dataclasses import dataclass
 from math import comb
@@ -14,7 +14,7 @@ from fairtrial.stats.results import Undefined
 class VarianceSplit:
     """How much of the variance lies between samples and how much between repeats of one sample.
 
-    Whatever is None is explained by `reason`.
+    `reason` explains a value of None.
     """
 
     n: int
@@ -32,7 +32,7 @@ def sample_means(values: Samples) -> FloatArray:
     samples = as_samples(values)
     empty = np.flatnonzero(samples.counts == 0)
     if empty.size:
-        raise ValueError(f"Sample {empty[0]} has no scored repeat, so it has no mean: leave it out and say so.")
+        raise ValueError(f"Every sample must have a scored repeat (sample {empty[0]} has none): leave it out.")
     return samples.means.copy()
 
 
@@ -106,7 +106,7 @@ def _mean_pass(values: Samples, k: int, clusters: Labels | None, level: float, *
 
 def _too_few(n: int, passes: int, k: int) -> Undefined | None:
     if k < 1:
-        raise ValueError(f"k counts repeats and is at least 1; got {k}.")
+        raise ValueError(f"k must be at least 1 (got {k}).")
     if n < 0 or not 0 <= passes <= n:
-        raise ValueError(f"{passes} passes out of {n} repeats is not possible: it needs 0 <= passes <= n.")
+        raise ValueError(f"passes must be from 0 to the number of repeats (got {passes} of {n}).")
     return Undefined(f"k = {k} needs at least {k} repeats; there are {n}.") if n < k else None

@@ -1,11 +1,11 @@
-"""What the statistics hand back when the answer is an interval, or when there is no answer."""
+"""Results of statistics: intervals, and values that the data do not determine."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A range for an unknown quantity, with its nominal level and, in words, how it was made."""
+    """A range for an unknown quantity, with its nominal level and the name of the method."""
 
     low: float
     high: float
@@ -26,7 +26,7 @@ class Interval:
 class Undefined:
     """The data do not determine the quantity that was asked for.
 
-    It stands where a number would stand and cannot be mistaken for one: arithmetic with it fails.
+    It is returned instead of a number; arithmetic with it fails.
     """
 
     reason: str

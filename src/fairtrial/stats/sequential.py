@@ -1,8 +1,8 @@
-"""Looking while the data come in: answers that stay valid at every look.
+"""Sequential analysis: tests and intervals that stay valid at every look at the data.
 
-The usual p-value, looked at every 10 samples up to 500, cries wolf in about one run of five. These do not, provided
-that outcomes are taken in the order of the plan: in order of completion, slow failures arrive late and the rate
-reads too high. They are for single pass/fail outcomes of independent samples.
+The usual p-value, looked at every 10 samples up to 500, gives a false alarm in about one run of five. These methods do
+not, if outcomes are used in the order of the plan: in order of completion, slow failures arrive late and the rate would
+be too high. They are for single pass/fail outcomes of independent samples.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import betaln
 
-from fairtrial.stats._arrays import FloatArray, Values, as_values, check_counts, check_level
+from fairtrial.stats._arrays import (
+    FloatArray,
+    Values,
+    as_values,
+    check_counts,
+    check_level,
+    normal_quantile,
+    two_sided,
+)
+from fairtrial.stats.intervals import wilson_effective
 from fairtrial.stats.results import Interval
 
 _LARGEST_LOG = 700.0  # exp of more overflows; no decision needs the digits
@@ -22,7 +31,7 @@ _LARGEST_LOG = 700.0  # exp of more overflows; no decision needs the digits
 
 @dataclass(frozen=True, slots=True)
 class PairsDecision:
-    """What the pairs seen so far decide: `better`, `worse`, or None while they are to be continued.
+    """The decision after some pairs: `better`, `worse`, or None if more pairs are needed.
 
     `looked_at` counts the pairs up to the deciding look, or up to the last one. `p_value` is valid at any time.
     """
@@ -38,7 +47,7 @@ class PairsDecision:
 
 @dataclass(frozen=True, slots=True)
 class RateDecision:
-    """Whether a rate is known well enough: its interval at the look that stopped, or at the last one."""
+    """Whether a rate is known precisely enough, with its interval at the look that stopped or at the last one."""
 
     stopped: bool
     looked_at: int
@@ -54,7 +63,7 @@ def eprocess_pairs(wins: int, losses: int, *, missing: int = 0) -> float:
     not known count against whichever side leads: the least evidence they could leave.
     """
     if min(wins, losses, missing) < 0:
-        raise ValueError(f"Wins and losses are counts; got {wins} and {losses}, {missing} missing.")
+        raise ValueError(f"wins, losses and missing must be at least 0 (got {wins}, {losses} and {missing}).")
     more, fewer = max(wins, losses), min(wins, losses)
     caught_up = min(more, fewer + missing)
     left = missing - (caught_up - fewer)  # Once level, one for each side in turn.
@@ -91,6 +100,26 @@ def _unrefuted(successes: int, n: int, level: float) -> tuple[float, float]:
     low = float(brentq(refuted_by, 1e-300, rate, xtol=1e-14)) if k else 0.0
     high = float(brentq(refuted_by, rate, 1 - 1e-16, xtol=1e-14)) if rest else 1.0
     return low, high
+
+
+def stopped_by_width(successes: int, n: int, *, missing: int = 0, level: float = 0.95) -> Interval:
+    """Wilson's interval of a rate whose sampling ends once the interval is narrow enough. Chow and Robbins (1965).
+
+    Such a rule looks at the width alone, so an ordinary interval keeps its coverage and needs a third of the samples
+    that a confidence sequence of this width takes. `missing` outcomes are in neither: the interval holds whatever they
+    would have been.
+    """
+    check_counts(successes + missing, n)
+    check_level(level)
+    name = "Wilson score at a stop by width"
+    if not n:
+        return Interval(0.0, 1.0, level, name)
+    z = normal_quantile(two_sided(level))
+    low, high = (
+        wilson_effective(passed / n, n, quantile=z, level=level, method=name)
+        for passed in (successes, successes + missing)
+    )
+    return Interval(low.low, high.high, level, name)
 
 
 def pairs_sequence(wins: int, losses: int, n: int, *, missing: int = 0, level: float = 0.95) -> Interval:
@@ -137,19 +166,19 @@ def pairs_decision(differences: Values, *, level: float = 0.95, every: int = 1) 
 
 
 def rate_decision(outcomes: Values, *, width: float, level: float = 0.95, every: int = 1) -> RateDecision:
-    """Look at outcomes in the order of the plan and stop once the confidence sequence is no wider than `width`."""
+    """Look at outcomes in the order of the plan and stop once Wilson's interval is no wider than `width`."""
     check_level(level)
     if not 0 < width < 1:
-        raise ValueError(f"The width to stop at lies between 0 and 1; got {width}.")
+        raise ValueError(f"The width to stop at must be above 0 and below 1 (got {width}).")
     values = as_values(outcomes, "outcomes")
     if not np.all(np.isin(values, (0.0, 1.0))):
         raise ValueError("Early stopping is for pass/fail outcomes: every outcome must be 0 or 1.")
     passed = np.cumsum(values)
     seen, successes = 0, 0
-    interval = betabinom_sequence(0, 0, level=level)
+    interval = stopped_by_width(0, 0, level=level)
     for look in _looks(values.size, every).tolist():
         seen, successes = look, int(passed[look - 1])
-        interval = betabinom_sequence(successes, seen, level=level)
+        interval = stopped_by_width(successes, seen, level=level)
         if interval.width <= width:
             return RateDecision(True, seen, successes, interval)
     return RateDecision(False, seen, successes, interval)
@@ -157,7 +186,7 @@ def rate_decision(outcomes: Values, *, width: float, level: float = 0.95, every:
 
 def _looks(n: int, every: int) -> NDArray[np.intp]:
     if every < 1:
-        raise ValueError(f"There is at least one sample between looks; got {every}.")
+        raise ValueError(f"every must be at least 1 (got {every}).")
     looks = np.arange(every, n + 1, every, dtype=np.intp)
     return np.append(looks, np.intp(n)) if n % every else looks
 

@@ -1,4 +1,4 @@
-"""The durable truth about runs. Nothing here loads a database driver until a store is opened."""
+"""Storage of runs. No database driver is imported until a store is opened."""
 
 from fairtrial.store.export import export_results
 from fairtrial.store.open import default_store, open_store

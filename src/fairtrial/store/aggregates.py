@@ -12,9 +12,9 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, Select, Text, and_
 from fairtrial.codec import canonical, decode
 from fairtrial.codec.escape import escape_text
 from fairtrial.store.protocol import RunRecord, Totals
-from fairtrial.store.rows import MAX_TRIALS, OUTCOME_NAMES, text_of
+from fairtrial.store.rows import EXTRA_USAGE, MAX_TRIALS, OUTCOME_NAMES, text_of
 from fairtrial.store.schema import results, runs, samples
-from fairtrial.store.totals import Tally
+from fairtrial.store.totals import TotalsBuilder
 from fairtrial.types import JSON
 
 _LATENCY = func.sum(results.c.latency_ms)
@@ -34,20 +34,23 @@ _REWARDS = (func.sum(_REWARD), func.min(_REWARD), func.max(_REWARD), func.sum(_R
 _USAGE: tuple[ColumnElement[Any], ...] = (
     func.sum(results.c.input_tokens),
     func.sum(results.c.output_tokens),
-    func.sum(results.c.cached_tokens),
     func.sum(results.c.cost_usd),
     func.sum(results.c.judge_cost_usd),
-    func.sum(results.c.cache_hits),
-    func.sum(results.c.unpriced_calls),
-    func.sum(results.c.unpriced_judge_calls),
 )
+# Most runs have none of these, and `runs.extra_usage` says so.
+_EXTRA_USAGE = tuple(func.sum(results.c[name]) for name in EXTRA_USAGE)
 
 # SQLite groups by sorting; for a few experiments, one plain scan for each takes half the time.
 _FEW_EXPERIMENTS = 6
 _TIMED = results.c.timed == 1
 _COUNTS = tuple(func.count().filter(results.c.outcome == code) for code in OUTCOME_NAMES)
 _SCAN = select(
-    *_COUNTS, func.count().filter(_TIMED), *_VALUES, _LATENCY.filter(_TIMED), _SLOWEST.filter(_TIMED), *_USAGE
+    *_COUNTS,
+    func.count().filter(_TIMED),
+    *_VALUES,
+    _LATENCY.filter(_TIMED),
+    _SLOWEST.filter(_TIMED),
+    *_USAGE,
 )
 
 # One small number to group by sorts faster than three columns.
@@ -56,13 +59,13 @@ _GROUPED = (_GROUP, func.count(), *_VALUES, _LATENCY, _SLOWEST, *_USAGE)
 
 
 def dataset_of(number: int) -> ColumnElement[int]:
-    """A run's dataset, looked up inside each query: a run may get one of its own while it is being read."""
+    """Return the subquery for a run's dataset, evaluated inside each query: it may change while the run is read."""
     return select(runs.c.dataset).where(runs.c.id == number).scalar_subquery()
 
 
 def totals(connection: Connection, number: int, run: RunRecord) -> list[Totals]:
-    """Sums per experiment."""
-    tallies = [Tally() for _ in run.experiments]
+    """Return the sums per experiment."""
+    tallies = [TotalsBuilder() for _ in run.experiments]
     if connection.dialect.name == "sqlite" and len(tallies) <= _FEW_EXPERIMENTS:
         for place, tally in enumerate(tallies):
             query = _SCAN.where(results.c.run == number, results.c.experiment == place)
@@ -74,13 +77,16 @@ def totals(connection: Connection, number: int, run: RunRecord) -> list[Totals]:
     if any(tally.own_rewards for tally in tallies):
         for place, *rewards in connection.execute(_rewards(number)):
             tallies[place].add_rewards(*rewards)
+    if _has_extra_usage(connection, number):
+        for place, *extra in connection.execute(_extra_usage(number)):
+            tallies[place].add_extra_usage(*extra)
     name_of = _sample_names(connection, number, run)
     return [tally.totals(name, name_of) for name, tally in zip(run.experiments, tallies, strict=True)]
 
 
 def group_totals(connection: Connection, number: int, run: RunRecord, key: str) -> list[tuple[JSON, Totals]]:
-    """Sums per experiment and value of a metadata key."""
-    groups: dict[tuple[int, bytes], tuple[JSON, Tally]] = {}
+    """Return the sums per experiment and value of a metadata key."""
+    groups: dict[tuple[int, bytes], tuple[JSON, TotalsBuilder]] = {}
     extract = _extract(connection.dialect.name, escape_text(key))
     # Where the database has no path for the key, group by the whole metadata and pick the value here.
     value_json = (samples.c.metadata if extract is None else extract).label("value_json")
@@ -88,17 +94,20 @@ def group_totals(connection: Connection, number: int, run: RunRecord, key: str) 
         samples, and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
     )
 
-    def tallies_of(found: str | None) -> Callable[[int], Tally]:
+    def tallies_of(found: str | None) -> Callable[[int], TotalsBuilder]:
         value: Any = None if found is None else decode(object, found)
         if extract is None:
             value = value.get(key) if isinstance(value, dict) else None
-        return lambda place: groups.setdefault((place, canonical(value)), (value, Tally()))[1]
+        return lambda place: groups.setdefault((place, canonical(value)), (value, TotalsBuilder()))[1]
 
     for *row, found in connection.execute(_grouped(number, value_json).select_from(joined)):
         _add_part(tallies_of(found), *row)
     if any(tally.own_rewards for _, tally in groups.values()):
         for place, *rewards, found in connection.execute(_rewards(number, value_json).select_from(joined)):
             tallies_of(found)(place).add_rewards(*rewards)
+    if _has_extra_usage(connection, number):
+        for place, *sums, found in connection.execute(_extra_usage(number, value_json).select_from(joined)):
+            tallies_of(found)(place).add_extra_usage(*sums)
     name_of = _sample_names(connection, number, run)
     return [
         (value, tally.totals(run.experiments[place], name_of))
@@ -115,7 +124,16 @@ def _rewards(number: int, *by: ColumnElement[Any]) -> Select[Any]:
     return query.group_by(results.c.experiment, *by)
 
 
-def _add_part(tally_of: Callable[[int], Tally], part: int, count: int, *sums: Any) -> None:
+def _extra_usage(number: int, *by: ColumnElement[Any]) -> Select[Any]:
+    query = select(results.c.experiment, *_EXTRA_USAGE, *by).where(results.c.run == number)
+    return query.group_by(results.c.experiment, *by)
+
+
+def _has_extra_usage(connection: Connection, number: int) -> bool:
+    return bool(connection.execute(select(runs.c.extra_usage).where(runs.c.id == number)).scalar_one())
+
+
+def _add_part(tally_of: Callable[[int], TotalsBuilder], part: int, count: int, *sums: Any) -> None:
     """Add the sums of one experiment, outcome and kind of timing."""
     experiment, rest = divmod(part, 16)
     outcome, timed = divmod(rest, 2)
@@ -137,7 +155,7 @@ def _sample_names(connection: Connection, number: int, run: RunRecord) -> Callab
 
 
 def _extract(dialect: str, key: str) -> ColumnElement[Any] | None:
-    """A metadata value as JSON text, in SQL; None if this database has no path for the key."""
+    """Return the SQL for a metadata value as JSON text; None if this database has no path for the key."""
     if dialect == "postgresql":
         return cast(cast(samples.c.metadata, sqlalchemy.JSON).op("->")(literal(key, Text)), Text)
     # SQLite compares a path with the JSON text as it is written, where these would be escaped.

@@ -1,4 +1,4 @@
-"""Many rows into a table with one statement, the way each database does it fastest."""
+"""Bulk inserts, with the fastest method of each database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BulkInsert:
     """
 
     def __init__(self, dialect: str, table: Table, columns: Sequence[str], on_conflict: str, *, lead: str = "") -> None:
-        """`lead` names a column in front whose value is the same number for all rows, given to `run`."""
+        """Prepare the statement; `lead` names a leading column with one value for all rows, given to `run`."""
         self._by_column = dialect == "postgresql"
         names = ", ".join(([lead] if lead else []) + list(columns))
         first = "{lead}, " if lead else ""
@@ -37,7 +37,7 @@ class BulkInsert:
         self._statement = f"INSERT INTO {table.name} ({names}) {source} {on_conflict}"
 
     def run(self, connection: Connection, rows: Sequence[tuple[Any, ...]], lead: int | None = None) -> int:
-        """Insert the rows; returns how many were inserted or changed."""
+        """Insert the rows; returns the number of rows inserted or changed."""
         statement = self._statement if lead is None else self._statement.replace("{lead}", str(int(lead)))
         if self._by_column:
             columns = tuple(list(column) for column in zip(*rows, strict=True))

@@ -1,4 +1,4 @@
-"""A batch of results into the database: exactly once, whoever else writes at the same time."""
+"""Commits a batch of results exactly once, also with concurrent writers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from fairtrial.store.redact import Redactor
 from fairtrial.store.rows import (
     DETAIL_COLUMNS,
     EXECUTION,
+    EXTRA_USAGE,
     RESULT_COLUMNS,
     SAMPLE_COLUMNS,
     Encoder,
     Entry,
-    Refused,
+    RefusedEntry,
     replaces,
     sample_row,
     state,
     stored_id,
 )
-from fairtrial.store.schema import details, results, samples
+from fairtrial.store.schema import details, results, runs, samples
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 
@@ -42,11 +43,14 @@ class OrderConflict(Exception):
 
 
 class _Overlap(Exception):
-    """Some of the trials already have a result: each must be looked at."""
+    """Some trials already have a result, so each must be checked."""
+
+
+_extra_usage = itemgetter(*(RESULT_COLUMNS.index(name) for name in EXTRA_USAGE))
 
 
 class Batch:
-    """Results made into rows, sorted by ordinal, before any transaction."""
+    """Results encoded as rows, sorted by ordinal, before any transaction."""
 
     def __init__(
         self,
@@ -77,7 +81,7 @@ class Batch:
         for result in given:
             try:
                 entry = encode(result)
-            except Refused as problem:
+            except RefusedEntry as problem:
                 self.refused.append((result.key, str(problem)))
                 continue
             place, key = entry.sample, entry.key
@@ -85,25 +89,25 @@ class Batch:
                 entries.append(entry)
             else:
                 self.refused.append((key, f"sample {place} is {self.ids[place]!r}"))
-        # In one order always: two writers of the same trials must not wait for each other in a circle.
+        # Always in the same order, so that two writers of the same trials cannot deadlock.
         entries.sort(key=itemgetter(0))
         self.entries = entries
 
     def error_entry(self, entry: Entry, problem: str) -> Entry:
-        """The entry of the error that stands for a result which cannot be stored."""
+        """Return the error entry that replaces a result that cannot be stored."""
         of_trial = [found for found in self.given if found.key == entry.key]
         executed = (found for found in of_trial if found.execution == entry.row[EXECUTION])
         return self._encoder.error_entry(next(executed, of_trial[0]), problem)
 
 
-class Writer:
-    """Writes batches. One per store; it remembers which samples are stored."""
+class BatchWriter:
+    """Writes batches. One per store; caches which samples are stored."""
 
     def __init__(self, dialect: str) -> None:
         self._insert_results = BulkInsert(dialect, results, RESULT_COLUMNS, "ON CONFLICT DO NOTHING")
         self._insert_samples = BulkInsert(dialect, samples, SAMPLE_COLUMNS, "ON CONFLICT DO NOTHING", lead="dataset")
         changes = ", ".join(f"{name} = excluded.{name}" for name in DETAIL_COLUMNS[3:])
-        # An execution that is scored again brings its own details anew.
+        # An execution that is scored again has new details.
         self._insert_details = BulkInsert(
             dialect, details, DETAIL_COLUMNS, f"ON CONFLICT (run, ordinal, execution) DO UPDATE SET {changes}"
         )
@@ -112,7 +116,7 @@ class Writer:
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Rely on nothing that was seen to be stored: a new connection may lead to a standby that lacks it."""
+        """Clear the cache of stored samples: a new connection may lead to a standby that lacks them."""
         with self._lock:
             self._connections += 1
             self._known = {}
@@ -131,6 +135,9 @@ class Writer:
                 for entry in entries
                 if entry.sample not in unfit
             ]
+        if any(any(_extra_usage(entry.row)) for entry in entries):
+            flag = update(runs).where(runs.c.id == batch.number, runs.c.extra_usage == 0).values(extra_usage=1)
+            connection.execute(flag)
         unstorable = [(entry.key, entry.problem) for entry in entries if entry.problem is not None]
         new = duplicate = 0
         for wave in _waves(entries):
@@ -148,7 +155,7 @@ class Writer:
         return Committed(new, duplicate, tuple(refused), tuple(unstorable))
 
     def encode_samples(self, batch: Batch, dataset: int) -> None:
-        """Make rows of the samples that are not known to be stored; called before the transaction."""
+        """Encode the samples that are not known to be stored; called before the transaction."""
         batch.dataset = dataset
         batch.sample_rows = rows = []
         batch.unfit, batch.bare = {}, {}
@@ -159,7 +166,7 @@ class Writer:
             if known.get(place) == sample_id:
                 continue
             sample = batch.samples.get(place)
-            bare = (place, stored_id(sample_id), None, None, None)
+            bare = (place, stored_id(sample_id), None, None, None, None)
             try:
                 rows.append(bare if sample is None else sample_row(place, sample, batch.redactor))
             except (CodecError, UnicodeError, SecretInDataError) as error:
@@ -168,13 +175,13 @@ class Writer:
                 batch.bare[place] = f"its sample cannot be stored: {error}"
 
     def remember(self, batch: Batch) -> None:
-        """Note which samples are now stored; called when the transaction has ended well."""
+        """Record which samples are stored; called after a successful transaction."""
         partly = batch.unfit.keys() | batch.bare.keys()
         stored = {place: sample.id for place, sample in batch.samples.items() if place not in partly}
         with self._lock:
             if batch.connections != self._connections:
                 return
-            # Replaced as a whole, never changed: other threads may be reading it.
+            # Replaced as a whole, never modified: other threads may be reading it.
             others = [item for item in self._known.items() if item[0] != batch.dataset]
             known = self._known.get(batch.dataset, {})
             fresh = known | stored if len(known) < _KNOWN else stored
@@ -187,7 +194,7 @@ class Writer:
         _count, bad = _halving(connection, batch.sample_rows, put)
         if bad:
             batch.bare.update((row[0], f"its sample cannot be stored: {why}") for row, why in bad)
-            _count, lost = _halving(connection, [(*row[:2], None, None, None) for row, _why in bad], put)
+            _count, lost = _halving(connection, [(*row[:2], None, None, None, None) for row, _why in bad], put)
             batch.unfit.update((row[0], f"its sample cannot be stored: {why}") for row, why in lost)
 
     def _put_sample_rows(self, connection: Connection, rows: Sequence[tuple[Any, ...]], batch: Batch, own: bool) -> int:
@@ -197,7 +204,7 @@ class Writer:
             samples.c.dataset == batch.dataset, samples.c.ordinal.in_([row[0] for row in rows])
         )
         stored = {place: (sample_id, bool(bare)) for place, sample_id, bare in connection.execute(query)}
-        for place, sample_id, content, expected, facts in rows:
+        for place, sample_id, content, expected, facts, input_hash in rows:
             found, bare = stored[place]
             if found != sample_id:
                 if not own:
@@ -207,7 +214,7 @@ class Writer:
                 connection.execute(
                     update(samples)
                     .where(samples.c.dataset == batch.dataset, samples.c.ordinal == place)
-                    .values(input=content, expected=expected, metadata=facts)
+                    .values(input=content, expected=expected, metadata=facts, input_hash=input_hash)
                 )
         return len(rows)
 
@@ -239,7 +246,7 @@ class Writer:
                         self._insert_all(connection, [*absent, *better])
                 return len(absent) + len(better)
             except _Overlap:
-                continue  # Another writer committed one of them since we looked; now it can be seen.
+                continue  # Another writer has committed one of them since it was read; now it is visible.
         raise StoreUnavailableError("other writers keep changing the same trials")
 
     def _insert_all(self, connection: Connection, entries: Sequence[Entry]) -> None:
@@ -250,7 +257,7 @@ class Writer:
             self._insert_details.run(connection, rows)
 
     def _stored(self, connection: Connection, entries: Sequence[Entry]) -> dict[int, tuple[int, int]]:
-        """The stored (outcome, attempt) of these trials, locked against other writers."""
+        """Return the stored (outcome, attempt) of these trials, locked against other writers."""
         query = (
             select(results.c.ordinal, results.c.outcome, results.c.attempt)
             .where(results.c.run == entries[0].row[0], results.c.ordinal.in_([entry.ordinal for entry in entries]))
@@ -261,7 +268,7 @@ class Writer:
 
 
 def _waves(entries: list[Entry]) -> Iterable[list[Entry]]:
-    """Parts in which every trial occurs once, so that several results of one trial follow one another."""
+    """Split a batch into parts in which every trial occurs once, so that several results of one trial are in order."""
     if len({entry.ordinal for entry in entries}) == len(entries):
         return [entries] if entries else []
     waves: list[list[Entry]] = []
@@ -275,25 +282,25 @@ def _waves(entries: list[Entry]) -> Iterable[list[Entry]]:
 
 
 def _is_data_error(error: DBAPIError) -> bool:
-    """Whether a database refused the rows themselves: SQLSTATE classes 22 and 23, or a value that has no SQL type."""
+    """Return whether a database refused the rows themselves: SQLSTATE classes 22 and 23, or an unsupported type."""
     if error.connection_invalidated:
         return False
     if isinstance(error, DataError | IntegrityError):
         return True
-    # Drivers refuse a value of an unknown type themselves, before anything is sent.
+    # Drivers reject values of unsupported types before anything is sent.
     return isinstance(error, ProgrammingError) and str(error.orig).startswith(("Error binding", "cannot adapt"))
 
 
 def _halving[R](
     connection: Connection, rows: Sequence[R], write: Callable[[Connection, Sequence[R]], int]
 ) -> tuple[int, list[tuple[R, str]]]:
-    """Write rows; where the database refuses, halve until the bad ones are alone. Returns their count and the bad."""
+    """Write rows; bisect a batch that the database refuses. Returns the number written and the refused rows."""
     try:
         with connection.begin_nested():
             return write(connection, rows), []
     except DBAPIError as error:
         if not _is_data_error(error):
-            raise  # Nothing is wrong with the rows.
+            raise  # The rows are not the cause.
         problem = str(error.orig).strip().partition("\n")[0]
     except (OverflowError, UnicodeError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}"

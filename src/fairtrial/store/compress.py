@@ -1,4 +1,4 @@
-"""Transcripts as they rest: compressed where that is smaller."""
+"""Compression of stored transcripts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import zstandard
 from fairtrial.errors import CodecError, StoreError
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
-# Below this, entropy coding costs more time than the bytes are worth.
+# Smaller data is not worth the time of compression.
 _WORTH_IT = 200
-# Level 1: transcripts this small compress no better at 3, and no faster at negative levels than they grow.
+# Level 1: small transcripts compress no better at level 3, and negative levels are hardly faster.
 _LEVEL = 1
-# A frame says how large its content is: a small file from elsewhere can ask for all of our memory.
+# A frame declares the size of its content: a small malicious file could request all memory.
 MAX_BYTES = 256 << 20
 
 
 class _Local(threading.local):
-    """A compressor is reused for speed and must not be shared between threads."""
+    """Compressors are reused for speed, and must not be shared between threads."""
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(level=_LEVEL).compress
@@ -29,10 +29,10 @@ _local = _Local()
 
 
 def compress(data: bytes) -> bytes:
-    """`data`, as a zstd frame where that is smaller. A frame tells itself by its first four bytes.
+    """Return `data`, as a zstd frame if that is smaller. A frame is recognized by its first four bytes.
 
     Raises:
-        CodecError: it is larger than `decompress` takes.
+        CodecError: the data exceeds the limit of `decompress`.
     """
     if len(data) > MAX_BYTES:
         raise CodecError(f"a transcript must be at most {MAX_BYTES >> 20} MiB (got {len(data) >> 20} MiB)")
@@ -43,7 +43,7 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(data: bytes) -> bytes:
-    """What `compress` was given. Raises `StoreError` for anything it did not make."""
+    """Return the original data. Raises `StoreError` for anything that `compress` did not produce."""
     if data[:4] != _MAGIC:
         return data
     try:

@@ -1,9 +1,8 @@
-"""The shapes of credentials that are recognised without being known. docs/reference/redaction.md lists them.
+"""Formats of credentials that are recognized without being registered. docs/reference/redaction.md lists them.
 
-Every pattern takes time linear in the text, and little of it: it begins with a literal or a set of characters, which
-`re` looks for many times faster than for anything else; what precedes that is checked by looking back. Its repetitions
-do not overlap with those of a later start, and where it looks beyond what it matches, it looks a bounded number of
-characters ahead.
+Every pattern takes linear time and is fast: it begins with a literal or a set of characters, for which `re` has an
+optimized search; what precedes that is checked by a look-behind. Its repetitions do not overlap with those of a later
+start, and look-aheads are bounded.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ _NEAR = 100  # How far from a match its `beside` may be; twice as far before it.
 
 
 class Format(NamedTuple):
-    """One shape of a credential. The first group of a pattern, if it has any, is what precedes the secret."""
+    """One format of a credential. The first group of a pattern, if any, is the text before the secret."""
 
     name: str
     patterns: tuple[str, ...]
     signs: tuple[str, ...]  # One of these is in every match.
-    # What must be found near a match. A pattern that has it marks by group 2 what is no secret.
+    # A pattern that must occur near a match. Group 2 of `pattern` is then the part that is not a secret.
     beside: str | None = None
     word: str = ""  # A pattern of which a match is in every match; quicker to look for than several signs.
 
@@ -59,7 +58,7 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "passwords in connection strings",
         (
-            # What turns out to be no secret is matched too, or it would be read again from each `password=` in it.
+            # Text that is not a secret is matched too, or it would be searched again from each `password=` in it.
             rf"({_starts('[pP]', 1, 'A-Za-z0-9_.,(?&')}(?i:assword|asswd|wd)=)"
             r"(?:([^\s;\"'\\(){},]{4,}+)(?=[\s;\"'\\]|\Z)|[^\s;\"'\\(){},]++)",
         ),
@@ -256,7 +255,7 @@ class _Formats[T: (str, bytes)]:
         return text
 
 
-_RARE = "-@=/JIZx_"  # Characters, those that fewer texts have first.
+_RARE = "-@=/JIZx_"  # Characters, the rarest first.
 _TEXT = _Formats(
     [
         (known.signs, known.word, tuple(_Pattern(pattern, known.beside, r"\g<1>") for pattern in known.patterns))
@@ -281,23 +280,23 @@ _BYTES = _Formats(
 
 
 def hide_credentials(text: str, mark: str) -> str:
-    """`text` with `mark` in place of whatever has the shape of a credential; the same object where nothing has."""
+    """Return `text` with `mark` instead of every credential; the same object if there are none."""
     return _TEXT.replace(text, mark)
 
 
 def hide_credential_bytes(data: bytes, mark: bytes) -> bytes:
-    """The same for bytes."""
+    """Return `data` with `mark` instead of every credential; the same object if there are none."""
     return _BYTES.replace(data, mark)
 
 
 def find_credentials(text: str) -> Iterator[str]:
-    """Whatever in `text` has the shape of a credential."""
+    """Return everything in `text` that has the format of a credential."""
     for pattern in _TEXT.patterns(text):
         for start, end in pattern.spans(text):
             yield text[start:end]
 
 
 def find_url_passwords(text: str) -> Iterator[str]:
-    """The passwords of the URLs in `text`."""
+    """Return the passwords of the URLs in `text`."""
     for found in re.finditer(URL_PASSWORD.patterns[0], text):
         yield text[found.end(1) : found.end()]

@@ -1,4 +1,4 @@
-"""Connections to SQLite and PostgreSQL, and the versions of their schema."""
+"""Connections to SQLite and PostgreSQL, and schema migrations."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from fairtrial.store.redact import current, register_guess
 from fairtrial.store.rows import read_reward
 
 _BUSY_SECONDS = 30.0
-_PAGE = 1_000  # Scores read together by a migration.
-_MIGRATION_LOCK = 0x66616972  # Any number no one else locks by.
+_PAGE = 1_000  # Scores read at once by a migration.
+_MIGRATION_LOCK = 0x66616972  # The key of an advisory lock.
 
 STATEMENT_TIMEOUT_SECONDS = 300
 _POSTGRES_SETTINGS: dict[str, Any] = {
     "application_name": "fairtrial",
     "connect_timeout": 10,
-    # A server that answers nothing is given up after 30 s, whether we wait for it or it has yet to take what we sent.
-    # The kernel's own limits are two hours and about 15 minutes.
+    # A server that does not respond for 30 s is given up, for reads and for unacknowledged writes.
+    # The limits of the kernel are two hours and about 15 minutes.
     "keepalives": 1,
     "keepalives_idle": 15,
     "keepalives_interval": 5,
@@ -59,7 +59,7 @@ _warned: set[str] = set()
 
 
 def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
-    """An engine over a file; creates the file, for its owner alone, unless it is or can be only read."""
+    """Create an engine for an SQLite file. The file is created for its owner only, unless opened read-only."""
     read_only = read_only or (path.is_file() and not os.access(path, os.W_OK))
     if read_only:
         if not path.is_file():
@@ -76,8 +76,8 @@ def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
         try:
             if not read_only:
                 _use_wal(connection)
-            # With a write-ahead log, NORMAL survives the death of any process; only losing power can cost the last
-            # commits, and even then never the file.
+            # With a write-ahead log, NORMAL survives the crash of any process; a power failure can lose the last
+            # commits, but never damages the file.
             connection.execute("PRAGMA synchronous=NORMAL")
         except BaseException:
             connection.close()
@@ -90,7 +90,7 @@ def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A writer takes the lock at once: a reader that turns writer half-way can be refused without waiting.
+        # Writers lock at once: upgrading a read transaction can fail without waiting.
         write = connection.get_execution_options().get(WRITE, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
@@ -98,13 +98,13 @@ def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
 
 
 def read_only_uri(path: Path) -> str:
-    """The address of a file that is only read. On a read-only file system SQLite cannot make the files it locks by."""
+    """Return the URI of a read-only file. On a read-only file system SQLite cannot create its lock files."""
     immutable = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
     return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}"
 
 
 def file_identity(path: Path | str) -> tuple[int, int] | None:
-    """What tells one file from another of the same name: its device and inode; None if there is no file."""
+    """Return the device and inode of a file; None if there is none."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -115,28 +115,28 @@ def file_identity(path: Path | str) -> tuple[int, int] | None:
 def _create_private(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Born private, not made so afterwards. SQLite gives the files beside it the same mode.
+        # Created with private permissions. SQLite gives its auxiliary files the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
         raise StoreError(f"cannot open the store {path}: {error.strerror}") from None
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to write-ahead logging. Two processes that open a new file at once get in each other's way here."""
+    """Switch to write-ahead logging, with retries: two processes that open a new file at once conflict here."""
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             return
         except sqlite3.OperationalError as error:
-            # This one switch does not wait for a lock by itself.
+            # This statement does not wait for a lock by itself.
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 
 
 def postgres_engine(url: str) -> Engine:
-    """An engine over a PostgreSQL database."""
+    """Create an engine for a PostgreSQL database."""
     try:
         import psycopg  # noqa: F401 - asked for here, so that its absence is explained
     except ImportError:
@@ -144,13 +144,13 @@ def postgres_engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise ConfigurationError("not a database URL: expected postgresql://host/database") from None
+        raise ConfigurationError("invalid database URL: use postgresql://host/database") from None
     _warn_about_plain_text(parsed)
     if parsed.password:
         register_guess(str(parsed.password), "password", "the password of the store's URL")
     return create_engine(
         parsed.set(drivername="postgresql+psycopg"),
-        pool_pre_ping=True,  # A server that was restarted is noticed before the work is sent.
+        pool_pre_ping=True,  # Detects a restarted server before a statement is sent.
         pool_size=4,
         max_overflow=28,
         hide_parameters=True,
@@ -159,7 +159,7 @@ def postgres_engine(url: str) -> Engine:
 
 
 def _warn_about_plain_text(url: URL) -> None:
-    """Warn, once per host, if results and the password may cross a network unencrypted or to an impostor."""
+    """Warn, once per host, if the connection may be unencrypted or the server is not authenticated."""
     host = url.query.get("host", url.host) or ""
     name = host if isinstance(host, str) else host[0]
     local = name in ("", "localhost", "::1") or name.startswith(("/", "127."))
@@ -174,7 +174,7 @@ def _warn_about_plain_text(url: URL) -> None:
 
 
 def _connection_settings(url: URL) -> dict[str, Any]:
-    """What every connection is opened with: time limits, so that a server which went silent is noticed.
+    """Return the options of every connection: time limits that detect an unresponsive server.
 
     Parameters of the URL come first: `?tcp_user_timeout=0`, `?options=-c%20statement_timeout%3D0`.
     """
@@ -188,36 +188,36 @@ def _connection_settings(url: URL) -> dict[str, Any]:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn what the database raises into our own errors, without secrets and without the data of rows."""
+    """Translate errors of the database into `StoreError`s, without secrets and row data."""
     try:
         yield
     except DBAPIError as error:
         message = current().text(str(error.orig).strip())
         if error.connection_invalidated or _may_pass(error):
-            raise StoreUnavailableError(f"the store cannot be reached just now: {message}") from None
-        raise StoreError(f"the store cannot do this: {message}") from None
+            raise StoreUnavailableError(f"the store is unavailable: {message}") from None
+        raise StoreError(f"the database reports an error: {message}") from None
     except PoolTimeoutError:
         raise StoreUnavailableError("the store has no free connection; too many are in use at once") from None
     except SQLAlchemyError as error:
-        raise StoreError(f"the store cannot do this: {error}") from None
+        raise StoreError(f"the database reports an error: {error}") from None
 
 
 def _may_pass(error: DBAPIError) -> bool:
     if getattr(error.orig, "sqlstate", None) == "25006":
-        return True  # A server that is read-only, as during a failover.
+        return True  # A read-only server, as during a failover.
     if not isinstance(error, OperationalError):
         return False
     if isinstance(error.orig, sqlite3.Error):
         return "locked" in str(error.orig) or "busy" in str(error.orig)
-    # PostgreSQL files lost connections, restarts, deadlocks and full disks here; all of them can pass.
+    # PostgreSQL's classes for lost connections, restarts, deadlocks and full disks; all of them can be temporary.
     return True
 
 
 def prepare(engine: Engine, place: str, *, create: bool = True) -> int:
-    """Make a store ready to be used and return the version of its schema.
+    """Prepare a store for use and return the version of its schema.
 
-    A new store gets its tables, unless it is only to be read. One of an older version is shown as if it had today's
-    columns and can then be read; `migrate` brings it up to date. Safe when several processes open a store at once.
+    Creates the tables of a new store, unless it is read-only. An older store is presented with today's columns and can
+    then be read; `migrate` upgrades it. Safe with concurrent processes.
     """
     with translated():
         found = found_version(engine, place)
@@ -232,7 +232,7 @@ def prepare(engine: Engine, place: str, *, create: bool = True) -> int:
 
 
 def migrate(engine: Engine, place: str) -> int:
-    """Create the tables, or add what an older store lacks; returns the version it had."""
+    """Create the tables, or upgrade an older store; returns the version it had."""
     with translated(), engine.execution_options(**{WRITE: True}).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
@@ -240,6 +240,9 @@ def migrate(engine: Engine, place: str) -> int:
         if found == 0:
             schema.metadata.create_all(connection, checkfirst=False)
         else:
+            for version in range(found + 1, schema.VERSION + 1):
+                for table in schema.ADDED_TABLES[version]:
+                    table.create(connection)
             for table, name in _added_since(found):
                 column = CreateColumn(table.c[name]).compile(dialect=connection.dialect)
                 connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column}")
@@ -252,9 +255,9 @@ def migrate(engine: Engine, place: str) -> int:
 
 
 def _show_as_current(engine: Engine, found: int) -> None:
-    """Cover the tables of an older store with temporary views that have the columns it lacks.
+    """Create temporary views over the tables of an older store that add the missing columns.
 
-    Both databases look for a name among their temporary objects first, so every statement that reads works unchanged.
+    Both databases resolve names to temporary objects first, so all reading statements work unchanged.
     """
     lacking: dict[Table, list[str]] = {}
     for table, name in _added_since(found):
@@ -278,7 +281,7 @@ def _show_as_current(engine: Engine, found: int) -> None:
         if engine.dialect.name == "postgresql":
             connection.commit()
 
-    engine.dispose()  # Connections from before this moment do not have the views.
+    engine.dispose()  # Existing connections do not have the views.
 
 
 def _added_since(found: int) -> Iterator[tuple[Table, str]]:
@@ -287,7 +290,7 @@ def _added_since(found: int) -> Iterator[tuple[Table, str]]:
 
 
 def found_version(engine: Engine, place: str) -> int:
-    """The version of a store's schema; 0 if it has no tables of ours yet."""
+    """Return the version of a store's schema; 0 if it has no tables of ours yet."""
     with engine.begin() as connection:
         return _version(connection, place)
 
@@ -297,14 +300,14 @@ def _version(connection: Connection, place: str) -> int:
     if schema.meta.name not in tables:
         taken = tables & set(schema.metadata.tables)
         if taken:
-            raise StoreError(f"{place} has tables of other programs that are named {', '.join(sorted(taken))}")
+            raise StoreError(f"{place} has tables of other programs with the names {', '.join(sorted(taken))}")
         return 0
     found = connection.execute(select(schema.meta.c.value).where(schema.meta.c.name == "schema")).scalar()
     if found is None or not found.isdecimal():
-        raise StoreError(f"{place} has a table `meta` that is not a Fairtrial store's")
+        raise StoreError(f"{place} has a table `meta` that is not of a Fairtrial store")
     if int(found) > schema.VERSION:
         raise StoreVersionError(
-            f"{place} was written by a newer Fairtrial: it has schema {found}, this version knows up to "
+            f"{place} was written by a newer Fairtrial: it has schema {found}, this version supports up to "
             f"{schema.VERSION}. Upgrade with pip install --upgrade fairtrial, or open another store."
         )
     return int(found)

@@ -1,4 +1,4 @@
-"""Results as CSV, JSONL or Parquet for other tools, one row per trial, streamed in bounded memory."""
+"""Exports results to CSV, JSONL or Parquet, one row per trial, streamed in bounded memory."""
 
 from __future__ import annotations
 
@@ -34,44 +34,44 @@ _MIDDLE = (
     "input",
 )
 _ROW_GROUP = 5_000
-# What a spreadsheet takes for the beginning of a formula.
+# Characters that start a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def export_results(
     store: RunStore, run_id: str, target: Path | str | IO[Any], format: ExportFormat | None = None
 ) -> int:
-    """Write the results of a run, one row per trial; returns how many.
+    """Export the results of a run, one row per trial; returns the number of rows.
 
     Columns: run, suite, experiment, sample_id, repeat, outcome, passed, value, reward, reason, `metrics.<name>`...,
     `passed.<name>` and `reason.<name>` of each criterion, latency_ms, tokens, cost, judge_cost, cache_hits,
     unpriced_calls, error, stage, output, expected, input, and the sample's `metadata.<key>`...
 
     Args:
-        store: Where the run is.
-        run_id: Which run.
+        store: The store of the run.
+        run_id: The run.
         target: A path, or an open file: text for csv and jsonl, binary for parquet.
-        format: Taken from the path's ending unless given. In csv and parquet, values that are not text are written
-            as JSON; in csv, text a spreadsheet would run as a formula gets a leading apostrophe.
+        format: Derived from the suffix of the path by default. In csv and parquet, values that are not text are
+            written as JSON; in csv, text that a spreadsheet would run as a formula gets a leading apostrophe.
     """
     chosen = format or (Path(target).suffix.lstrip(".").lower() if isinstance(target, str | Path) else None)
     if chosen not in _FORMATS:
-        raise ConfigurationError(f"an export is csv, jsonl or parquet, not {chosen!r}; name the format")
+        raise ConfigurationError(f"format must be csv, jsonl or parquet (got {chosen!r})")
     run = store.get_run(run_id)
-    columns = _Columns(store, run)
-    write: Callable[[IO[Any], _Columns, Iterator[dict[str, Any]]], int] = _WRITERS[chosen]
+    columns = TrialColumns(store, run)
+    write: Callable[[IO[Any], TrialColumns, Iterator[dict[str, Any]]], int] = _WRITERS[chosen]
     with opened(target, binary=chosen == "parquet") as file:
         return write(file, columns, columns.rows(store))
 
 
 @contextmanager
 def opened(target: Path | str | IO[Any], *, binary: bool) -> Iterator[IO[Any]]:
-    """An open file for `target`; a path gets its file when all of it is written, and none if that fails."""
+    """Open `target` for writing; a path is created only when it is completely written."""
     if not isinstance(target, str | Path):
         yield target
         return
     path = Path(target)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")  # Renamed when complete: no half-written table is left.
+    aside = path.with_name(f".{path.name}.{os.getpid()}")  # Renamed when complete.
     try:
         with open(aside, "wb") if binary else open(aside, "w", encoding="utf-8", newline="") as file:
             yield file
@@ -80,8 +80,8 @@ def opened(target: Path | str | IO[Any], *, binary: bool) -> Iterator[IO[Any]]:
         aside.unlink(missing_ok=True)
 
 
-class _Columns:
-    """The columns of a run, known before its first row is written."""
+class TrialColumns:
+    """The columns of a run, determined before its first row is written."""
 
     def __init__(self, store: RunStore, run: RunRecord) -> None:
         self.run = run
@@ -93,6 +93,7 @@ class _Columns:
 
     @property
     def names(self) -> list[str]:
+        """Return the names of all columns, in order."""
         return [
             *_LEFT,
             *(f"metrics.{name}" for name in self.metrics),
@@ -101,11 +102,14 @@ class _Columns:
             *(f"metadata.{key}" for key in self.metadata),
         ]
 
-    def rows(self, store: RunStore) -> Iterator[dict[str, Any]]:
-        """Each result with its sample. Both come in plan order, so one pass over each is enough."""
+    def rows(self, store: RunStore, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Yield each result with its sample. Both are in plan order, so one pass over each suffices.
+
+        `filters` are those of `RunStore.results`.
+        """
         samples = store.samples(self.run.run_id)
         place, sample = -1, None
-        for result in store.results(self.run.run_id):
+        for result in store.results(self.run.run_id, **filters):
             wanted = self.run.split(result.ordinal)[0]
             while place < wanted:
                 place, sample = next(samples, (self.run.dataset_size, None))
@@ -134,9 +138,21 @@ class _Columns:
         row.update((f"metadata.{key}", facts.get(key)) for key in self.metadata)
         return row
 
+    @property
+    def kinds(self) -> dict[str, type]:
+        """Return the type of every column with a single type; other columns have mixed values."""
+        kinds: dict[str, type] = {
+            **dict.fromkeys(("repeat", "latency_ms", "tokens", "cache_hits", "unpriced_calls"), int),
+            **dict.fromkeys(("value", "reward", "cost", "judge_cost"), float),
+            "passed": bool,
+        }
+        kinds.update((f"metrics.{name}", float) for name in self.metrics)
+        kinds.update((f"passed.{name}", bool) for name in self.criteria)
+        return kinds
 
-def _text(value: Any) -> str | None:
-    """A value as text any file takes: itself, or its JSON; without what UTF-8 and readers of tables refuse."""
+
+def text_of(value: Any) -> str | None:
+    """Return a value as text, or as JSON, without characters that UTF-8 or readers of tables reject."""
     if value is None:
         return None
     text = value if isinstance(value, str) else dumps(value)
@@ -148,11 +164,11 @@ def _text(value: Any) -> str | None:
 def _cell(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return "" if value is None else value
-    text = _text(value) or ""
+    text = text_of(value) or ""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _write_csv(file: IO[str], columns: _Columns, rows: Iterator[dict[str, Any]]) -> int:
+def _write_csv(file: IO[str], columns: TrialColumns, rows: Iterator[dict[str, Any]]) -> int:
     writer = csv.writer(file)
     writer.writerow([_cell(name) for name in columns.names])
     count = 0
@@ -161,34 +177,28 @@ def _write_csv(file: IO[str], columns: _Columns, rows: Iterator[dict[str, Any]])
     return count
 
 
-def _write_jsonl(file: IO[str], columns: _Columns, rows: Iterator[dict[str, Any]]) -> int:
+def _write_jsonl(file: IO[str], columns: TrialColumns, rows: Iterator[dict[str, Any]]) -> int:
     count = 0
     for count, row in enumerate(rows, 1):  # noqa: B007 - the last number is the count
         file.write(dumps(row) + "\n")
     return count
 
 
-def _write_parquet(file: IO[bytes], columns: _Columns, rows: Iterator[dict[str, Any]]) -> int:
+def _write_parquet(file: IO[bytes], columns: TrialColumns, rows: Iterator[dict[str, Any]]) -> int:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise MissingExtraError("exporting to Parquet", "parquet") from None
-    kinds: dict[str, Any] = {
-        "repeat": pa.int64(), "passed": pa.bool_(), "value": pa.float64(), "reward": pa.float64(),
-        "latency_ms": pa.int64(),
-        "tokens": pa.int64(), "cost": pa.float64(), "judge_cost": pa.float64(), "cache_hits": pa.int64(),
-        "unpriced_calls": pa.int64(),
-    }  # fmt: skip
-    kinds |= {f"metrics.{name}": pa.float64() for name in columns.metrics}
-    kinds |= {f"passed.{name}": pa.bool_() for name in columns.criteria}
-    schema = pa.schema([(_text(name) or "", kinds.get(name, pa.string())) for name in columns.names])
+    arrow: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    kinds = {name: arrow[kind] for name, kind in columns.kinds.items()}
+    schema = pa.schema([(text_of(name) or "", kinds.get(name, pa.string())) for name in columns.names])
     count = 0
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for group in batched(rows, _ROW_GROUP):
             arrays = [
                 pa.array(
-                    [row[name] if name in kinds else _text(row[name]) for row in group], type=schema.field(at).type
+                    [row[name] if name in kinds else text_of(row[name]) for row in group], type=schema.field(at).type
                 )
                 for at, name in enumerate(columns.names)
             ]

@@ -1,9 +1,10 @@
-"""Runs in memory: for a quick look, for tests, and as the plainest statement of what a store does."""
+"""A store in memory, for quick evaluations and tests, and as the reference implementation."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,7 +51,7 @@ from fairtrial.store.rows import (
     SCORED,
     Encoder,
     Entry,
-    Refused,
+    RefusedEntry,
     StoreSource,
     facts_reader,
     read_metrics,
@@ -63,7 +64,7 @@ from fairtrial.store.rows import (
     stored_id,
     text_of,
 )
-from fairtrial.store.totals import MetricSums, Tally
+from fairtrial.store.totals import MetricSums, TotalsBuilder
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.types import JSON
@@ -75,7 +76,7 @@ _NO_OWNER = RunOwner(None, 0, None, None)
 
 
 @dataclass(slots=True)
-class _Run:
+class _StoredRun:
     values: dict[str, Any]
     record: RunRecord
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -91,12 +92,12 @@ class _Run:
 
 
 class MemoryStore(RunStore):
-    """A store that lasts as long as the process. It keeps the same rows as a database, redacted alike."""
+    """A store that lasts as long as the process. It keeps the same rows as a database, redacted in the same way."""
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._lock = threading.RLock()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _StoredRun] = {}
         self._blobs: dict[str, bytes] = {}
         self._closed = False
 
@@ -104,7 +105,7 @@ class MemoryStore(RunStore):
         return f"<MemoryStore: {len(self._runs)} runs>"
 
     def close(self) -> None:
-        """Forget everything; a closed store raises `StoreError` when it is used."""
+        """Delete everything; a closed store raises `StoreError` when it is used."""
         with self._lock:
             self._closed = True
             self._runs.clear()
@@ -114,7 +115,7 @@ class MemoryStore(RunStore):
         if self._closed:
             raise StoreError("the store in memory is closed")
 
-    def _run(self, run_id: str) -> _Run:
+    def _run(self, run_id: str) -> _StoredRun:
         self._open()
         try:
             return self._runs[run_id]
@@ -134,7 +135,7 @@ class MemoryStore(RunStore):
             number = max(last + 1, run.number)
             kept = replace(run, number=number, created_at=run.created_at or self._clock.time())
             values = run_values(kept, current())
-            self._runs[run.run_id] = _Run(values, read_run(values))
+            self._runs[run.run_id] = _StoredRun(values, read_run(values))
         return kept
 
     def get_run(self, run_id: str) -> RunRecord:
@@ -258,14 +259,14 @@ class MemoryStore(RunStore):
                         continue
                     run.entries[entry.ordinal] = entry
                     new += 1
-                except Refused as problem:
+                except RefusedEntry as problem:
                     refused.append((result.key, str(problem)))
         return Committed(new, duplicate, tuple(refused), tuple(unstorable))
 
-    def _check_sample(self, run: _Run, entry: Entry, sample_id: str) -> None:
-        known = run.samples.setdefault(entry.sample, (entry.sample, sample_id, None, None, None))
+    def _check_sample(self, run: _StoredRun, entry: Entry, sample_id: str) -> None:
+        known = run.samples.setdefault(entry.sample, (entry.sample, sample_id, None, None, None, None))
         if known[1] != sample_id:
-            raise Refused(f"the run's sample {entry.sample} was {known[1]!r} before; its dataset has changed")
+            raise RefusedEntry(f"the run's sample {entry.sample} was {known[1]!r} before; its dataset has changed")
 
     def done(self, run_id: str) -> bytearray:
         """A bitmap of the ordinals that have a stored result other than not_run: bit i of byte i//8."""
@@ -343,7 +344,7 @@ class MemoryStore(RunStore):
         with self._lock:
             run = self._run(run_id)
             entries = run.ordered()
-        tallies = [Tally() for _ in run.record.experiments]
+        tallies = [TotalsBuilder() for _ in run.record.experiments]
         for entry in entries:
             tallies[entry.row[_COLUMN["experiment"]]].add_row(entry.row)
         return [tally.totals(name, run.sample_id) for name, tally in zip(run.record.experiments, tallies, strict=True)]
@@ -366,12 +367,12 @@ class MemoryStore(RunStore):
             run = self._run(run_id)
             entries = run.ordered()
             metadata = {place: row[4] for place, row in run.samples.items()}
-        groups: dict[tuple[int, bytes], tuple[JSON, Tally]] = {}
+        groups: dict[tuple[int, bytes], tuple[JSON, TotalsBuilder]] = {}
         for entry in entries:
             facts: Any = None if metadata[entry.sample] is None else decode(object, metadata[entry.sample])
             value = facts.get(key) if isinstance(facts, dict) else None
             group = (entry.row[_COLUMN["experiment"]], canonical(value))
-            groups.setdefault(group, (value, Tally()))[1].add_row(entry.row)
+            groups.setdefault(group, (value, TotalsBuilder()))[1].add_row(entry.row)
         return [
             (value, tally.totals(run.record.experiments[experiment], run.sample_id))
             for (experiment, _text), (value, tally) in sorted(groups.items(), key=lambda item: item[0])
@@ -382,14 +383,14 @@ class MemoryStore(RunStore):
         row = self._run(run_id).samples.get(sample_ordinal)
         if row is None:
             raise StoreError(f"run {run_id} has no stored sample {sample_ordinal}")
-        return read_sample(*row[1:])
+        return read_sample(*row[1:5])
 
     def samples(self, run_id: str, *, after: int = -1) -> Iterator[tuple[int, Sample[Any, Any]]]:
         """The stored samples with their ordinals, ascending."""
         with self._lock:
             rows = dict(self._run(run_id).samples)
         return (
-            (place, read_sample(*rows[place][1:]))
+            (place, read_sample(*rows[place][1:5]))
             for place in sorted(rows)
             if place > after and rows[place][2] is not None
         )
@@ -400,6 +401,13 @@ class MemoryStore(RunStore):
             rows = dict(self._run(run_id).samples)
         facts = facts_reader(keys)
         return ((place, text_of(rows[place][1]), facts(rows[place][4])) for place in sorted(rows))
+
+    def repeated_inputs(self, run_id: str) -> Sequence[tuple[int, int]]:
+        """(ordinal, hash of the input) of the known samples whose input another sample has too, ascending."""
+        with self._lock:
+            hashes = {place: row[5] for place, row in self._run(run_id).samples.items() if row[5] is not None}
+        counts = Counter(hashes.values())
+        return [(place, hashes[place]) for place in sorted(hashes) if counts[hashes[place]] > 1]
 
     def session(self, run_id: str, ordinal: int) -> SessionView:
         """The session of a stored result (an empty one if none was kept)."""

@@ -1,4 +1,4 @@
-"""Which store an address means. Databases are imported only when one is opened."""
+"""Opens stores by URL. Database drivers are imported only when a store is opened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILES = (".db", ".sqlite", ".sqlite3")
 
 
 def default_store() -> str:
-    """Where runs are kept unless told otherwise: FAIRTRIAL_STORE, or a file in the current folder."""
+    """Return the URL of the default store: FAIRTRIAL_STORE, or a file in the current folder."""
     return os.environ.get("FAIRTRIAL_STORE") or str(DEFAULT_PATH)
 
 
@@ -22,7 +22,7 @@ def open_store(url: str | Path | None = None) -> RunStore:
 
     Args:
         url: `sqlite:///path`, a path that ends in .db or .sqlite, `postgresql://host/database`, or
-            `memory:`. Left out, `default_store()`.
+            `memory:`. `default_store()` by default.
     """
     where = default_store() if url is None else str(url)
     if _is_memory(where):
@@ -36,7 +36,7 @@ def open_store(url: str | Path | None = None) -> RunStore:
 
 
 def migrate_store(url: str | Path | None = None) -> tuple[int, int]:
-    """Create a store, or bring its schema up to date: (the version it had, 0 if it was new; the version it has)."""
+    """Create a store, or upgrade its schema; returns (the version it had, 0 if new; the version it has)."""
     from fairtrial.store import engine as engines
     from fairtrial.store.schema import VERSION
 
@@ -56,7 +56,7 @@ def migrate_store(url: str | Path | None = None) -> tuple[int, int]:
 
 
 def find_database(url: str) -> Path | str | None:
-    """The path of an SQLite file, or the address of a PostgreSQL database; None for memory."""
+    """Return the path of an SQLite file, or the URL of a PostgreSQL database; None for memory."""
     return None if _is_memory(url) else _database(url)
 
 
@@ -66,15 +66,15 @@ def _is_memory(where: str) -> bool:
 
 
 def _database(where: str) -> Path | str:
-    """The path of an SQLite file, or the address of a PostgreSQL database."""
+    """Return the path of an SQLite file, or the URL of a PostgreSQL database."""
     scheme, _, rest = where.partition(":")
     if scheme in ("postgresql", "postgres", "postgresql+psycopg") and rest.startswith("//"):
         return f"postgresql:{rest}"
     path = _sqlite_path(where)
     if path is None:
-        # The address itself is not repeated: it may hold a password.
+        # The URL is not repeated: it may contain a password.
         raise ConfigurationError(
-            "not the address of a store: use sqlite:///path, a path that ends in .db or .sqlite, "
+            "invalid store URL: use sqlite:///path, a path that ends in .db or .sqlite, "
             "postgresql://host/database, or memory:"
         )
     return path

@@ -1,4 +1,4 @@
-"""One run as one file: an SQLite store that holds nothing else."""
+"""Saves a run to a single file: an SQLite store that contains nothing else."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from pathlib import Path
 
 from fairtrial.codec import dumps
 from fairtrial.errors import StoreError
-from fairtrial.store.protocol import RunStore
+from fairtrial.store.protocol import RunRecord, RunStore
 
 _BATCH = 256
+_NAMED = 5  # Runs that an error names.
 
 
 def save_run(store: RunStore, run_id: str, path: Path | str) -> None:
-    """Write a run, with its samples, transcripts, labels and attachments, to one file that `load_run` reads."""
+    """Save a run, with its samples, transcripts, labels and attachments, to a file that `load_run` opens."""
     from fairtrial.store.sql import SqlStore
 
     run = store.get_run(run_id)
     target = Path(path)
-    # Written aside and renamed: there is never half a file under the name people use.
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Written to a temporary file and renamed, so that the target is never incomplete.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fairtrial-") as folder:
         aside = Path(folder) / "run.db"
         copy = SqlStore.sqlite(aside)
@@ -48,32 +50,59 @@ def save_run(store: RunStore, run_id: str, path: Path | str) -> None:
 
 
 def load_run(path: Path | str) -> tuple[RunStore, str]:
-    """Open a saved run: (a store that can only be read, the run's id)."""
+    """Open a saved run; returns (a read-only store, the run's id)."""
+    store = open_saved(path)
+    try:
+        return store, only_run(store, str(path), repr(str(path))).run_id
+    except StoreError:
+        store.close()
+        raise
+
+
+def open_saved(path: Path | str) -> RunStore:
+    """Open an SQLite file read-only, whatever its name; refuses files with foreign tables."""
     from fairtrial.store.sql import SqlStore
 
     _check_foreign(Path(path))
-    store = SqlStore.sqlite(path, read_only=True)
-    found = store.runs(limit=2)
-    if len(found) != 1:
-        store.close()
-        raise StoreError(f"{path} is not one saved run; open it with open_store to choose among its runs")
-    return store, found[0].run_id
+    return SqlStore.sqlite(path, read_only=True)
+
+
+def only_run(store: RunStore, place: str, argument: str) -> RunRecord:
+    """Return the only run of a store; with several, raise an error with their names.
+
+    Args:
+        store: The store.
+        place: What errors call it.
+        argument: What stands for it in Python code.
+    """
+    runs = store.runs()
+    if len(runs) == 1:
+        return runs[0]
+    if not runs:
+        raise StoreError(f"{place} contains no runs")
+    names = [run.name for run in runs]
+    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    raise StoreError(
+        f"{place} does not contain exactly one run: it has {shown}\n"
+        f"name one, as in EvalReport.load({argument}, {names[0]!r})"
+    )
 
 
 def _check_foreign(path: Path) -> None:
-    """Refuse a file that holds anything but our own tables: a view or a virtual table runs somebody else's query."""
+    """Refuse a file with other tables, views or virtual tables: they could execute foreign queries."""
     from fairtrial.store.engine import read_only_uri
     from fairtrial.store.schema import metadata
 
     if not path.is_file():
-        return  # Explained by who opens it.
+        return  # Opening the file reports the error.
+    own_names = {*metadata.tables, *(index.name for table in metadata.tables.values() for index in table.indexes)}
     try:
         with closing(sqlite3.connect(read_only_uri(path), uri=True)) as connection:
             connection.execute("PRAGMA trusted_schema=OFF")
             for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master"):
-                ours = name in metadata.tables or name.startswith("sqlite_") or name == "ix_labels_run"
+                ours = name in own_names or name.startswith("sqlite_")
                 if kind not in ("table", "index") or not ours or (sql or "").upper().startswith("CREATE VIRTUAL"):
-                    raise StoreError(f"{path} is not a saved run: it contains the {kind} {name!r}, which is not ours")
+                    raise StoreError(f"{path} is not a saved run: it contains the foreign {kind} {name!r}")
     except sqlite3.Error as error:
         raise StoreError(f"{path} is not a saved run: {error}") from None
 
@@ -85,12 +114,12 @@ def _copy_blobs(store: RunStore, copy: RunStore, texts: Iterable[str | bytes | N
         data = text.encode() if isinstance(text, str) else text
         if data and b'"sha256"' in data:
             for found in ATTACHED.finditer(data):
-                with suppress(StoreError):  # Named here, but kept elsewhere.
+                with suppress(StoreError):  # Referenced here, but stored elsewhere.
                     copy.put_blob(store.get_blob(found[1].decode()))
 
 
 def _settle(path: Path) -> None:
-    """Leave one file behind, without a write-ahead log beside it: it can then be read from anywhere."""
+    """Close the write-ahead log, so that a single file remains."""
     connection = sqlite3.connect(path)
     try:
         connection.execute("PRAGMA journal_mode=DELETE")

@@ -1,42 +1,42 @@
-"""What a store of runs is: the durable truth about them.
+"""The protocol of run stores, which are the authoritative record of runs.
 
-Stores are synchronous and safe to call from several threads and processes: the scheduler commits from one writer
-thread, reports read lazily from wherever they are used.
+Stores are synchronous and safe to use from several threads and processes: the scheduler commits from one writer thread,
+reports read lazily.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from fairtrial.data.sample import Sample
+from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY
 from fairtrial.session.views import SessionView
+from fairtrial.store.notes import RunNotes
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.types import JSON
 
 type RunStatus = Literal["running", "finished", "interrupted", "incomplete", "unscored", "stopped"]
-"""A run is `finished` when the store holds a result for every trial of its plan. `interrupted`, `incomplete` and
-`unscored` can be resumed: the run was ended early, results could not be stored or got lost, or all trials were executed
-and the scoring of some failed. `stopped` ended early because it had seen enough."""
+"""A run is `finished` when the store has a result for every trial of its plan. `interrupted`, `incomplete` and
+`unscored` can be resumed: the run was ended early, results could not be stored or were lost, or all trials were
+executed and the scoring of some failed. `stopped` ended early by adaptive stopping."""
 
 RESUMABLE: tuple[RunStatus, ...] = ("interrupted", "incomplete", "unscored")
-"""The statuses of a run that has ended and that the same command continues."""
-
-IMPORTED = "imported"
-"""The note of a run that another tool executed: where it came from. Such a run is never resumed."""
+"""The statuses of ended runs that can be resumed."""
 
 NO_SAMPLES: Mapping[int, Sample[Any, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What is known about a run before any result: its identity and its plan.
+    """The record of a run: its identity and its plan.
 
-    A trial's ordinal is its place in the plan, sample-major:
+    A trial's ordinal is its position in the plan, sample-major:
     `(sample_ordinal * len(experiments) + experiment_index) * repeats + repeat`.
     """
 
@@ -48,68 +48,90 @@ class RunRecord:
     dataset_size: int
     experiments: tuple[str, ...]
     repeats: int
-    number: int = 0  # The how-manieth run of its suite, from 1; given by the store.
+    _: KW_ONLY
+    number: int = 0  # 1-based sequence number within the suite, assigned by the store.
     status: RunStatus = "running"
     params: Mapping[str, JSON] = EMPTY  # Experiment name -> its parameters.
     config: Mapping[str, JSON] = EMPTY
     tags: Mapping[str, str] = EMPTY
     evaluator: str = ""
     code_hash: str = ""
-    parent_run: str | None = None  # The run whose outputs this one scored again.
+    parent_run: str | None = None  # The run whose outputs this one rescored.
     created_at: float = 0.0
     finished_at: float | None = None
-    notes: Mapping[str, JSON] = EMPTY  # What a reader must know: adaptive stopping, a resumed run with changed code.
+    notes: Mapping[str, JSON] = EMPTY  # Additional facts, such as adaptive stopping; see `RunNotes`.
+
+    def __repr__(self) -> str:
+        return f"<RunRecord {self.name} {self.run_id}: {self.status}, {self.planned:,} trials planned>"
+
+    @property
+    def name(self) -> str:
+        """The name that people type for the run: `suite@3`."""
+        return f"{self.suite}@{self.number}"
+
+    @property
+    def noted(self) -> RunNotes:
+        """The notes as records."""
+        return RunNotes(self.notes)
 
     @property
     def imported(self) -> bool:
-        """True if another tool executed the run."""
-        return IMPORTED in self.notes
+        """True if another tool executed the run. Such a run is never resumed."""
+        return self.noted.is_imported
 
-    identity: Mapping[str, JSON] | None = None  # What the run is made of; None if it was stored before version 2.
+    identity: Mapping[str, JSON] | None = None  # See `RunIdentity`; None if stored before schema version 2.
 
     @property
     def code_versions(self) -> int:
-        """How many versions of the code executed trials of the run."""
+        """The number of code versions that executed trials of the run."""
         code = None if self.identity is None else self.identity.get("code")
         if isinstance(code, Sequence) and not isinstance(code, str):
             return len(code)
-        return 2 if self.notes.get("code_changed") else 1
+        return 2 if self.noted.code_changed else 1
+
+    @property
+    def took_seconds(self) -> float | None:
+        """How long the run was executed, without the time between its end and a retry; None before its end."""
+        if self.finished_at is None:
+            return None
+        executed = self.noted.executed_seconds
+        return self.finished_at - self.created_at if executed is None else executed
 
     @property
     def planned(self) -> int:
-        """How many trials the plan has."""
+        """The number of trials in the plan."""
         return self.dataset_size * len(self.experiments) * self.repeats
 
     def ordinal(self, sample_ordinal: int, experiment: int, repeat: int) -> int:
-        """The place in the plan of one trial."""
+        """Return the ordinal of a trial."""
         return (sample_ordinal * len(self.experiments) + experiment) * self.repeats + repeat
 
     def split(self, ordinal: int) -> tuple[int, int, int]:
-        """(sample ordinal, experiment index, repeat) of a place in the plan."""
+        """Return (sample ordinal, experiment index, repeat) of an ordinal."""
         rest, repeat = divmod(ordinal, self.repeats)
         sample, experiment = divmod(rest, len(self.experiments))
         return sample, experiment, repeat
 
 
 class RunOwner(NamedTuple):
-    """Which process executes a run, as the store knows it."""
+    """The process that executes a run, according to the store."""
 
-    owner: str | None  # None: nobody.
-    epoch: int  # The fencing token: how often the run changed hands.
+    owner: str | None  # None: no process.
+    epoch: int  # The fencing token: the number of changes of owner.
     heartbeat_at: float | None
     age_seconds: float | None  # Of the heartbeat, by the database's own clock; None if it has none, as in SQLite.
 
 
 class Committed(NamedTuple):
-    """What became of a batch.
+    """The outcome of a commit.
 
     Attributes:
-        new: How many results changed the store.
-        duplicate: How many it already had.
+        new: Number of results that changed the store.
+        duplicate: Number of results that it already had.
         refused: The trials of which nothing could be stored, and why: they are not in the run's plan, or the database
-            takes no row for them.
+            refuses any row for them.
         unstorable: The trials whose result could not be stored as it was, and why. Each is stored as a "task_error" at
-            stage "store" without output and session, and is among `new` or `duplicate`.
+            stage "store" without output and session, and is counted in `new` or `duplicate`.
     """
 
     new: int
@@ -120,7 +142,7 @@ class Committed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the results of one experiment of a run, computed where the results are."""
+    """Sums over the results of one experiment, computed by the store."""
 
     experiment: str
     outcomes: Mapping[Outcome, int]  # Stored results by outcome.
@@ -140,22 +162,33 @@ class Totals:
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    cost_usd: float | None = None  # Of the task's calls, as far as it is known.
+    cost_usd: float | None = None  # Known costs of the task's calls.
     judge_cost_usd: float | None = None
-    cache_hits: int = 0  # Model calls that the response cache answered.
-    unpriced_calls: int = 0  # Calls of the task whose cost is not known.
+    cache_hits: int = 0  # Model calls answered by the response cache.
+    unpriced_calls: int = 0  # Calls of the task with unknown cost.
     unpriced_judge_calls: int = 0
+    cut_off_calls: int = 0  # Model answers truncated at a token limit.
+    reasoning_tokens: int = 0  # Of the output.
+    cache_write_tokens: int = 0  # Of the input.
 
     @property
     def total_cost_usd(self) -> float:
-        """What the task's and the judges' calls are known to have cost."""
+        """The known costs of the task's and the judges' calls."""
         return (self.cost_usd or 0.0) + (self.judge_cost_usd or 0.0)
+
+
+METRIC_CODES: Mapping[str, tuple[bool | None, bool | None]] = {
+    "-": (None, None), "0": (False, None), "1": (True, None),
+    "+": (None, True), "f": (False, True), "p": (True, True),
+    "~": (None, False), "F": (False, False), "P": (True, False),
+}  # fmt: skip
+"""The verdict of a metric and its `higher_is_better`, by the character that encodes both."""
 
 
 class MetricTotals(NamedTuple):
     """A metric over the scored trials of an experiment that have it.
 
-    `judged` counts those in which it had a verdict, `passed` those in which it passed.
+    `judged` counts the trials in which it had a verdict, `passed` those in which it passed.
     """
 
     trials: int
@@ -165,7 +198,7 @@ class MetricTotals(NamedTuple):
 
 
 class ScoreRow(NamedTuple):
-    """The numbers of one stored trial, without what was said in it."""
+    """The numbers of one stored trial, without texts."""
 
     ordinal: int
     outcome: Outcome
@@ -178,25 +211,37 @@ class ScoreRow(NamedTuple):
     reward: float | None
     verdicts: (
         str | None
-    )  # One character for each metric, in order: 1 passed, 0 failed, - no verdict; None: none has one.
+    )  # One character for each metric, in order (`METRIC_CODES`); None: no metric has a verdict or a direction.
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a person said about a trial. Labels are only ever added."""
+    """A human label of a trial. Labels are only ever added: a value of None withdraws an annotator's last one.
+
+    A name that begins with "~" marks what is no verdict on a sampled trial (a comment, a skip, a label of a trial that
+    was picked): calibration, comparisons and gates leave it out unless they are asked for that name.
+
+    `weight` is the number of judged trials that the label represents, 1/(sampling probability), if trials were not
+    sampled uniformly; only the ratios of weights matter.
+    """
 
     key: TrialKey
     name: str
     value: JSON
     annotator: str = ""
     at: float = 0.0
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise ConfigurationError(f"the weight of a label must be a number above 0 (got {self.weight!r})")
 
 
 class RunStore(Protocol):
-    """Runs, their samples, results, transcripts and labels."""
+    """A store of runs with their samples, results, transcripts and labels."""
 
     def create_run(self, run: RunRecord, *, latest: int | None = None) -> RunRecord:
-        """Keep a new run; gives it the next number of its suite, or the one it brings if that is higher.
+        """Store a new run; assigns the next number of its suite, or keeps its own number if that is higher.
 
         A run_id that exists already is an error.
 
@@ -205,18 +250,18 @@ class RunStore(Protocol):
             latest: The number of the suite's latest run, 0 if it must have none; not compared if None.
 
         Raises:
-            RunBusyError: the suite's latest run has another number: somebody else has started one meanwhile.
+            RunBusyError: the suite's latest run has another number, because another process has started one meanwhile.
         """
         ...
 
     def get_run(self, run_id: str) -> RunRecord:
-        """One run. Raises `UnknownRunError`."""
+        """Return a run. Raises `UnknownRunError`."""
         ...
 
     def runs(
         self, *, suite: str | None = None, status: RunStatus | None = None, limit: int | None = None
     ) -> list[RunRecord]:
-        """Runs, newest first."""
+        """Return the runs, newest first."""
         ...
 
     def update_run(
@@ -229,21 +274,21 @@ class RunStore(Protocol):
         identity: Mapping[str, JSON] | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Change what may change about a run: its end, notes (merged into those it has), and its code versions.
+        """Update the status, end time, notes (merged) and code versions of a run.
 
-        A run that is "running" again has no end: its `finished_at` goes back to None. With `epoch`, it raises
-        `RunBusyError` and changes nothing if the run has been taken over since.
+        The status "running" resets `finished_at` to None. With `epoch`, it raises `RunBusyError` and changes nothing
+        if the run has been taken over since.
         """
         ...
 
     def run_owner(self, run_id: str) -> RunOwner:
-        """Return which process executes a run."""
+        """Return the process that executes a run."""
         ...
 
     def acquire_run(self, run_id: str, owner: str, seen: RunOwner) -> int | None:
         """Make `owner` the owner of a run, if nothing has changed since `seen` was read (compare-and-swap).
 
-        Returns the new epoch, which fences off all earlier owners, or None if somebody else came first.
+        Returns the new epoch, which fences off all earlier owners, or None if another process was first.
         """
         ...
 
@@ -252,11 +297,11 @@ class RunStore(Protocol):
         ...
 
     def release_run(self, run_id: str, epoch: int) -> None:
-        """Give up ownership; does nothing if the run has been taken over since `epoch`."""
+        """Release ownership; does nothing if the run has been taken over since `epoch`."""
         ...
 
     def delete_run(self, run_id: str) -> None:
-        """Forget a run with its results, transcripts and labels, and samples that no other run uses."""
+        """Delete a run with its results, transcripts and labels, and samples that no other run uses."""
         ...
 
     def commit(
@@ -267,12 +312,12 @@ class RunStore(Protocol):
         *,
         epoch: int | None = None,
     ) -> Committed:
-        """Keep results durably, all in one transaction, with the samples (by sample ordinal) they belong to.
+        """Store results durably in one transaction, with their samples (by sample ordinal).
 
-        A result is taken if its trial has none yet, or if the stored one is not "scored" and this one is, or has a
-        higher attempt. Anything else is counted as a duplicate and changes nothing. One bad row never sinks a batch:
-        it is found by halving and stored as an error of its trial (see `Committed`), and the rest is kept. Only data
-        errors count as bad rows; everything else that a database raises is an error of the store, and is raised.
+        A result is stored if its trial has none yet, or if the stored one is not "scored" and this one is, or has a
+        higher attempt. Other results are duplicates and change nothing. An invalid row does not fail the batch: it is
+        found by bisection and stored as an error of its trial (see `Committed`). Only data errors count as invalid
+        rows; other errors of the database are raised.
         Committing the same batch again is always safe, so a caller may repeat a commit that raised
         `StoreUnavailableError`. With `epoch`, it raises `RunBusyError` and keeps nothing if the run has been taken over
         since; that is checked in the transaction.
@@ -280,11 +325,11 @@ class RunStore(Protocol):
         ...
 
     def done(self, run_id: str) -> bytearray:
-        """A bitmap of the ordinals that have a stored result other than not_run: bit i of byte i//8."""
+        """Return the bitmap of ordinals with a stored result other than not_run: bit i of byte i//8."""
         ...
 
     def ordinals(self, run_id: str, outcomes: Sequence[Outcome]) -> Iterator[int]:
-        """The ordinals stored with one of these outcomes, ascending, streamed."""
+        """Yield the ordinals stored with one of these outcomes, ascending."""
         ...
 
     def results(
@@ -300,72 +345,79 @@ class RunStore(Protocol):
         outputs: bool = True,
         snapshots: bool = False,
     ) -> Iterator[EvalResult]:
-        """Results in plan order, streamed; `after` is an ordinal, for paging.
+        """Yield results in plan order; `after` is an ordinal, for paging.
 
-        `outputs` False leaves outputs out. `snapshots` True brings each session's snapshot along, for those who need
-        them all: scoring a run again, or copying it.
+        `outputs=False` leaves outputs out. `snapshots=True` includes the session snapshots, for rescoring or copying a
+        run.
         """
         ...
 
     def scores(self, run_id: str, *, experiment: str) -> Iterator[ScoreRow]:
-        """The numbers of an experiment's results in plan order, streamed: statistics need nothing else."""
+        """Yield the numbers of an experiment's results in plan order, for statistics."""
         ...
 
     def totals(self, run_id: str) -> list[Totals]:
-        """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
+        """Return the sums per experiment, in the order of the run's experiments; one for each, even without results."""
         ...
 
     def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, MetricTotals]]:
-        """Experiment -> metric -> its figures over scored trials, in the order in which metrics first occur."""
+        """Return experiment -> metric -> its totals over scored trials, in the order of first occurrence."""
         ...
 
     def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, Totals]]:
-        """Totals per experiment and per value of a metadata key of the samples (None where a sample has no such key).
+        """Return totals per experiment and per value of a metadata key of the samples (None if a sample lacks the key).
 
         In the order of the run's experiments, and within each of the values' JSON text; only groups that have results.
         """
         ...
 
     def sample(self, run_id: str, sample_ordinal: int) -> Sample[Any, Any]:
-        """A stored sample, as plain JSON values."""
+        """Return a stored sample, as plain JSON values."""
         ...
 
     def samples(self, run_id: str, *, after: int = -1) -> Iterator[tuple[int, Sample[Any, Any]]]:
-        """The stored samples with their ordinals, ascending, streamed."""
+        """Yield the stored samples with their ordinals, ascending."""
         ...
 
     def sample_facts(self, run_id: str, keys: Sequence[str] = ()) -> Iterator[tuple[int, str, tuple[JSON, ...]]]:
-        """(ordinal, id, values of these metadata keys) of the known samples, ascending, streamed.
+        """Yield (ordinal, id, values of these metadata keys) of the known samples, ascending.
 
-        A value is None where a sample has no such key. Samples of which only the id is known are among them, and so
-        may be samples of the same dataset that this run has not come to.
+        A value is None if a sample lacks the key. This includes samples of which only the id is known, and may include
+        samples of the same dataset that this run has not reached.
+        """
+        ...
+
+    def repeated_inputs(self, run_id: str) -> Sequence[tuple[int, int]]:
+        """Yield (ordinal, hash of the input) of the known samples whose input is not unique, ascending.
+
+        Empty inputs are left out, and so are samples that were stored before inputs were hashed.
         """
         ...
 
     def session(self, run_id: str, ordinal: int) -> SessionView:
-        """The session of a stored result (an empty one if none was kept)."""
+        """Return the session of a stored result (empty if none was stored)."""
         ...
 
     def snapshot(self, run_id: str, ordinal: int) -> bytes | None:
-        """The session of a stored result as snapshot bytes."""
+        """Return the session of a stored result as snapshot bytes."""
         ...
 
     def put_blob(self, data: bytes) -> str:
-        """Keep bytes under their SHA-256 (hex), once. Raises `SecretInDataError` if they hold a known secret."""
+        """Store bytes under their SHA-256 (hex), once. Raises `SecretInDataError` if they contain a known secret."""
         ...
 
     def get_blob(self, sha256: str) -> bytes:
-        """Bytes by hash. Raises `StoreError` if absent."""
+        """Return bytes by hash. Raises `StoreError` if absent."""
         ...
 
     def label(self, label: Label) -> None:
-        """Add what a person said about a trial; a label without a time gets the present one."""
+        """Add a label of a trial; without a time, it gets the current one."""
         ...
 
     def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:
-        """Labels of a run, oldest first."""
+        """Return the labels of a run, oldest first."""
         ...
 
     def close(self) -> None:
-        """Let go of files and connections; a closed store raises `StoreError` when it is used."""
+        """Close files and connections; a closed store raises `StoreError` when it is used."""
         ...

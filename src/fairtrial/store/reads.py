@@ -1,4 +1,4 @@
-"""Reading a store in SQL. Every long read goes page by page, so no reader holds a transaction open for long."""
+"""The reading operations of SQL stores. Long reads are paged, so that no transaction stays open for long."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _WIDTH = len(READ_RESULT)
 
 
 class SqlReads(RunStore):
-    """The half of a store that reads."""
+    """The reading operations of an SQL store."""
 
     def __init__(self, engine: Engine, place: str) -> None:
         self._engine = engine
@@ -86,13 +86,13 @@ class SqlReads(RunStore):
             return self._find(connection, run_id)
 
     def get_run(self, run_id: str) -> RunRecord:
-        """One run. Raises `UnknownRunError`."""
+        """Return a run. Raises `UnknownRunError`."""
         return self._run(run_id)[1]
 
     def runs(
         self, *, suite: str | None = None, status: RunStatus | None = None, limit: int | None = None
     ) -> list[RunRecord]:
-        """Runs, newest first."""
+        """Return the runs, newest first."""
         query = select(runs).order_by(runs.c.id.desc()).limit(limit)
         if suite is not None:
             query = query.where(runs.c.suite == escape_text(suite))
@@ -102,7 +102,7 @@ class SqlReads(RunStore):
             return [read_run(dict(found)) for found in connection.execute(query).mappings()]
 
     def done(self, run_id: str) -> bytearray:
-        """A bitmap of the ordinals that have a stored result other than not_run: bit i of byte i//8."""
+        """Return the bitmap of ordinals with a stored result other than not_run: bit i of byte i//8."""
         number, run = self._run(run_id)
         bits = bytearray((run.planned + 7) // 8)
         with self._read() as connection:
@@ -115,7 +115,7 @@ class SqlReads(RunStore):
                     results.c.outcome != NOT_RUN,
                 )
                 count = connection.execute(select(func.count()).select_from(results).where(ours)).scalar_one()
-                # A block that is complete, as nearly all are, is settled by counting.
+                # Nearly all blocks are complete, which a count shows.
                 if count == end - start and end % 8 == 0:
                     bits[start // 8 : end // 8] = b"\xff" * ((end - start) // 8)
                 elif count:
@@ -124,7 +124,7 @@ class SqlReads(RunStore):
         return bits
 
     def ordinals(self, run_id: str, outcomes: Sequence[Outcome]) -> Iterator[int]:
-        """The ordinals stored with one of these outcomes, ascending, streamed."""
+        """Yield the ordinals stored with one of these outcomes, ascending."""
         number, _run = self._run(run_id)
         query = select(results.c.ordinal).where(
             results.c.run == number, results.c.outcome.in_([OUTCOMES[outcome] for outcome in outcomes])
@@ -140,7 +140,7 @@ class SqlReads(RunStore):
         after: int = -1,
         limit: int | None = None,
     ) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query in order of an ordinal, which it selects first; each page is a query of its own."""
+        """Yield the rows of a query by ordinal, its first column; each page is a separate query."""
         while limit is None or limit > 0:
             wanted = size if limit is None else min(size, limit)
             with self._read() as connection:
@@ -164,7 +164,7 @@ class SqlReads(RunStore):
         outputs: bool = True,
         snapshots: bool = False,
     ) -> Iterator[EvalResult]:
-        """Results in plan order, streamed; `after` is an ordinal, for paging."""
+        """Yield results in plan order; `after` is an ordinal, for paging."""
         number, run = self._run(run_id)
         query = _result_query(number, outputs=outputs, snapshots=snapshots)
         chosen = None if experiment is None else experiment_index(run, experiment)
@@ -210,7 +210,7 @@ class SqlReads(RunStore):
         after: int,
         limit: int | None,
     ) -> Iterator[tuple[Any, ...]]:
-        """The rows of a few samples. Their ordinals are known, so nothing else is looked at."""
+        """Yield the rows of a few samples by their ordinals."""
         columns = range(len(run.experiments)) if experiment is None else (experiment,)
         ordinals = (
             ordinal
@@ -226,7 +226,7 @@ class SqlReads(RunStore):
                 limit -= len(found)
 
     def scores(self, run_id: str, *, experiment: str) -> Iterator[ScoreRow]:
-        """The numbers of an experiment's results in plan order, streamed."""
+        """Yield the numbers of an experiment's results in plan order."""
         number, run = self._run(run_id)
         query = select(*(results.c[name] for name in READ_SCORES)).where(
             results.c.run == number, results.c.experiment == experiment_index(run, experiment)
@@ -235,13 +235,13 @@ class SqlReads(RunStore):
         return (row for page in pages for row in read_scores(page))
 
     def totals(self, run_id: str) -> list[Totals]:
-        """Sums per experiment, in the order of the run's experiments; one row for each, even if nothing is stored."""
+        """Return the sums per experiment, in the order of the run's experiments; one for each, even without results."""
         with self._read() as connection:
             number, run = self._find(connection, run_id)
             return aggregates.totals(connection, number, run)
 
     def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, MetricTotals]]:
-        """Experiment -> metric -> its figures over scored trials, in the order in which metrics first occur."""
+        """Return experiment -> metric -> its totals over scored trials, in the order of first occurrence."""
         number, run = self._run(run_id)
         query = select(results.c.ordinal, results.c.experiment, results.c.metrics, results.c.verdicts).where(
             results.c.run == number, results.c.outcome == SCORED, results.c.metrics.is_not(None)
@@ -252,13 +252,13 @@ class SqlReads(RunStore):
         return sums.totals()
 
     def group_totals(self, run_id: str, key: str) -> list[tuple[JSON, Totals]]:
-        """Totals per experiment and per value of a metadata key of the samples."""
+        """Return totals per experiment and per value of a metadata key of the samples."""
         with self._read() as connection:
             number, run = self._find(connection, run_id)
             return aggregates.group_totals(connection, number, run, key)
 
     def sample(self, run_id: str, sample_ordinal: int) -> Sample[Any, Any]:
-        """A stored sample, as plain JSON values."""
+        """Return a stored sample, as plain JSON values."""
         query = select(samples.c.id, samples.c.input, samples.c.expected, samples.c.metadata)
         with self._read() as connection:
             number, _run = self._find(connection, run_id)
@@ -270,7 +270,7 @@ class SqlReads(RunStore):
         return read_sample(*found)
 
     def samples(self, run_id: str, *, after: int = -1) -> Iterator[tuple[int, Sample[Any, Any]]]:
-        """The stored samples with their ordinals, ascending, streamed."""
+        """Yield the stored samples with their ordinals, ascending."""
         number, _run = self._run(run_id)
         query = select(samples.c.ordinal, samples.c.id, samples.c.input, samples.c.expected, samples.c.metadata).where(
             samples.c.dataset == dataset_of(number), samples.c.input.is_not(None)
@@ -278,7 +278,7 @@ class SqlReads(RunStore):
         return ((row[0], read_sample(*row[1:])) for row in self._pages(query, samples.c.ordinal, _PAGE, after=after))
 
     def sample_facts(self, run_id: str, keys: Sequence[str] = ()) -> Iterator[tuple[int, str, tuple[JSON, ...]]]:
-        """(ordinal, id, values of these metadata keys) of the known samples, ascending, streamed."""
+        """Yield (ordinal, id, values of these metadata keys) of the known samples, ascending."""
         number, _run = self._run(run_id)
         query = select(samples.c.ordinal, samples.c.id, samples.c.metadata).where(
             samples.c.dataset == dataset_of(number)
@@ -289,13 +289,24 @@ class SqlReads(RunStore):
             for ordinal, sample_id, metadata in self._pages(query, samples.c.ordinal, _SLIM_PAGE)
         )
 
+    def repeated_inputs(self, run_id: str) -> Sequence[tuple[int, int]]:
+        """Yield (ordinal, hash of the input) of the known samples whose input is not unique, ascending."""
+        number, _run = self._run(run_id)
+        here = and_(samples.c.dataset == dataset_of(number), samples.c.input_hash.is_not(None))
+        repeated = select(samples.c.input_hash).where(here).group_by(samples.c.input_hash).having(func.count() > 1)
+        query = select(samples.c.ordinal, samples.c.input_hash).where(here, samples.c.input_hash.in_(repeated))
+        with self._read() as connection:
+            if connection.execute(repeated.limit(1)).first() is None:  # The usual case, at half the cost.
+                return []
+            return [(row[0], row[1]) for row in connection.execute(query.order_by(samples.c.ordinal))]
+
     def session(self, run_id: str, ordinal: int) -> SessionView:
-        """The session of a stored result (an empty one if none was kept)."""
+        """Return the session of a stored result (empty if none was stored)."""
         data = self.snapshot(run_id, ordinal)
         return RecordedView(UUID(int=0), EMPTY, ()) if data is None else restore_session(data)
 
     def snapshot(self, run_id: str, ordinal: int) -> bytes | None:
-        """The session of a stored result as snapshot bytes."""
+        """Return the session of a stored result as snapshot bytes."""
         with self._read() as connection:
             number, _run = self._find(connection, run_id)
             found = connection.execute(
@@ -308,7 +319,7 @@ class SqlReads(RunStore):
         return None if found[0] is None else decompress(found[0])
 
     def get_blob(self, sha256: str) -> bytes:
-        """Bytes by hash. Raises `StoreError` if absent."""
+        """Return bytes by hash. Raises `StoreError` if absent."""
         with self._read() as connection:
             data = connection.execute(select(blobs.c.data).where(blobs.c.sha256 == sha256)).scalar()
         if data is None:
@@ -316,7 +327,7 @@ class SqlReads(RunStore):
         return decompress(data)
 
     def labels(self, run_id: str, *, name: str | None = None) -> Iterator[Label]:
-        """Labels of a run, oldest first."""
+        """Return the labels of a run, oldest first."""
         number, _run = self._run(run_id)
         query = select(labels.c.id, labels).where(labels.c.run == number)
         if name is not None:

@@ -1,4 +1,4 @@
-"""Run records and labels as rows, and back."""
+"""Converts run records and labels to rows and back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIELDS = {
 
 
 def check_epoch(run_id: str, current: int, epoch: int | None) -> None:
-    """Raise `RunBusyError` if a run has changed hands since the epoch of a writer."""
+    """Raise `RunBusyError` if a run has been taken over since the epoch of a writer."""
     if epoch is not None and current != epoch:
         raise RunBusyError(
             f"run {run_id} was taken over by another process: this process stops and stores nothing more. "
@@ -40,23 +40,23 @@ def check_epoch(run_id: str, current: int, epoch: int | None) -> None:
 
 
 def check_plan(run: RunRecord) -> None:
-    """Raise unless a run has a plan that can be stored."""
+    """Raise `StoreError` if the plan of a run cannot be stored."""
     if not run.run_id or not run.experiments or run.repeats < 1 or run.dataset_size < 0:
-        raise StoreError(f"run {run.run_id!r} needs an id, an experiment and at least one repeat")
+        raise StoreError(f"run {run.run_id!r} must have an id, an experiment and at least one repeat")
     if len(set(run.experiments)) != len(run.experiments):
-        raise StoreError(f"run {run.run_id} has two experiments of one name: {', '.join(run.experiments)}")
+        raise StoreError(f"the experiments of run {run.run_id} must be unique (got {', '.join(run.experiments)})")
     if run.planned > MAX_TRIALS:
-        raise StoreError(f"run {run.run_id} plans {run.planned:,} trials; a run holds at most {MAX_TRIALS:,}")
+        raise StoreError(f"run {run.run_id} must have at most {MAX_TRIALS:,} trials (got {run.planned:,})")
 
 
 def check_latest(run: RunRecord, number: int, expected: int | None) -> None:
     """Raise if the latest run of a run's suite has another number than expected."""
     if expected is not None and number != expected:
-        raise RunBusyError(f"another run of suite {run.suite!r} was started at the same moment: its number is {number}")
+        raise RunBusyError(f"another run of suite {run.suite!r} was started at the same time: number {number}")
 
 
 def experiment_index(run: RunRecord, experiment: str) -> int:
-    """The place of an experiment in its run."""
+    """Return the index of an experiment in its run."""
     try:
         return run.experiments.index(experiment)
     except ValueError:
@@ -65,7 +65,7 @@ def experiment_index(run: RunRecord, experiment: str) -> int:
 
 
 def run_values(run: RunRecord, redactor: Redactor) -> dict[str, Any]:
-    """The columns of a run. Raises `SecretInDataError` if what people named or set holds a known secret."""
+    """Return the columns of a run. Raises `SecretInDataError` if a user-provided value contains a known secret."""
     values: dict[str, Any] = {name: escape_text(getattr(run, name)) for name in _TEXT}
     values |= {name: getattr(run, name) for name in _PLAIN}
     values |= {name: dumps(getattr(run, name)) for name in _UNCHANGED}
@@ -80,13 +80,13 @@ def run_values(run: RunRecord, redactor: Redactor) -> dict[str, Any]:
 
 
 def mapping_json(mapping: Mapping[str, Any], redactor: Redactor) -> str:
-    """A mapping as JSON text without secrets, and still a mapping: a value that is all secret is blanked alone."""
+    """Return a mapping as JSON text without secrets; only the affected values are replaced."""
     return "{" + ",".join(f"{redactor.json(dumps(key))}:{redactor.json(dumps(mapping[key]))}" for key in mapping) + "}"
 
 
 @damage_refused
 def read_run(values: Mapping[str, Any]) -> RunRecord:
-    """A run from its columns."""
+    """Return a run from its columns."""
     fields: dict[str, Any] = {name: text_of(values[name]) for name in _TEXT}
     fields |= {name: values[name] for name in _PLAIN}
     fields |= {name: decode(dict[str, Any], values[name], frozen=True) for name in _JSON}
@@ -100,7 +100,7 @@ def read_run(values: Mapping[str, Any]) -> RunRecord:
 
 
 def label_values(label: Label, at: float, redactor: Redactor) -> dict[str, Any]:
-    """The columns of a label, but for its run. Raises `SecretInDataError` if it holds a known secret."""
+    """Return the columns of a label, except its run. Raises `SecretInDataError` if it contains a known secret."""
     values: dict[str, Any] = {
         "experiment": escape_text(label.key.experiment),
         "sample_id": escape_text(label.key.sample_id),
@@ -109,6 +109,7 @@ def label_values(label: Label, at: float, redactor: Redactor) -> dict[str, Any]:
         "value": dumps(label.value),
         "annotator": escape_text(label.annotator),
         "at": label.at or at,
+        "weight": float(label.weight),
     }
     if redactor.has_secrets:
         for name in ("sample_id", "name", "value", "annotator"):
@@ -117,7 +118,7 @@ def label_values(label: Label, at: float, redactor: Redactor) -> dict[str, Any]:
 
 
 def read_label(run_id: str, values: Mapping[str, Any]) -> Label:
-    """A label from its columns."""
+    """Return a label from its columns."""
     key = TrialKey(run_id, text_of(values["experiment"]), text_of(values["sample_id"]), values["repeat"])
     value: Any = decode(object, values["value"], frozen=True)
-    return Label(key, text_of(values["name"]), value, text_of(values["annotator"]), values["at"])
+    return Label(key, text_of(values["name"]), value, text_of(values["annotator"]), values["at"], values["weight"])

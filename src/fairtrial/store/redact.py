@@ -1,4 +1,4 @@
-"""Keeps secrets out of the store, the logs and the screen. The exact rules are in docs/reference/redaction.md.
+"""Redacts secrets in the store, the logs and the terminal. docs/reference/redaction.md has the exact rules.
 
 Two kinds of text are replaced by `[redacted]` in what tasks, models and evaluators produce (outputs, transcripts,
 errors, reasons): known secrets, that is registered values and the values of environment variables that hold
@@ -30,7 +30,7 @@ from fairtrial.store.credential_formats import (
 
 REDACTED = "[redacted]"
 
-# Shorter values are words like "test" or "none": replacing them everywhere would destroy what people read.
+# Shorter values are words like "test" or "none", which must not be replaced everywhere.
 MIN_LENGTH = 8
 
 _SHORT = 40
@@ -76,7 +76,7 @@ _lock = threading.Lock()
 
 
 def register_secret(value: str) -> None:
-    """Keep this value out of every store and log of this process. Values under 8 characters are not taken."""
+    """Redact this value in every store and log of this process. Values under 8 characters are ignored."""
     _register(value, "a registered secret")
 
 
@@ -93,20 +93,20 @@ def _register(value: str, what: str) -> None:
 
 
 class Redactor:
-    """Replaces the secrets it was made with, and text in the shape of a credential."""
+    """Replaces given secrets, and text in the format of a credential."""
 
     __slots__ = ("_by_byte", "_by_character", "_clean", "_needles", "_sources")
 
     def __init__(self, secrets: Iterable[str] | Mapping[str, str] = ()) -> None:
-        """Takes the secrets; a mapping says what each is, for error messages."""
+        """Initialize with the secrets; a mapping has a description of each, for error messages."""
         sources = secrets if isinstance(secrets, Mapping) else dict.fromkeys(secrets, "a secret")
         self._sources = {
             form: what for secret, what in sources.items() if len(secret) >= MIN_LENGTH for form in _forms(secret)
         }
         self._clean: set[str] = set()  # Short texts without secrets: names of metrics come with every trial.
-        # The longest first: a secret inside another one must not leave half of it standing.
+        # The longest first, so that a secret inside another one does not leave a part of it.
         self._needles = tuple(sorted(self._sources, key=lambda form: (-len(form), form)))
-        # By a rare character of each: looking for one character takes a tenth of the time of looking for a text.
+        # By a rare character of each: searching one character takes a tenth of the time of searching a text.
         self._by_character: dict[str, list[str]] = {}
         self._by_byte: dict[bytes, list[bytes]] = {}
         for needle in self._needles:
@@ -116,18 +116,18 @@ class Redactor:
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str] | None = None) -> Redactor:
-        """The secrets of an environment (this process's unless given), and those that were registered."""
+        """Return a redactor for the secrets of an environment (by default this process's) and the registered ones."""
         with _lock:
             registered = dict(_registered)
         return cls(environment_secrets(os.environ if environ is None else environ) | registered)
 
     @property
     def has_secrets(self) -> bool:
-        """Whether it knows any secret, besides the shapes of credentials."""
+        """Whether there are any secrets, besides the formats of credentials."""
         return bool(self._needles)
 
     def find(self, text: str | bytes) -> str | None:
-        """What the first known secret in `text` is, such as "the value of $API_KEY"; None if there is none."""
+        """Return the description of the first known secret in `text`, such as "the value of $API_KEY"; None if none."""
         if isinstance(text, bytes):
             for byte, encoded in self._by_byte.items():
                 for data in encoded if byte in text else ():
@@ -142,7 +142,7 @@ class Redactor:
         return None
 
     def text(self, text: str) -> str:
-        """`text` without secrets; the same object where there are none."""
+        """Return `text` without secrets; the same object if there are none."""
         short = len(text) <= _SHORT
         if short and text in self._clean:
             return text
@@ -158,14 +158,14 @@ class Redactor:
         return hide_credentials(text, REDACTED)
 
     def json(self, text: str) -> str:
-        """JSON text without secrets, and still JSON; the same object where there are none."""
+        """Return JSON text without secrets, still valid JSON; the same object if there are none."""
         redacted = self.text(text)
-        if redacted is text:  # Almost always.
+        if redacted is text:  # The usual case.
             return text
         try:
             tree = json.loads(redacted)
         except ValueError:
-            # It was no JSON to begin with, or a known secret in it is a number or reaches beyond one string.
+            # Not valid JSON to begin with, or a known secret is a number or extends beyond one string.
             try:
                 tree = self._tree(json.loads(text))
             except ValueError:
@@ -174,7 +174,7 @@ class Redactor:
         return careful if self.find(careful) is None else _text(REDACTED)
 
     def data(self, data: bytes) -> bytes:
-        """Bytes without secrets; JSON stays JSON. The same object where there are none."""
+        """Return bytes without secrets; JSON stays valid. The same object if there are none."""
         try:
             text = data.decode("utf-8")
         except ValueError:
@@ -199,7 +199,7 @@ class Redactor:
 
 
 def refuse_secret(redactor: Redactor, field: str, text: str | bytes | None) -> None:
-    """Raise `SecretInDataError` if a field that must be stored as it is holds a known secret."""
+    """Raise `SecretInDataError` if a field that must be stored unchanged contains a known secret."""
     found = redactor.find(text) if text else None
     if found is not None:
         raise SecretInDataError(
@@ -210,10 +210,10 @@ def refuse_secret(redactor: Redactor, field: str, text: str | bytes | None) -> N
 
 
 class RedactingFilter(logging.Filter):
-    """Put on a logging handler, keeps secrets out of messages and tracebacks."""
+    """A logging filter that redacts secrets in messages and tracebacks."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact the record in place; nothing is held back."""
+        """Redact the record in place; always returns True."""
         redactor = current()
         message = record.getMessage()
         redacted = redactor.text(message)
@@ -232,7 +232,7 @@ _current: tuple[dict[str, str], Redactor] | None = None
 
 
 def current() -> Redactor:
-    """The redactor for the secrets this process has now; made again only when they have changed."""
+    """Return the redactor for the current secrets of this process; rebuilt when they change."""
     global _current
     with _lock:
         registered = dict(_registered)
@@ -244,7 +244,7 @@ def current() -> Redactor:
 
 
 def environment_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The secrets in an environment: value -> what it is."""
+    """Return the secrets in an environment: value -> description."""
     always = _names(environ.get(SECRET_VARIABLES, ""))
     never = _names(environ.get(NOT_SECRET_VARIABLES, ""))
     return {
@@ -261,7 +261,7 @@ def _names(listed: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _variable_secrets(name: str, value: str, named: bool) -> tuple[str, ...]:
-    """The secrets in one environment variable; `named` if somebody said that it holds one."""
+    """Return the secrets in one environment variable; `named` if it was declared to contain one."""
     if named:
         return (value,)
     kind = _kind_of_variable(name)
@@ -275,7 +275,7 @@ def _variable_secrets(name: str, value: str, named: bool) -> tuple[str, ...]:
 
 
 def _kind_of_variable(name: str) -> SecretKind | None:
-    """What kind of secret a variable's name promises, by its last word."""
+    """Return the kind of secret that the last word of a variable's name indicates."""
     if name in _NEVER:
         return None
     words = [word for word in re.split(r"[_.-]", name.upper()) if word]
@@ -290,7 +290,7 @@ def _kind_of_variable(name: str) -> SecretKind | None:
 
 
 def looks_like_secret(value: str, kind: SecretKind) -> bool:
-    """Whether a value can be a credential: not a path, a plain word or a short number.
+    """Return whether a value can be a credential: not a path, a plain word or a short number.
 
     A key is more than words of letters joined by `-`, `_`, `.` or spaces; a password may be words, but a single one has
     12 letters at least.
@@ -312,7 +312,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _commonness(character: str) -> int:
-    """A low number for characters that are rare in text and in JSON."""
+    """Return a low number for characters that are rare in text and in JSON."""
     return _RARE_FIRST.find(character)
 
 
@@ -321,7 +321,7 @@ def _is_url(value: str) -> bool:
 
 
 def _forms(secret: str) -> set[str]:
-    """A secret as it may stand in text: itself, percent-encoded, in base64, and each inside JSON strings."""
+    """Return the encodings of a secret: plain, percent-encoded, base64, and each inside JSON strings."""
     forms = {secret, escape_text(secret), *_percent_forms(secret), *_base64_forms(secret)}
     fresh = forms
     for _depth in range(3):
@@ -342,7 +342,7 @@ def _percent_forms(secret: str) -> Iterator[str]:
 
 
 def _base64_forms(secret: str) -> Iterator[str]:
-    """The base64 digits that depend on the secret alone, for each of the three places it can have in a longer text."""
+    """Return the base64 digits that depend on the secret only, for each of the three alignments."""
     data = secret.encode("utf-8", "surrogatepass")
     for lead in range(3):
         start, end = (lead * 8 + 5) // 6, (lead + len(data)) * 8 // 6

@@ -1,4 +1,4 @@
-"""Results and samples as rows, and back. Every store keeps the same rows, so all of them read alike."""
+"""Converts results and samples to rows and back. All stores use the same rows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any, NamedTuple, cast
 
-from fairtrial.codec import decode, dumps
+from fairtrial.codec import canonical, decode, dumps
+from fairtrial.codec.encode import compact
 from fairtrial.codec.escape import MARK, escape_text, restore_text
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, StoreError
@@ -17,7 +19,7 @@ from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.views import SessionView
-from fairtrial.store.protocol import RunRecord, RunStore, ScoreRow
+from fairtrial.store.protocol import METRIC_CODES, RunRecord, RunStore, ScoreRow
 from fairtrial.store.redact import Redactor, refuse_secret
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, RedactedPart, ResultSource, Stage
@@ -47,18 +49,22 @@ STAGE_NAMES: dict[int | None, Stage | None] = {code: name for name, code in STAG
 RESULT_COLUMNS = (
     "run", "ordinal", "experiment", "sample", "repeat", "outcome", "timed", "passed", "value", "latency_ms",
     "started_at", "input_tokens", "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits",
-    "unpriced_calls", "unpriced_judge_calls", "attempt", "stage", "execution",
+    "unpriced_calls", "unpriced_judge_calls", "cut_off_calls", "reasoning_tokens", "cache_write_tokens",
+    "attempt", "stage", "execution",
     "metrics", "redacted", "reward", "verdicts", "code",
 )  # fmt: skip
+EXTRA_USAGE = (
+    "cached_tokens", "cache_hits", "unpriced_calls", "unpriced_judge_calls", "cut_off_calls", "reasoning_tokens",
+    "cache_write_tokens",
+)  # fmt: skip
+"""Columns that are 0 in most runs; `runs.extra_usage` tells whether they are 0 in a whole run."""
 # Bit i of the column `redacted`: secrets were replaced in this part of the result.
 REDACTED_PARTS: tuple[RedactedPart, ...] = ("output", "transcript", "error", "reason", "score", "metadata")
 DETAIL_COLUMNS = ("run", "ordinal", "execution", "error", "reason", "score", "metadata", "output", "transcript")
-SAMPLE_COLUMNS = ("ordinal", "id", "input", "expected", "metadata")
+SAMPLE_COLUMNS = ("ordinal", "id", "input", "expected", "metadata", "input_hash")
+_EMPTY_INPUTS = frozenset(("null", '""', "[]", "{}"))  # Inputs without content.
 
 _quoted = json.encoder.encode_basestring
-_plain_text = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
-).encode  # Without its own check: what contains itself ends in a RecursionError, which leads to `dumps`.
 
 _OUTCOME, _ATTEMPT = RESULT_COLUMNS.index("outcome"), RESULT_COLUMNS.index("attempt")
 EXECUTION = RESULT_COLUMNS.index("execution")
@@ -66,33 +72,33 @@ _INT64 = (1 << 63) - 1
 MAX_TRIALS = (1 << 32) - 1  # Sums find the slowest trial by packing its ordinal into 32 bits.
 
 
-class Refused(Exception):
-    """A result that cannot be stored as it is; the message says why."""
+class RefusedEntry(Exception):
+    """A result cannot be stored as it is; the message has the reason."""
 
 
 class Entry(NamedTuple):
-    """One result on its way into a store."""
+    """The rows of one result."""
 
     ordinal: int
     sample: int
     key: TrialKey
     row: tuple[Any, ...]
     detail: tuple[Any, ...] | None
-    problem: str | None = None  # Why this entry is an error in place of the result itself.
+    problem: str | None = None  # Why this entry is an error instead of the result itself.
 
 
 def replaces(new_outcome: int, new_attempt: int, outcome: int, attempt: int) -> bool:
-    """Whether a result takes the place of a stored one."""
+    """Return whether a result replaces a stored one."""
     return outcome != SCORED and (new_outcome == SCORED or new_attempt > attempt)
 
 
 def state(row: tuple[Any, ...]) -> tuple[int, int]:
-    """(outcome, attempt) of a result row."""
+    """Return (outcome, attempt) of a result row."""
     return row[_OUTCOME], row[_ATTEMPT]
 
 
 class Encoder:
-    """Makes rows of the results of one run."""
+    """Encodes the results of one run as rows."""
 
     def __init__(self, run: RunRecord, number: int, redactor: Redactor, compress: Callable[[bytes], bytes]) -> None:
         self._run = run
@@ -100,58 +106,61 @@ class Encoder:
         self._planned = run.planned
         self._redactor = redactor
         self._compress = compress
-        self._redacted: set[RedactedPart] = set()  # Of the result at hand.
+        self._redacted: set[RedactedPart] = set()  # Of the current result.
 
     def entry(self, result: EvalResult) -> Entry:
-        """The rows of one result or, where it cannot be stored, of the error that stands for it.
+        """Return the rows of one result or, if it cannot be stored, of the error that replaces it.
 
         Raises:
-            Refused: the result is not one of the run's plan.
+            RefusedEntry: the result is not in the run's plan.
         """
         try:
             return self._entry(result)
-        except Refused as error:
+        except RefusedEntry as error:
             problem = str(error)
         except (CodecError, UnicodeError) as error:
             problem = f"it cannot be encoded: {error}"
         except Exception as error:  # Encoding calls user code: properties, serializers, __repr__.
-            problem = f"it is not a proper result: {_described(error)}"
+            problem = f"it is not a valid result: {_described(error)}"
         return self.error_entry(result, problem)
 
     def error_entry(self, result: EvalResult, problem: str) -> Entry:
-        """The rows of the error that stands for a result which cannot be stored. Raises `Refused`."""
+        """Return the rows of the error that replaces a result that cannot be stored. Raises `RefusedEntry`."""
         try:
             return self._entry(_store_error(result, problem))._replace(problem=problem)
         except (AttributeError, TypeError, KeyError, UnicodeError) as error:
-            raise Refused(f"it is not a proper result: {_described(error)}") from None
+            raise RefusedEntry(f"it is not a valid result: {_described(error)}") from None
 
     def _entry(self, result: EvalResult) -> Entry:
         run, ordinal, key = self._run, result.ordinal, result.key
         if not 0 <= ordinal < self._planned:
-            raise Refused(f"ordinal {ordinal} is not in the run's plan of {self._planned} trials")
+            raise RefusedEntry(f"ordinal {ordinal} is not in the run's plan of {self._planned} trials")
         rest, repeat = divmod(ordinal, run.repeats)
         sample, experiment = divmod(rest, len(run.experiments))
         if key[0] != run.run_id or key[1] != run.experiments[experiment] or key[3] != repeat:
-            raise Refused(
+            raise RefusedEntry(
                 f"ordinal {ordinal} of run {run.run_id} is repeat {repeat} of experiment "
                 f"{run.experiments[experiment]!r}, not {key}"
             )
         if self._redactor.find(key[2]) is not None:
-            raise Refused("the id of its sample holds a secret")
+            raise RefusedEntry("the id of its sample contains a secret")
         outcome, score, usage = OUTCOMES[result.outcome], result.score, result.usage
         if (outcome == SCORED) is (score is None):
-            raise Refused(f'a result has a score exactly if its outcome is "scored"; this one is {result.outcome!r}')
+            raise RefusedEntry(
+                f'a result must have a score if and only if its outcome is "scored" (got {result.outcome!r})'
+            )
         attempt, execution, latency = result.attempt, result.execution, result.latency_ms
         cost, judge_cost = usage.cost_usd, result.judge_cost_usd
         # All of them at once: a negative number or one of more than 31 bits leaves something over.
         counts = latency | usage.input_tokens | usage.output_tokens | usage.cached_tokens | attempt
-        counts |= result.cache_hits | result.unpriced_calls | result.unpriced_judge_calls
+        counts |= result.cache_hits | result.unpriced_calls | result.unpriced_judge_calls | result.cut_off_calls
+        counts |= usage.reasoning_tokens | usage.cache_write_tokens
         if counts >> 31 or not -_INT64 <= execution <= _INT64:
-            raise Refused("a latency, token count, attempt or execution number is out of range")
+            raise RefusedEntry("a latency, token count, attempt or execution number is out of range")
         if not math.isfinite(result.started_at) or (cost is not None and not math.isfinite(cost)):
-            raise Refused("a time or a cost is not a finite number")
+            raise RefusedEntry("a time or a cost is not a finite number")
         if judge_cost is not None and not math.isfinite(judge_cost):
-            raise Refused("a judge's cost is not a finite number")
+            raise RefusedEntry("a judge's cost is not a finite number")
         metadata = result.metadata
         untimed = metadata and (metadata.get("warmup") is True or metadata.get("untimed") is True)
         timed = 0 if outcome == NOT_RUN or untimed else 1
@@ -180,7 +189,8 @@ class Encoder:
         row = (
             self._number, ordinal, experiment, sample, repeat, outcome, timed, passed, value, latency,
             result.started_at, usage.input_tokens, usage.output_tokens, usage.cached_tokens, cost, judge_cost,
-            result.cache_hits, result.unpriced_calls, result.unpriced_judge_calls, attempt,
+            result.cache_hits, result.unpriced_calls, result.unpriced_judge_calls, result.cut_off_calls,
+            usage.reasoning_tokens, usage.cache_write_tokens, attempt,
             STAGES[result.stage], execution, metrics, _mask(redacted) if redacted else 0, reward, verdicts,
             result.code,
         )  # fmt: skip
@@ -198,7 +208,7 @@ class Encoder:
                 return None
             text = dumps(result.output)
         if "\0" in text:
-            raise Refused("its output_json holds a NUL; the codec would have escaped it")
+            raise RefusedEntry("its output_json holds a NUL; the codec would have escaped it")
         return self._json("output", text)
 
     def _text(self, part: RedactedPart, text: str) -> str:
@@ -226,7 +236,7 @@ class Encoder:
         return dumps(values)
 
     def _score_rest(self, score: Score) -> str | None:
-        """What of a score has no column. Numbers are left as they are: only text can hold a secret here."""
+        """Return the parts of a score without a column; only their text can contain secrets."""
         parts: list[str] = []
         if score.name:
             parts.append(f'"name":{self._json("score", dumps(score.name))}')
@@ -250,7 +260,7 @@ def _described(error: Exception) -> str:
 
 
 def _store_error(result: EvalResult, problem: str) -> EvalResult:
-    """The error of a trial whose result cannot be stored: what it cost, as far as that can be stored, and why."""
+    """Return the error result that replaces a result that cannot be stored, with its cost if possible."""
     usage = result.usage
     return EvalResult(
         key=result.key,
@@ -262,11 +272,14 @@ def _store_error(result: EvalResult, problem: str) -> EvalResult:
             _count(usage.output_tokens),
             _count(usage.cached_tokens),
             _cost(usage.cost_usd),
+            _count(usage.reasoning_tokens),
+            _count(usage.cache_write_tokens),
         ),
         judge_cost_usd=_cost(result.judge_cost_usd),
         cache_hits=_count(result.cache_hits),
         unpriced_calls=_count(result.unpriced_calls),
         unpriced_judge_calls=_count(result.unpriced_judge_calls),
+        cut_off_calls=_count(result.cut_off_calls),
         error=f"the result could not be stored: {problem}",
         stage="store",
         attempt=max(1, _count(result.attempt)),
@@ -287,12 +300,11 @@ def _mask(parts: set[RedactedPart]) -> int:
     return sum(1 << bit for bit, part in enumerate(REDACTED_PARTS) if part in parts)
 
 
-_VERDICTS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}
-_VERDICT_OF: dict[str, bool | None] = {code: verdict for verdict, code in _VERDICTS.items()}
+_VERDICTS: dict[tuple[bool | None, bool | None], str] = {facts: code for code, facts in METRIC_CODES.items()}
 
 
 def _verdicts(score: Score) -> str | None:
-    codes = "".join([_VERDICTS[metric.passed] for metric in score.metrics])
+    codes = "".join([_VERDICTS[metric.passed, metric.higher_is_better] for metric in score.metrics])
     return codes if codes.strip("-") else None
 
 
@@ -301,47 +313,57 @@ def _other(reward: float, value: float) -> float | None:
 
 
 def stored_id(sample_id: str) -> str:
-    """A sample's id as it is stored."""
+    """Return a sample's id as it is stored."""
     return escape_text(sample_id)
 
 
 def sample_row(ordinal: int, sample: Sample[Any, Any], redactor: Redactor) -> tuple[Any, ...]:
-    """A sample as a row, but for its dataset. It is stored as it is.
+    """Return a sample as a row, except its dataset. It is never redacted.
 
     Raises:
         CodecError: it cannot be stored.
-        SecretInDataError: it holds a known secret.
+        SecretInDataError: it contains a known secret.
     """
+    given = _json(sample.input)
     row = (
         ordinal,
         stored_id(sample.id),
-        _json(sample.input),
+        given,
         None if sample.expected is None else _json(sample.expected),
         _json(sample.metadata) if sample.metadata else None,
+        _input_hash(sample.input, given),
     )
     if redactor.has_secrets:
-        # An id that holds the secret must not be in the message.
+        # An id that contains the secret must not be in the message.
         shown = repr(sample.id) if redactor.find(row[1]) is None else f"number {ordinal + 1}"
-        for field, text in zip(("id", "input", "expected value", "metadata"), row[1:], strict=True):
+        for field, text in zip(("id", "input", "expected value", "metadata"), row[1:5], strict=True):
             refuse_secret(redactor, f"the {field} of sample {shown}", text)
     return row
 
 
+def _input_hash(value: Any, text: str) -> int | None:
+    """Return a 64-bit hash of the canonical form of an input; None for an empty input."""
+    if text in _EMPTY_INPUTS:
+        return None
+    content = text.encode("utf-8", "surrogatepass") if "{" not in text else canonical(value)
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
+
+
 def refuse_secrets(redactor: Redactor, sample: Sample[Any, Any], ordinal: int) -> None:
-    """Raise `SecretInDataError` if a sample holds a known secret. What cannot be stored is left to its trial."""
+    """Raise `SecretInDataError` if a sample contains a known secret; other errors are reported by its trial."""
     if redactor.has_secrets:
         with suppress(CodecError, UnicodeError):
             sample_row(ordinal, sample, redactor)
 
 
 def _json(value: Any) -> str:
-    """The same text as `dumps`, without its walk in Python where the value is plain JSON already, as most are."""
+    """Return the same text as `dumps`, but faster for plain JSON values."""
     if type(value) is str:
         return _quoted(value) if value.isascii() and "\0" not in value else dumps(value)
     if type(value) is dict or type(value) is FrozenDict:
         try:
-            text = _plain_text(value)
-        except (TypeError, ValueError, RecursionError):
+            text = compact(value)
+        except (TypeError, ValueError, RecursionError):  # It contains itself: `dumps` says where.
             return dumps(value)
         if text.isascii() and "\\u0000" not in text:
             return text
@@ -349,7 +371,7 @@ def _json(value: Any) -> str:
 
 
 def damage_refused[**P, T](read: Callable[P, T]) -> Callable[P, T]:
-    """Have a function that reads rows raise `StoreError`: a file from elsewhere can hold anything in any column."""
+    """Make a function that reads rows raise `StoreError` for damaged data, such as in a foreign file."""
 
     @functools.wraps(read)
     def reading(*args: P.args, **named: P.kwargs) -> T:
@@ -362,16 +384,16 @@ def damage_refused[**P, T](read: Callable[P, T]) -> Callable[P, T]:
 
 
 def text_of(stored: str) -> str:
-    """Text as it was before it was made storable."""
+    """Return the original text of stored text."""
     return cast(str, restore_text(stored))
 
 
 @damage_refused
 def read_sample(sample_id: str, input_: str | None, expected: str | None, metadata: str | None) -> Sample[Any, Any]:
-    """A sample from its row."""
+    """Return a sample from its row."""
     name = text_of(sample_id)
     if input_ is None:
-        raise StoreError(f"sample {name!r} was never stored, only results that name it")
+        raise StoreError(f"sample {name!r} was never stored, only results that refer to it")
     return Sample(
         name,
         decode(object, input_),
@@ -381,7 +403,7 @@ def read_sample(sample_id: str, input_: str | None, expected: str | None, metada
 
 
 class StoreSource(ResultSource):
-    """Loads the heavy parts of a run's results from its store."""
+    """Loads samples and sessions of a run's results lazily from its store."""
 
     __slots__ = ("_run", "_store")
 
@@ -390,19 +412,20 @@ class StoreSource(ResultSource):
         self._run = run
 
     def load_sample(self, result: EvalResult) -> Sample[Any, Any]:
-        """The sample of the trial."""
+        """Return the sample of a trial."""
         return self._store.sample(self._run.run_id, self._run.split(result.ordinal)[0])
 
     def load_session(self, result: EvalResult) -> SessionView:
-        """What was recorded in the trial."""
+        """Return the session of a trial."""
         return self._store.session(self._run.run_id, result.ordinal)
 
 
-# What `read_result` takes, in this order; the last two only where they are asked for.
+# The columns of `read_result`, in this order; the last two are optional.
 READ_RESULT = (
     "ordinal", "experiment", "repeat", "outcome", "passed", "value", "latency_ms", "started_at", "input_tokens",
     "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls",
-    "unpriced_judge_calls", "attempt", "stage", "execution", "metrics", "redacted", "verdicts", "code",
+    "unpriced_judge_calls", "cut_off_calls", "reasoning_tokens", "cache_write_tokens", "attempt", "stage",
+    "execution", "metrics", "redacted", "verdicts", "code",
 )  # fmt: skip
 READ_DETAIL = ("error", "reason", "score", "metadata")
 
@@ -417,11 +440,11 @@ def read_result(
     output: str | None,
     snapshot: bytes | None,
 ) -> EvalResult:
-    """A result from its rows."""
+    """Return a result from its rows."""
     (
         ordinal, experiment, repeat, outcome, passed, value, latency, started_at, input_tokens,
         output_tokens, cached_tokens, cost, judge_cost, cache_hits, unpriced, unpriced_judges,
-        attempt, stage, execution, metrics, redacted, verdicts, code,
+        cut_off, reasoning_tokens, cache_write_tokens, attempt, stage, execution, metrics, redacted, verdicts, code,
     ) = row  # fmt: skip
     error, reason, score, metadata = detail
     if sample_id is None:
@@ -433,7 +456,7 @@ def read_result(
         score=None if value is None else _score(value, bool(passed), reason, metrics, verdicts, score),
         output=None if output is None else decode(object, output),
         latency_ms=latency,
-        usage=TokenUsage(input_tokens, output_tokens, cached_tokens, cost),
+        usage=TokenUsage(input_tokens, output_tokens, cached_tokens, cost, reasoning_tokens, cache_write_tokens),
         error=None if error is None else text_of(error),
         stage=STAGE_NAMES[stage],
         attempt=attempt,
@@ -444,6 +467,7 @@ def read_result(
         cache_hits=cache_hits,
         unpriced_calls=unpriced,
         unpriced_judge_calls=unpriced_judges,
+        cut_off_calls=cut_off,
         redacted_parts=_parts(redacted) if redacted else (),
         code=code,
         output_json=output,
@@ -456,7 +480,7 @@ def _parts(mask: int) -> tuple[RedactedPart, ...]:
     return tuple(part for bit, part in enumerate(REDACTED_PARTS) if mask >> bit & 1)
 
 
-# What `read_scores` takes, in this order.
+# The columns of `read_scores`, in this order.
 READ_SCORES = (
     "ordinal", "outcome", "passed", "value", "timed", "latency_ms", "input_tokens", "output_tokens", "cost_usd",
     "metrics", "reward", "verdicts",
@@ -464,7 +488,7 @@ READ_SCORES = (
 
 
 def read_scores(rows: Sequence[Sequence[Any]]) -> Iterator[ScoreRow]:
-    """The numbers of results from their rows."""
+    """Return the numbers of results from their rows."""
     for row, metrics in zip(rows, _all_metrics([row[9] for row in rows]), strict=True):
         ordinal, outcome, passed, value, timed, latency, tokens_in, tokens_out, cost, _metrics, reward, verdicts = row
         yield ScoreRow(
@@ -482,7 +506,7 @@ def read_scores(rows: Sequence[Sequence[Any]]) -> Iterator[ScoreRow]:
 
 
 def _all_metrics(texts: Sequence[str | None]) -> Sequence[Mapping[str, float]]:
-    """The metrics of many results, read in one go: that is quicker than one by one, and names are made but once."""
+    """Parse the metrics of many results at once, which is faster and shares their names."""
     whole = "[" + ",".join("{}" if text is None else text for text in texts) + "]"
     if MARK in whole:
         return [EMPTY if text is None else read_metrics(text) for text in texts]
@@ -491,11 +515,11 @@ def _all_metrics(texts: Sequence[str | None]) -> Sequence[Mapping[str, float]]:
 
 
 def facts_reader(keys: Sequence[str]) -> Callable[[str | None], tuple[JSON, ...]]:
-    """Reads the values of some keys from a sample's metadata; None where there is no such key."""
+    """Return a function that reads some keys of a sample's metadata; None for missing keys."""
     needles, nothing = [_json(key) for key in keys], (None,) * len(keys)
 
     def read(text: str | None) -> tuple[JSON, ...]:
-        # Where metadata has none of the keys, looking for their text is a fraction of the cost of reading all of it.
+        # If metadata has none of the keys, a text search is much cheaper than parsing it.
         if text is not None:
             for needle in needles:
                 if needle in text:
@@ -507,18 +531,18 @@ def facts_reader(keys: Sequence[str]) -> Callable[[str | None], tuple[JSON, ...]
 
 
 def read_metrics(text: str) -> Mapping[str, float]:
-    """Metric values by name, in the order of the score."""
+    """Return metric values by name, in the order of the score."""
     values: dict[str, float] = json.loads(text)
     return values if MARK not in text else {text_of(name): value for name, value in values.items()}
 
 
 def _mapping(text: str | None) -> Mapping[str, Any]:
     tree = EMPTY if text is None else decode(object, text, frozen=True)
-    return tree if isinstance(tree, Mapping) else EMPTY  # All of it was a secret.
+    return tree if isinstance(tree, Mapping) else EMPTY  # Replaced completely as a secret.
 
 
 def read_reward(value: float, metrics: str, rest_json: str) -> float | None:
-    """The reward of a stored score where it differs from its value; stores of schema 1 have no column for it."""
+    """Return the reward of a stored score if it differs from its value; schema 1 has no column for it."""
     return _other(_score(value, True, None, metrics, None, rest_json).reward, value)
 
 
@@ -529,16 +553,18 @@ def _score(
     parts: list[Metric] = []
     if metrics is not None:
         values = read_metrics(metrics)
-        # What was a secret from end to end is text now, in place of a list.
+        # A list that was replaced completely as a secret is text.
         weights, facts, reasons = (_listed(rest.get(name)) for name in ("weights", "metadata", "reasons"))
+        codes = [METRIC_CODES[code] for code in verdicts or "-" * len(values)]
         parts = [
             Metric(
                 name,
                 number,
                 weights[place] if weights else 0.0,
                 facts[place] if facts else EMPTY,
-                _VERDICT_OF[verdicts[place]] if verdicts else None,
+                codes[place][0],
                 reasons[place] if reasons else "",
+                codes[place][1],
             )
             for place, (name, number) in enumerate(values.items())
         ]

@@ -1,10 +1,10 @@
 """The tables of a store, version 2: one description for SQLite and PostgreSQL.
 
-Results are found by (run, ordinal), two integers that grow as a run goes on: every insert lands at the right edge of
+Results are found by (run, ordinal), two integers that grow during a run: every insert lands at the right edge of
 its index, so a trial costs the same after a hundred million others. Nothing on that path is indexed by a random key.
 
 Every column that a version adds is nullable or has a server default, and is listed in `ADDED`: that list is the
-migration.
+migration, with the new tables in `ADDED_TABLES`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ runs = Table(
     Column("owner", Text),  # The process that executes the run, and the fencing token of its ownership.
     Column("epoch", Integer, nullable=False, server_default="0"),
     Column("heartbeat_at", Double),  # By the database's clock.
+    # Whether a result has one of `rows.EXTRA_USAGE`: if none has, they need not be added up. Runs of version 1 may.
+    Column("extra_usage", SmallInteger, nullable=False, server_default="1"),
     UniqueConstraint("suite", "number"),
-    # A number that was once used never comes back, so what is left of a deleted run cannot belong to a new one.
+    # Numbers are never reused, so that remaining rows of a deleted run cannot belong to a new one.
     sqlite_autoincrement=True,
 )
 
@@ -90,6 +92,7 @@ samples = Table(
     Column("input", Text),  # NULL: only the id is known so far.
     Column("expected", Text),
     Column("metadata", Text),
+    Column("input_hash", BigInteger),  # Of the canonical input; NULL if it is empty, unknown or of version 1.
     sqlite_with_rowid=False,
 )
 
@@ -116,11 +119,14 @@ results = Table(
     Column("execution", BigInteger, nullable=False),
     Column("metrics", Text),
     Column("reward", Double),  # NULL where it equals `value`.
-    Column("verdicts", Text),  # One character for each metric: 1 passed, 0 failed, - no verdict. NULL: none has one.
+    Column("verdicts", Text),  # One character for each metric: protocol.METRIC_CODES. NULL: no verdict, no direction.
     Column("judge_cost_usd", Double),
     Column("cache_hits", Integer, nullable=False, server_default="0"),  # Model calls answered by the response cache.
-    Column("unpriced_calls", Integer, nullable=False, server_default="0"),  # Of the task, with a cost nobody knows.
+    Column("unpriced_calls", Integer, nullable=False, server_default="0"),  # Calls of the task with unknown cost.
     Column("unpriced_judge_calls", Integer, nullable=False, server_default="0"),
+    Column("cut_off_calls", Integer, nullable=False, server_default="0"),  # Answers truncated at a token limit.
+    Column("reasoning_tokens", Integer, nullable=False, server_default="0"),
+    Column("cache_write_tokens", Integer, nullable=False, server_default="0"),
     Column("redacted", SmallInteger, nullable=False, server_default="0"),  # Bits of `rows.REDACTED_PARTS`.
     Column("code", SmallInteger, nullable=False, server_default="0"),  # Index into the run's list of code versions.
     sqlite_with_rowid=False,
@@ -162,8 +168,21 @@ labels = Table(
     Column("value", Text, nullable=False),
     Column("annotator", Text, nullable=False),
     Column("at", Double, nullable=False),
+    Column("weight", Double, nullable=False, server_default="1"),
     sqlite_autoincrement=True,
 )
+
+# Sessions that are sent from the worker that executes to the one that scores; not part of any run.
+session_snapshots = Table(
+    "session_snapshots",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("saved_at", Double, nullable=False, index=True),
+    Column("data", LargeBinary, nullable=False),
+)
+
+# The tables that each version added.
+ADDED_TABLES: dict[int, tuple[Table, ...]] = {2: (session_snapshots,)}
 
 # The columns that each version added to existing tables, in the order in which a migration adds them.
 ADDED: dict[int, tuple[tuple[Table, str], ...]] = {
@@ -172,13 +191,19 @@ ADDED: dict[int, tuple[tuple[Table, str], ...]] = {
         (runs, "owner"),
         (runs, "epoch"),
         (runs, "heartbeat_at"),
+        (runs, "extra_usage"),
         (results, "reward"),
         (results, "verdicts"),
         (results, "judge_cost_usd"),
         (results, "cache_hits"),
         (results, "unpriced_calls"),
         (results, "unpriced_judge_calls"),
+        (results, "cut_off_calls"),
+        (results, "reasoning_tokens"),
+        (results, "cache_write_tokens"),
         (results, "redacted"),
         (results, "code"),
+        (labels, "weight"),
+        (samples, "input_hash"),
     ),
 }

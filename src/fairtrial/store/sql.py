@@ -1,4 +1,4 @@
-"""Runs in SQLite or PostgreSQL: the same tables, the same statements."""
+"""A store in SQLite or PostgreSQL, with the same tables and statements."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from fairtrial.codec import decode, dumps
 from fairtrial.codec.escape import escape_text
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
-from fairtrial.store.commit import Batch, OrderConflict, Writer
-from fairtrial.store.compress import compress
+from fairtrial.store.commit import Batch, BatchWriter, OrderConflict
+from fairtrial.store.compress import compress, decompress
 from fairtrial.store.engine import WRITE, file_identity, postgres_engine, prepare, sqlite_engine, translated
 from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunOwner, RunRecord, RunStatus
 from fairtrial.store.reads import SqlReads
@@ -46,31 +46,31 @@ from fairtrial.store.records import (
     run_values,
 )
 from fairtrial.store.redact import current, refuse_secret
-from fairtrial.store.schema import VERSION, blobs, datasets, details, labels, results, runs, samples
+from fairtrial.store.schema import VERSION, blobs, datasets, details, labels, results, runs, samples, session_snapshots
 from fairtrial.store.upkeep import backup_sqlite, delete_unnamed_blobs, postgres_size, sqlite_size, vacuum
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
 
 
 class SqlStore(SqlReads):
-    """A store in a database. Make one with `open_store`."""
+    """A store in a database. Open one with `open_store`."""
 
     def __init__(self, engine: Any, place: str, *, version: int = VERSION, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(engine, place)
         self._version = version
         self._writing = engine.execution_options(**{WRITE: True})
-        self._writer = writer = Writer(engine.dialect.name)
+        self._writer = writer = BatchWriter(engine.dialect.name)
         event.listen(engine, "connect", lambda *_connection: writer.forget())
         self._clock = clock
         self._file: tuple[Path, tuple[int, int] | None] | None = None
         self._plans: dict[str, tuple[int, RunRecord]] = {}
-        # A report keeps the store it was opened for; when both are gone, so are the files and connections.
+        # Reports refer to their store; when both are garbage-collected, files and connections are closed.
         weakref.finalize(self, engine.dispose)
         self._datasets: dict[str, int] = {}  # Run -> its dataset when last seen; checked in each transaction.
 
     @classmethod
     def sqlite(cls, path: Path | str, *, read_only: bool = False) -> SqlStore:
-        """The store in an SQLite file, created unless it is only to be read."""
+        """Open the store in an SQLite file; creates it unless opened read-only."""
         engine = sqlite_engine(Path(path), read_only=read_only)
         store = cls._opened(engine, str(path), read_only)
         store._file = Path(path).absolute(), file_identity(path)
@@ -78,7 +78,7 @@ class SqlStore(SqlReads):
 
     @classmethod
     def postgres(cls, url: str) -> SqlStore:
-        """The store in a PostgreSQL database."""
+        """Open the store in a PostgreSQL database."""
         engine = postgres_engine(url)
         return cls._opened(engine, engine.url.set(drivername="postgresql").render_as_string(hide_password=True), False)
 
@@ -92,7 +92,7 @@ class SqlStore(SqlReads):
         return cls(engine, place, version=version)
 
     def close(self) -> None:
-        """Let go of files and connections; a closed store raises `StoreError` when it is used."""
+        """Close files and connections; a closed store raises `StoreError` when it is used."""
         self._closed = True
         self._engine.dispose()
 
@@ -103,14 +103,14 @@ class SqlStore(SqlReads):
         if self._version != VERSION:
             raise StoreVersionError(
                 f"{self._place} has schema {self._version} and can only be read; this Fairtrial writes schema "
-                f"{VERSION}. Bring it up to date, once, with: fairtrial store migrate --store {self._place}"
+                f"{VERSION}. Upgrade it once with: fairtrial store migrate --store {self._place}"
             )
         self._check_file()
         with translated(), self._writing.begin() as connection:
             yield connection
 
     def _check_file(self) -> None:
-        """Raise if the database's file was deleted or replaced: SQLite would go on writing to the one that is gone."""
+        """Raise if the database's file was deleted or replaced: SQLite would continue to write to the deleted file."""
         if self._file is not None and file_identity(self._file[0]) != self._file[1]:
             raise StoreError(
                 f"the database file {self._file[0]} was deleted or replaced while it was in use: what was stored in it "
@@ -118,37 +118,37 @@ class SqlStore(SqlReads):
             )
 
     def size(self) -> int:
-        """Return the bytes that the store takes on disk."""
+        """Return the size of the store on disk in bytes."""
         if self._file is not None:
             return sqlite_size(self._file[0])
         with self._read() as connection:
             return postgres_size(connection)
 
     def vacuum(self) -> None:
-        """Give the space of deleted rows back. Others can use the store meanwhile; writers of SQLite wait."""
+        """Reclaim the space of deleted rows. Others can use the store meanwhile, but SQLite's writers wait."""
         with self._write():
             pass  # The same checks as before any change.
         vacuum(self._engine)
 
     def backup(self, path: Path | str) -> None:
-        """Copy the store as it is now into a new SQLite file, also while runs are written to it."""
+        """Copy a snapshot of the store into a new SQLite file, also while runs are being written."""
         if self._file is None:
-            raise StoreError("a store in PostgreSQL is backed up with pg_dump")
+            raise StoreError("use pg_dump to back up a store in PostgreSQL")
         backup_sqlite(self._file[0], Path(path))
 
     def delete_unnamed_blobs(self) -> tuple[int, int]:
-        """Delete attachments that nothing in the store names: (how many, their bytes). Not while a run is executed."""
+        """Delete unreferenced attachments; returns (their number, their bytes). Not while a run is being executed."""
         with self._write() as connection:
             return delete_unnamed_blobs(connection)
 
     def create_run(self, run: RunRecord, *, latest: int | None = None) -> RunRecord:
-        """Keep a new run; gives it its number. A run_id that exists already is an error."""
+        """Store a new run and assign its number. A run_id that exists already is an error."""
         check_plan(run)
         run = replace(run, created_at=run.created_at or self._clock.time())
         values = run_values(run, current())
         with self._write() as connection:
             if connection.dialect.name == "postgresql":
-                # Numbers are given one after the other; SQLite's writers wait for each other anyway.
+                # Serializes the assignment of numbers; SQLite's writers are serialized anyway.
                 connection.execute(text("LOCK TABLE runs IN SHARE ROW EXCLUSIVE MODE"))
             if connection.execute(select(runs.c.id).where(runs.c.run_id == values["run_id"])).first():
                 raise StoreError(f"the store {self._place} already has a run {run.run_id}")
@@ -156,7 +156,9 @@ class SqlStore(SqlReads):
             check_latest(run, last or 0, latest)
             number = max((last or 0) + 1, run.number)
             dataset = self._shared_dataset(connection, values)
-            connection.execute(insert(runs).values(**(values | {"number": number, "dataset": dataset})))
+            connection.execute(
+                insert(runs).values(**(values | {"number": number, "dataset": dataset, "extra_usage": 0}))
+            )
         return replace(run, number=number)
 
     def _shared_dataset(self, connection: Connection, values: Mapping[str, Any]) -> int:
@@ -189,7 +191,7 @@ class SqlStore(SqlReads):
         identity: Mapping[str, JSON] | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Change what may change about a run: its end, and notes (merged into those it has)."""
+        """Update the status, end time, notes (merged) and code versions of a run."""
         values: dict[str, Any] = {}
         if status is not None:
             values["status"] = status
@@ -215,13 +217,13 @@ class SqlStore(SqlReads):
 
     @property
     def _now(self) -> ColumnElement[float]:
-        """The database's clock; in SQLite that is the clock of this very process."""
+        """Return the SQL for the database's clock; in SQLite that is the clock of this process."""
         if self._engine.dialect.name == "postgresql":
             return literal_column("extract(epoch from clock_timestamp())::double precision", Double)
         return literal_column("(julianday('now') - 2440587.5) * 86400.0", Double)
 
     def run_owner(self, run_id: str) -> RunOwner:
-        """Return which process executes a run."""
+        """Return the process that executes a run."""
         query = select(runs.c.owner, runs.c.epoch, runs.c.heartbeat_at, self._now - runs.c.heartbeat_at)
         with self._read() as connection:
             found = connection.execute(query.where(runs.c.run_id == escape_text(run_id))).first()
@@ -247,7 +249,7 @@ class SqlStore(SqlReads):
             check_epoch(run_id, self.run_owner(run_id).epoch, epoch)
 
     def release_run(self, run_id: str, epoch: int) -> None:
-        """Give up ownership; does nothing if the run has been taken over since `epoch`."""
+        """Release ownership; does nothing if the run has been taken over since `epoch`."""
         self._set_owner(run_id, epoch, owner=None, heartbeat_at=None)
 
     def _set_owner(self, run_id: str, epoch: int, **values: Any) -> int:
@@ -256,7 +258,7 @@ class SqlStore(SqlReads):
             return connection.execute(update(runs).where(ours).values(**values)).rowcount
 
     def delete_run(self, run_id: str) -> None:
-        """Forget a run with its results, transcripts and labels, and samples that no other run uses."""
+        """Delete a run with its results, transcripts and labels, and samples that no other run uses."""
         with self._write() as connection:
             found = connection.execute(
                 select(runs.c.id, runs.c.dataset).where(runs.c.run_id == escape_text(run_id)).with_for_update()
@@ -280,9 +282,9 @@ class SqlStore(SqlReads):
         *,
         epoch: int | None = None,
     ) -> Committed:
-        """Keep results durably, all in one transaction, with the samples they belong to."""
+        """Store results durably in one transaction, with their samples."""
         number, run = self._plan(run_id)
-        # Rows are made before the transaction begins: it holds locks others wait for.
+        # Rows are encoded before the transaction, which holds locks.
         batch = Batch(run, number, results, samples, current(), compress)
         self._writer.encode_samples(batch, self._datasets.get(run_id, 0))
         try:
@@ -300,16 +302,16 @@ class SqlStore(SqlReads):
         return committed
 
     def _plan(self, run_id: str) -> tuple[int, RunRecord]:
-        # What a commit needs of a run never changes, so one look is enough; a deleted run is noticed later.
+        # The plan of a run never changes, so it is read once; a deleted run is detected later.
         known = self._plans.get(run_id)
         if known is None:
             known = self._plans[run_id] = self._run(run_id)
         return known
 
     def _locked_dataset(self, connection: Connection, run_id: str, number: int, epoch: int | None) -> tuple[int, bool]:
-        """(the run's dataset, whether it is the run's own), held against deletion until the transaction ends.
+        """Return (the run's dataset, whether only this run uses it), locked until the transaction ends.
 
-        With an epoch, the run is held against a takeover too: whoever takes it over then reads what is committed here.
+        With an epoch, the run is locked against a takeover too: the next owner then reads what is committed here.
         """
         found = connection.execute(
             select(runs.c.dataset, datasets.c.owner, runs.c.epoch)
@@ -324,12 +326,12 @@ class SqlStore(SqlReads):
         return found.dataset, found.owner == number
 
     def _own_dataset(self, number: int) -> None:
-        """Give a run whose samples come in another order a dataset of its own, with the samples it has used."""
+        """Create a separate dataset for a run whose samples have another order, with the samples it has used."""
         with self._write() as connection:
             run = connection.execute(select(runs).where(runs.c.id == number).with_for_update()).mappings().one()
             owner = connection.execute(select(datasets.c.owner).where(datasets.c.id == run["dataset"])).scalar_one()
             if owner == number:
-                return  # Another process that writes to this run came first.
+                return  # Another process has done it.
             own = self._new_dataset(connection, dict(run), owner=number)
             used = select(results.c.sample).where(results.c.run == number).distinct()
             copied = select(literal(own), *(column for column in samples.c if column is not samples.c.dataset)).where(
@@ -339,22 +341,48 @@ class SqlStore(SqlReads):
             connection.execute(update(runs).where(runs.c.id == number).values(dataset=own))
 
     def put_blob(self, data: bytes) -> str:
-        """Keep bytes under their SHA-256 (hex), once. Raises `SecretInDataError` if they hold a known secret."""
+        """Store bytes under their SHA-256 (hex), once. Raises `SecretInDataError` if they contain a known secret."""
         refuse_secret(current(), "an attachment", data)
         name = hashlib.sha256(data).hexdigest()
         with self._read() as connection:
             if connection.execute(select(blobs.c.sha256).where(blobs.c.sha256 == name)).first():
                 return name
         with self._write() as connection:
-            # Someone else may keep the same bytes at this moment, which is as good.
+            # A concurrent writer may have stored the same bytes.
             connection.execute(
                 text("INSERT INTO blobs (sha256, size, data) VALUES (:name, :size, :data) ON CONFLICT DO NOTHING"),
                 {"name": name, "size": len(data), "data": compress(data)},
             )
         return name
 
+    def save_session(self, session_id: str, snapshot: bytes, *, delete_before: float | None = None) -> None:
+        """Save the snapshot of a session, replacing one with the same id; deletes those saved before a time."""
+        data = compress(current().data(snapshot))
+        with self._write() as connection:
+            if delete_before is not None:
+                connection.execute(delete(session_snapshots).where(session_snapshots.c.saved_at < delete_before))
+            connection.execute(
+                text(
+                    "INSERT INTO session_snapshots (id, saved_at, data) VALUES (:id, :saved_at, :data) "
+                    "ON CONFLICT (id) DO UPDATE SET saved_at = excluded.saved_at, data = excluded.data"
+                ),
+                {"id": session_id, "saved_at": self._clock.time(), "data": data},
+            )
+
+    def load_session(self, session_id: str) -> bytes | None:
+        """Return the snapshot with this id, if there is one."""
+        with self._read() as connection:
+            query = select(session_snapshots.c.data).where(session_snapshots.c.id == session_id)
+            data = connection.execute(query).scalar()
+        return None if data is None else decompress(bytes(data))
+
+    def delete_session(self, session_id: str) -> None:
+        """Delete the snapshot with this id, if there is one."""
+        with self._write() as connection:
+            connection.execute(delete(session_snapshots).where(session_snapshots.c.id == session_id))
+
     def label(self, label: Label) -> None:
-        """Add what a person said about a trial; a label without a time gets the present one."""
+        """Add a label of a trial; without a time, it gets the current one."""
         with self._write() as connection:
             number, run = self._find(connection, label.key.run_id)
             experiment_index(run, label.key.experiment)

@@ -1,12 +1,12 @@
-"""Sums over results, whether the database or Python does the adding."""
+"""Sums over results, computed by the database or in Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fairtrial.store.protocol import MetricTotals, Totals
-from fairtrial.store.rows import MAX_TRIALS, OUTCOME_NAMES, RESULT_COLUMNS
+from fairtrial.store.protocol import METRIC_CODES, MetricTotals, Totals
+from fairtrial.store.rows import EXTRA_USAGE, MAX_TRIALS, OUTCOME_NAMES, RESULT_COLUMNS
 from fairtrial.trials.result import Outcome
 
 _SHIFT = 32
@@ -14,13 +14,14 @@ _WANTED = tuple(
     RESULT_COLUMNS.index(name)
     for name in (
         "ordinal", "outcome", "timed", "passed", "value", "reward", "latency_ms", "input_tokens", "output_tokens",
-        "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls", "unpriced_judge_calls",
+        "cost_usd", "judge_cost_usd",
     )
 )  # fmt: skip
+_EXTRA_USAGE = tuple(RESULT_COLUMNS.index(name) for name in EXTRA_USAGE)
 
 
 def pack(latency_ms: int, ordinal: int) -> int:
-    """One number that orders trials by latency, the earliest of equals first: its maximum names the slowest."""
+    """Combine latency and ordinal into one number, whose maximum identifies the slowest trial."""
     return (latency_ms << _SHIFT) + MAX_TRIALS - ordinal
 
 
@@ -44,11 +45,11 @@ class _Sums:
         self.high = high if self.high is None else max(self.high, high)
 
 
-class Tally:
+class TotalsBuilder:
     """Adds up the results of one experiment, or of one group in it."""
 
-    __slots__ = ("_calls", "_cost", "_judge_cost", "_latency", "_outcomes", "_passed", "_rewards", "_slowest",
-                 "_timed", "_tokens", "_values", "own_rewards")  # fmt: skip
+    __slots__ = ("_cost", "_extra", "_judge_cost", "_latency", "_outcomes", "_passed", "_rewards",
+                 "_slowest", "_timed", "_tokens", "_values", "own_rewards")  # fmt: skip
 
     def __init__(self) -> None:
         self._outcomes: dict[Outcome, int] = {}
@@ -56,10 +57,10 @@ class Tally:
         self._values = _Sums()
         self._rewards = _Sums()
         self.own_rewards = 0  # Results whose reward differs from their value; if there are none, no reward is added.
-        self._tokens = [0, 0, 0]
+        self._tokens = [0, 0]
         self._cost: float | None = None
         self._judge_cost: float | None = None
-        self._calls = [0, 0, 0]  # Answered by the cache; unpriced ones of the task and of judges.
+        self._extra = dict.fromkeys(EXTRA_USAGE, 0)
         self._slowest: int | None = None
 
     def add_group(
@@ -76,14 +77,12 @@ class Tally:
         slowest: int | None,
         input_tokens: int | None,
         output_tokens: int | None,
-        cached_tokens: int | None,
         cost: float | None,
         judge_cost: float | None,
-        *calls: int | None,
     ) -> None:
-        """Add what a database summed up; `counts` are by outcome, in the order of `OUTCOME_NAMES`.
+        """Add sums from a database; `counts` are by outcome, in the order of `OUTCOME_NAMES`.
 
-        Sums over nothing are None, as SQL has it.
+        Empty sums are None, as in SQL.
         """
         for name, count in zip(OUTCOME_NAMES.values(), counts, strict=True):
             if count:
@@ -95,18 +94,21 @@ class Tally:
         if latency is not None and slowest is not None:
             self._latency += int(latency)
             self._slowest = int(slowest) if self._slowest is None else max(self._slowest, int(slowest))
-        for place, tokens in enumerate((input_tokens, output_tokens, cached_tokens)):
+        for place, tokens in enumerate((input_tokens, output_tokens)):
             self._tokens[place] += int(tokens or 0)
         if cost is not None:
             self._cost = (self._cost or 0.0) + cost
         if judge_cost is not None:
             self._judge_cost = (self._judge_cost or 0.0) + judge_cost
-        for place, number in enumerate(calls):
-            self._calls[place] += int(number or 0)
 
     def add_rewards(self, total: float | None, low: float | None, high: float | None, squares: float | None) -> None:
-        """Add the sums of rewards, those that equal the value among them."""
+        """Add the sums of rewards, including those that equal the value."""
         self._rewards.add(total, low, high, squares)
+
+    def add_extra_usage(self, *sums: int | None) -> None:
+        """Add the sums of rare usage columns, in the order of `EXTRA_USAGE`."""
+        for name, number in zip(EXTRA_USAGE, sums, strict=True):
+            self._extra[name] += int(number or 0)
 
     def add_row(self, row: tuple[Any, ...]) -> None:
         """Add one result row."""
@@ -116,12 +118,13 @@ class Tally:
         duration, slowest = (latency, pack(latency, ordinal)) if timed else (None, None)
         own = int(reward is not None)
         self.add_group(counts, timed, passed, value, value, value, squared, own, duration, slowest, *spent)
+        self.add_extra_usage(*(row[place] for place in _EXTRA_USAGE))
         if value is not None:
             number = reward if own else value
             self.add_rewards(number, number, number, number * number)
 
     def totals(self, experiment: str, sample_id: Callable[[int], str]) -> Totals:
-        """The sums; `sample_id` tells the sample of a trial by its ordinal."""
+        """Return the sums; `sample_id` returns the sample id for the ordinal of a trial."""
         slowest, values = self._slowest, self._values
         rewards = self._rewards if self.own_rewards else values
         return Totals(
@@ -142,12 +145,9 @@ class Tally:
             timed=self._timed,
             input_tokens=self._tokens[0],
             output_tokens=self._tokens[1],
-            cached_tokens=self._tokens[2],
             cost_usd=self._cost,
             judge_cost_usd=self._judge_cost,
-            cache_hits=self._calls[0],
-            unpriced_calls=self._calls[1],
-            unpriced_judge_calls=self._calls[2],
+            **self._extra,
         )
 
 
@@ -167,14 +167,15 @@ class MetricSums:
             found[0] += 1
             found[1] += value
         if verdicts is not None:
-            for name, verdict in zip(metrics, verdicts, strict=True):
-                if verdict != "-":
+            for name, code in zip(metrics, verdicts, strict=True):
+                passed, _ = METRIC_CODES[code]
+                if passed is not None:
                     found = sums[name]
                     found[2] += 1
-                    found[3] += verdict == "1"
+                    found[3] += passed
 
     def totals(self) -> dict[str, dict[str, MetricTotals]]:
-        """Experiment -> metric -> its figures."""
+        """Return experiment -> metric -> its totals."""
         return {
             experiment: {
                 name: MetricTotals(int(count), total / count, int(judged), int(passed))

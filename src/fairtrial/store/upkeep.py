@@ -1,4 +1,4 @@
-"""Care of a database: its size, space given back, copies made while it is in use, attachments that nothing names."""
+"""Maintenance of databases: size, vacuum, online backup, deletion of unreferenced attachments."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from fairtrial.store.schema import blobs, details, metadata, runs, samples
 _PAGE = 256
 
 ATTACHED = re.compile(rb'"sha256":\s*"([0-9a-f]{64})"')
-"""How samples, outputs and transcripts name an attachment."""
+"""The reference to an attachment in samples, outputs and transcripts."""
 
 
 def sqlite_size(path: Path) -> int:
-    """Return the bytes of an SQLite database: the file, and the log and index beside it."""
+    """Return the size of an SQLite database in bytes: the file, its log and its index."""
     files = [path.with_name(path.name + ending) for ending in ("", "-wal", "-shm")]
     return sum(file.stat().st_size for file in files if file.exists())
 
 
 def postgres_size(connection: Connection) -> int:
-    """Return the bytes of the store's tables and indexes."""
+    """Return the size of the store's tables and indexes in bytes."""
     names = [table.name for table in metadata.sorted_tables]
     query = text(
         "SELECT coalesce(sum(pg_total_relation_size(to_regclass(name))), 0) FROM unnest(CAST(:names AS text[])) AS name"
@@ -39,14 +39,14 @@ def postgres_size(connection: Connection) -> int:
 
 
 def vacuum(engine: Engine) -> None:
-    """Give the space of deleted rows back: SQLite shrinks the file, PostgreSQL uses the space again."""
+    """Reclaim the space of deleted rows: SQLite shrinks the file, PostgreSQL reuses the space."""
     with translated():
         if engine.dialect.name == "postgresql":
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 connection.execute(text("SET statement_timeout = 0"))
                 for table in metadata.sorted_tables:
                     connection.execute(text(f"VACUUM (ANALYZE) {table.name}"))
-                connection.invalidate()  # Its time limit was taken off.
+                connection.invalidate()  # It has no time limit any more.
             return
         with closing(engine.raw_connection()) as pooled:
             cursor = pooled.cursor()
@@ -60,9 +60,9 @@ def vacuum(engine: Engine) -> None:
 
 
 def backup_sqlite(source: Path, target: Path) -> None:
-    """Copy an SQLite database as it is at one moment, while others write to it, into one new file.
+    """Copy a snapshot of an SQLite database into a new file, while others write to it.
 
-    Nobody executes the runs of a copy, so they have no owner in it.
+    Runs in the copy have no owner.
     """
     if target.exists():
         raise StoreError(f"the backup {target} must be a new file (it exists): name another, or remove it")
@@ -78,9 +78,9 @@ def backup_sqlite(source: Path, target: Path) -> None:
                 closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True, timeout=30.0)) as original,
                 closing(sqlite3.connect(aside, isolation_level=None)) as copy,
             ):
-                # All pages in one step: one snapshot, which writers neither wait for nor spoil.
+                # All pages in one step: a consistent snapshot that does not block writers.
                 original.backup(copy)
-                # One file, without a log beside it.
+                # A single file without a log.
                 copy.execute("PRAGMA journal_mode=DELETE")
                 columns = {row[1] for row in copy.execute("PRAGMA table_info(runs)")}
                 if "owner" in columns:
@@ -94,7 +94,7 @@ def backup_sqlite(source: Path, target: Path) -> None:
 
 
 def _publish(aside: Path, target: Path) -> None:
-    """Give a finished file its name; not over a file that has appeared meanwhile, where the file system can tell."""
+    """Rename a finished file without overwriting another file, if the file system supports that."""
     try:
         os.link(aside, target)
     except FileExistsError:
@@ -104,9 +104,9 @@ def _publish(aside: Path, target: Path) -> None:
 
 
 def delete_unnamed_blobs(connection: Connection) -> tuple[int, int]:
-    """Delete attachments that no stored sample, output or transcript names: (how many, their bytes).
+    """Delete attachments without a reference in a sample, output or transcript; returns (their number, their bytes).
 
-    Does nothing while a run is executed: its attachments are stored before the results that name them.
+    Does nothing while a run is being executed: its attachments are stored before the results that refer to them.
     """
     unnamed = set(connection.execute(select(blobs.c.sha256)).scalars())
     if not unnamed or connection.execute(select(runs.c.id).where(runs.c.status == "running").limit(1)).first():
@@ -122,7 +122,7 @@ def delete_unnamed_blobs(connection: Connection) -> tuple[int, int]:
 
 
 def _texts(connection: Connection) -> Iterator[bytes]:
-    """Everything in the store that may name an attachment."""
+    """Yield everything in the store that may refer to an attachment."""
     given = select(samples.c.input, samples.c.expected, samples.c.metadata).execution_options(yield_per=_PAGE)
     for row in connection.execute(given):
         yield "\n".join(column for column in row if column).encode()

@@ -1,4 +1,4 @@
-"""Suites: what people write, name and run. Above the runner and the fleet, because a suite can be run by either."""
+"""Evaluation suites. This package imports the runner and the fleet, because either can run a suite."""
 
 from fairtrial.suites.suite import EvalSuite, evaluate, evaluate_sync
 

@@ -1,30 +1,35 @@
-"""From what people type, `evals/support.py:suite` or `evals.support`, to the suite it means."""
+"""Load a suite from a path or an import string, such as `evals/support.py:suite` or `evals.support`."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import re
 import sys
 import traceback
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Self
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.runs.code import project_files
 from fairtrial.suites.suite import EvalSuite
 
 
 def load_suite(where: str) -> EvalSuite:
-    """The suite behind an import string.
+    """Load the suite that an import string names.
 
     Args:
         where: `path/to/file.py`, `package.module`, or either followed by `:name` when there is more than one suite.
 
     Raises:
-        ConfigurationError: there is no such file or module, it fails when it is imported, or which suite is meant
-            cannot be told. Says what to do.
+        ConfigurationError: there is no such file or module, its import fails, or it has several suites and none is
+            named.
     """
     place, _, name = where.partition(":") if not _is_drive(where) else (where, "", "")
     module = load_module(place)
@@ -36,27 +41,85 @@ def load_suite(where: str) -> EvalSuite:
         return next(iter(distinct.values()))
     if not distinct:
         raise ConfigurationError(
-            f"there is no EvalSuite in {place}: assign one to a name at the top level, as in `suite = EvalSuite(...)`"
+            f"{place} must define an EvalSuite at the top level, as in `suite = EvalSuite(...)` (it has none)"
         )
     shown = ", ".join(f"{place}:{known}" for known in found if not known.startswith("_")) or ", ".join(found)
-    raise ConfigurationError(f"there are {len(distinct)} suites in {place}; say which one: {shown}")
+    raise ConfigurationError(f"{place} has {len(distinct)} suites; name one of them: {shown}")
 
 
 def load_module(place: str) -> ModuleType:
     """Import the module of a suite, by its path or by its dotted name.
 
     Raises:
-        ConfigurationError: there is none, or importing it fails; says where.
+        ConfigurationError: there is no such module, or its import fails.
     """
     if not place:
-        raise ConfigurationError("say which suite: path/to/file.py or package.module, with :name if it has several")
+        raise ConfigurationError("name a suite: path/to/file.py or package.module, with :name if it has several")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)  # As `python -m` does: a project that is not installed is found from its folder.
+        sys.path.insert(0, here)  # As `python -m` does, so that a project that is not installed can be imported.
     folder = Path(place).is_dir() and not Path(place, "__init__.py").is_file()
-    if place.endswith(".py") or os.sep in place or folder:
-        return _from_file(place)
-    return _imported(place, place)
+    with _LoadedFiles() as loaded:
+        if place.endswith(".py") or os.sep in place or folder:
+            module = _from_file(place, loaded)
+        else:
+            module = _imported(place, place)
+    changed = loaded.changed(project_files(module.__file__ or ""))
+    if changed:
+        loaded.forget()
+        raise ConfigurationError(
+            f"{', '.join(map(_shown, changed))} changed while the suite was being loaded, so the code in memory is not "
+            "the code on disk: run the command again"
+        )
+    return module
+
+
+class _LoadedFiles(importlib.abc.MetaPathFinder):
+    """Records the state of each file just before it is imported.
+
+    The code version of a suite is a hash of its files. A file that changes during a slow import would give its code
+    the version of other code, which the workers of a fleet would accept.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[str, tuple[int, int]] = {}
+
+    def __enter__(self) -> Self:
+        sys.meta_path.insert(0, self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Record the file that this module will be loaded from; finding it is left to the other finders."""
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.has_location and spec.origin:
+            self.record(spec.origin)
+
+    def record(self, file: str) -> None:
+        """Record the state of a file that is about to be loaded."""
+        state = _state(file)
+        if state is not None:
+            self._states[file] = state
+
+    def changed(self, files: Iterable[str]) -> list[str]:
+        """Return those of the files that have changed since they were loaded here."""
+        return [file for file in files if file in self._states and _state(file) not in (None, self._states[file])]
+
+    def forget(self) -> None:
+        """Remove the modules that were loaded here, so that they can be loaded again."""
+        for name, module in list(sys.modules.items()):
+            if getattr(module, "__file__", None) in self._states:
+                del sys.modules[name]
+
+
+def _state(file: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _is_drive(where: str) -> bool:
@@ -73,17 +136,17 @@ def _named(module: ModuleType, place: str, name: str) -> EvalSuite:
             hint = f"; its suites are: {', '.join(known)}" if known else ", nor any other EvalSuite"
             raise ConfigurationError(f"there is no {name!r} in {place}{hint}") from None
     if not isinstance(value, EvalSuite):
-        raise ConfigurationError(f"{place}:{name} is not an EvalSuite but {type(value).__name__}")
+        raise ConfigurationError(f"{place}:{name} must be an EvalSuite (got {type(value).__name__})")
     return value
 
 
 def _python_files(folder: Path) -> list[str]:
-    """What might be meant by a name that is no file: the Python files in a folder, evals first."""
+    """Return the Python files in a folder as suggestions, those in `evals` first."""
     found = [str(file) for file in folder.glob("*.py")] if folder.is_dir() else []
     return sorted(found, key=lambda file: ("eval" not in Path(file).name, file))
 
 
-def _from_file(place: str) -> ModuleType:
+def _from_file(place: str, recorded: _LoadedFiles) -> ModuleType:
     path = Path(place)
     if path.is_dir():
         files = _python_files(path)
@@ -105,11 +168,12 @@ def _from_file(place: str) -> ModuleType:
         return loaded
     if "." in name:
         return _imported(name, place)
+    recorded.record(str(path))
     return _executed(path, name, place)
 
 
 def _import_name(path: Path) -> tuple[Path, str]:
-    """The folder a file is imported from, and its name there: a file inside a package is part of the package."""
+    """Return the folder to import a file from and its module name, which includes the package that contains it."""
     parts = [path.stem]
     folder = path.parent
     while (folder / "__init__.py").is_file():
@@ -121,7 +185,7 @@ def _import_name(path: Path) -> tuple[Path, str]:
 def _loaded_from(path: Path) -> ModuleType | None:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        # The program itself is `__main__`, and importing it a second time is what anyone would expect.
+        # The program itself is `__main__`; other modules import it a second time under its own name.
         if name != "__main__" and file and file.endswith(path.name) and Path(file).resolve() == path:
             return module
     return None
@@ -129,7 +193,7 @@ def _loaded_from(path: Path) -> ModuleType | None:
 
 def _executed(path: Path, name: str, place: str) -> ModuleType:
     if name in sys.modules or not name.isidentifier() or name in sys.stdlib_module_names:
-        # A file called json.py must not become the json of everyone.
+        # A file called json.py must not replace the standard module `json`.
         name = "fairtrial_suite_" + re.sub(r"\W", "_", path.stem)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # noqa: S101 - a path that ends in .py always has one
@@ -167,7 +231,7 @@ def _failed(place: str, error: BaseException) -> ConfigurationError:
 
 
 def _where(error: BaseException) -> str:
-    """File and line, in the last frame that is not the import system's."""
+    """Return file and line of the last frame outside the import system."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(error.filename)}:{error.lineno}"
     frames = [

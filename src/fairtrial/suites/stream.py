@@ -1,4 +1,4 @@
-"""The results of a run as they arrive."""
+"""Iterate over the results of a run as they arrive."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ResultStream(AsyncIterator[EvalResult]):
         return await self._feed.next()
 
     async def aclose(self) -> None:
-        """Stop the run and wait until what it has done is stored."""
+        """Stop the run and wait until its results are stored."""
         if self._feed is not None:
             self._feed.leave()
             with anyio.CancelScope(shield=True):
@@ -53,13 +53,16 @@ class ResultStream(AsyncIterator[EvalResult]):
     ) -> None:
         await self.aclose()
 
+    def __repr__(self) -> str:
+        return f"<ResultStream: {'not started' if self._feed is None else 'started'}>"
+
     def __del__(self) -> None:
         if self._feed is not None:
             self._feed.leave_from_anywhere()
 
 
 class Feed:
-    """The run behind a stream. It holds no reference to the stream, so that one that is dropped is noticed."""
+    """The run behind a stream. It has no reference to the stream, which is finalized as soon as nobody uses it."""
 
     def __init__(self, execute: Callable[[OnResult], Awaitable[object]], feeds: set[Feed]) -> None:
         self._scope = anyio.CancelScope()
@@ -73,7 +76,7 @@ class Feed:
         _spawn(lambda: self._run(execute))
 
     async def next(self) -> EvalResult:
-        """The next result; raises what ended the run, or StopAsyncIteration."""
+        """Return the next result; raises the error that ended the run, or StopAsyncIteration."""
         try:
             return await self._receive.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
@@ -84,13 +87,13 @@ class Feed:
             raise StopAsyncIteration from None
 
     def leave(self) -> None:
-        """Stop the run. From its event loop."""
+        """Stop the run; must be called in its event loop."""
         self.left = True
         self._receive.close()
         self._scope.cancel()
 
     def leave_from_anywhere(self) -> None:
-        """Stop the run, from any thread: objects are finalized wherever the last reference to them is dropped."""
+        """Stop the run from any thread: an object is finalized in the thread that drops the last reference."""
         self.left = True
         if self._done.is_set():
             self._receive.close()
@@ -99,7 +102,7 @@ class Feed:
             self._call_soon(self.leave)
 
     async def ended(self) -> None:
-        """Wait until the run has ended; from any event loop."""
+        """Wait until the run has ended; can be called in any event loop."""
         if not self._done.is_set():
             await anyio.to_thread.run_sync(self._done.wait, abandon_on_cancel=True)
 
@@ -112,7 +115,7 @@ class Feed:
             if isinstance(error, anyio.get_cancelled_exc_class()):
                 raise
             if self.left and not isinstance(error, anyio.BrokenResourceError):
-                log.warning("a run whose stream was left ended with %s: %s", type(error).__name__, error)
+                log.warning("a run whose stream was closed early ended with %s: %s", type(error).__name__, error)
         finally:
             self._send.close()
             if self.left:
@@ -122,13 +125,13 @@ class Feed:
 
 
 async def wait_for_left(feeds: Iterable[Feed]) -> None:
-    """Wait until the runs whose streams were left have ended, so that none is executed twice at a time."""
+    """Wait until runs whose streams were left early have ended, so that no run is executed twice at the same time."""
     for feed in [feed for feed in feeds if feed.left]:
         await feed.ended()
 
 
 def _spawn(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Start a task that belongs to no task group."""
+    """Start a task outside any task group."""
     if on_trio():
         import trio
 

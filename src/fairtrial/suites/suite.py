@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 import anyio
+from typing_extensions import TypeVar
 
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
@@ -19,61 +22,130 @@ from fairtrial.models.main_loop import prompt_task
 from fairtrial.report.report import EvalReport
 from fairtrial.runs.events import Observer
 from fairtrial.runs.identity import evaluator_digest, identify
+from fairtrial.runs.request import Lifespan, RunRequest
 from fairtrial.runs.rescore import rescore_run
-from fairtrial.runs.runner import Interrupt, Lifespan, OnResult, RunRequest, execute_run, prepare
+from fairtrial.runs.runner import Interrupt, OnResult, execute_run, prepare
 from fairtrial.runs.sync import run_interruptibly
-from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
+from fairtrial.scoring.evaluator import Evaluator, Scorer, name_of, resolve
 from fairtrial.store import open_store
 from fairtrial.store.memory import MemoryStore
 from fairtrial.suites.stream import Feed, ResultStream, wait_for_left
+from fairtrial.sync_bridge import call_sync
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.result import EvalResult, OutputT
 
 if TYPE_CHECKING:
-    from fairtrial.fleet.post import PostOffice
+    from fairtrial.fleet.queues import Broker
     from fairtrial.models.adapter import ProviderAdapter
     from fairtrial.models.prompt import PromptTemplate
     from fairtrial.store.protocol import RunRecord, RunStore
+    from fairtrial.suites.signatures import AsyncTask, SuiteEvaluator, SyncTask
+
+InputT = TypeVar("InputT", default=Any)
+ExpectedT = TypeVar("ExpectedT", default=Any)
 
 
-class EvalSuite:
+class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have defaults
     """What to evaluate, and how.
 
     Args:
-        name: What people call it; runs are listed under this name.
+        name: The name of the suite, under which its runs are listed; by default that of the prompt or the dataset.
         dataset: The samples.
-        task: The thing under test: any callable `(input)` or `(input, ctx)`, sync or async.
+        task: The code under test: any callable `(input)` or `(input, ctx)`, sync or async.
         evaluator: Scores the outputs.
-        experiments: Variants of the task to run side by side; one named "baseline" unless given.
+        experiments: Variants of the task to compare; by default one named "baseline".
         config: Settings of the run.
-        prompt: A prompt template to evaluate with `adapter`, in place of a task.
-        adapter: The model behind the prompt; also handed to evaluators that ask for one.
-        lifespan: Opens what all trials share (`ctx.shared`): a function that returns a context manager.
-        version: The identity of the code, where you keep count yourself; the project's files are hashed otherwise.
+        prompt: A prompt template to evaluate with `adapter`, instead of a task.
+        adapter: The model that answers the prompt; also passed to evaluators with an `adapter` parameter.
+        lifespan: A function that returns a context manager; its value is shared by all trials as `ctx.shared`.
+        version: The version of the code; by default a hash of the project's files.
     """
 
+    @overload
     def __init__(
         self,
-        name: str,
-        dataset: Dataset[Any, Any],
+        name: str = "",
+        dataset: Dataset[InputT, ExpectedT] | None = None,
+        task: AsyncTask[InputT, OutputT] = ...,
+        evaluator: SuiteEvaluator[InputT, OutputT, ExpectedT] | None = None,
+        *,
+        experiments: Sequence[Experiment] = (),
+        config: EvalConfig | None = None,
+        adapter: ProviderAdapter | None = None,
+        lifespan: Lifespan | None = None,
+        version: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str = "",
+        dataset: Dataset[InputT, ExpectedT] | None = None,
+        task: SyncTask[InputT, OutputT] = ...,
+        evaluator: SuiteEvaluator[InputT, OutputT, ExpectedT] | None = None,
+        *,
+        experiments: Sequence[Experiment] = (),
+        config: EvalConfig | None = None,
+        adapter: ProviderAdapter | None = None,
+        lifespan: Lifespan | None = None,
+        version: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str = "",
+        dataset: Dataset[InputT, ExpectedT] | None = None,
+        task: None = None,
+        evaluator: SuiteEvaluator[InputT, OutputT, ExpectedT] | None = None,
+        *,
+        experiments: Sequence[Experiment] = (),
+        config: EvalConfig | None = None,
+        prompt: PromptTemplate[OutputT],
+        adapter: ProviderAdapter,
+        lifespan: Lifespan | None = None,
+        version: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str = "",
+        dataset: Dataset[InputT, ExpectedT] | None = None,
+        task: None = None,
+        evaluator: SuiteEvaluator[InputT, OutputT, ExpectedT] | None = None,
+        *,
+        experiments: Sequence[Experiment] = (),
+        config: EvalConfig | None = None,
+        adapter: ProviderAdapter | None = None,
+        lifespan: Lifespan | None = None,
+        version: str | None = None,
+    ) -> None: ...
+    def __init__(
+        self,
+        name: str = "",
+        dataset: Dataset[InputT, ExpectedT] | None = None,
         task: Any = None,
         evaluator: Evaluator | Scorer | None = None,
         *,
         experiments: Sequence[Experiment] = (),
         config: EvalConfig | None = None,
-        prompt: PromptTemplate[Any] | None = None,
+        prompt: PromptTemplate[OutputT] | None = None,
         adapter: ProviderAdapter | None = None,
         lifespan: Lifespan | None = None,
         version: str | None = None,
     ) -> None:
+        _check_name(name)
+        if not name and isinstance(dataset, Dataset):
+            name = _suite_name(dataset.name if prompt is None else prompt.name)
         if prompt is not None:
             if task is not None or adapter is None:
-                raise ConfigurationError(f"suite {name!r}: a prompt needs an adapter and takes the place of a task")
+                raise ConfigurationError(
+                    f"suite {name!r} must have a prompt with an adapter and without a task, or a task without a prompt"
+                )
             task = prompt_task(prompt, adapter)
         if evaluator is None:
-            raise ConfigurationError(f"suite {name!r} has no evaluator: give it one, such as exact_match")
+            raise ConfigurationError(f"suite {name!r} must have an evaluator, such as evaluator=exact_match")
         if not isinstance(dataset, Dataset):
-            raise ConfigurationError(f"suite {name!r} needs a Dataset, not {type(dataset).__name__}")
+            raise ConfigurationError(f"the dataset of suite {name!r} must be a Dataset (got {type(dataset).__name__})")
         self.name = name
         self.dataset = dataset
         self.task = task
@@ -85,10 +157,16 @@ class EvalSuite:
         self.version = version
         self.home = _calling_file(self)  # The file it was made in.
         self._feeds: set[Feed] = set()
-        self._request(None, EMPTY, ())  # Whatever is wrong with it is said here, not at its first run.
+        self._request(None, EMPTY, ())  # Report invalid settings now instead of at the first run.
+
+    def __repr__(self) -> str:
+        variants = f", {len(self.experiments)} experiments" if self.experiments else ""
+        return (
+            f"<{type(self).__name__} {self.name!r}: {len(self.dataset):,} samples of {self.dataset.name!r}{variants}>"
+        )
 
     def prepared(self) -> RunRequest:
-        """What a worker needs to know: tasks, experiments, evaluator and settings, checked."""
+        """Return the checked tasks, experiments, evaluator and settings, as a worker needs them."""
         return self._request(None, EMPTY, ())
 
     def _request(
@@ -126,64 +204,83 @@ class EvalSuite:
         self,
         *,
         store: RunStore | str | None = None,
-        mailbox: PostOffice | str | None = None,
+        mailbox: Broker | str | None = None,
         bus: Observer | Sequence[Observer] = (),
         tags: Mapping[str, str] = EMPTY,
         fresh: bool = False,
         retry_errors: bool = False,
         run_id: str | None = None,
         force: bool = False,
-    ) -> EvalReport:
+        progress: bool = False,
+    ) -> EvalReport[OutputT]:
         """Run the suite, or resume its latest run if that is unfinished, and report.
 
         A run is resumed only if its dataset, experiments, evaluator, settings and code are those of the suite.
         Otherwise a new one is started, and a `ResumeWarning` says what differs.
 
         Args:
-            store: Where results are kept: a store, its URL, or the project's own `.fairtrial/runs.db`.
-            mailbox: Where this suite's workers get their work, such as `redis://host:6379`; the trials are executed
-                there. Without it they are executed in this process.
-            bus: Told what happens: anything with `publish(event)`, or several.
+            store: The store for the results, or its URL; by default the project's `.fairtrial/runs.db`.
+            mailbox: The broker of this suite's workers, such as `redis://host:6379`, which execute the trials.
+                Without it they are executed in this process.
+            bus: Receives the events of the run: an object with `publish(event)`, or several.
             tags: Labels for the run and its sessions.
             fresh: Start a new run even if one is unfinished.
-            retry_errors: Try again the trials that ended in an error.
+            retry_errors: Retry the trials that ended in an error.
             run_id: The run to resume; `RunMismatchError` if it differs from the suite.
-            force: Resume although the code differs. The report then says that there are two code versions.
+            force: Resume even if the code has changed. The report then says that there are two code versions.
+            progress: Show the progress of the run on standard error: a live display on a terminal, a live line in a
+                notebook, and a line every 15 seconds elsewhere.
         """
         opened = _opened(store)
-        request = self._request(
-            opened, tags, _observers(bus), fresh=fresh, retry_errors=retry_errors, run_id=run_id, force=force
-        )
-        return EvalReport(opened, await self._carried_out(request, mailbox))
+        with _show_progress(progress, opened, retry_errors) as observers:
+            request = self._request(
+                opened,
+                tags,
+                (*_observers(bus), *observers),
+                fresh=fresh,
+                retry_errors=retry_errors,
+                run_id=run_id,
+                force=force,
+            )
+            run = await self._carried_out(request, mailbox)
+        return EvalReport(opened, run, output_types=_output_types(request))
 
     def run_sync(
         self,
         *,
         store: RunStore | str | None = None,
-        mailbox: PostOffice | str | None = None,
+        mailbox: Broker | str | None = None,
         bus: Observer | Sequence[Observer] = (),
         tags: Mapping[str, str] = EMPTY,
         fresh: bool = False,
         retry_errors: bool = False,
         run_id: str | None = None,
         force: bool = False,
-    ) -> EvalReport:
+        progress: bool = False,
+    ) -> EvalReport[OutputT]:
         """`run`, from ordinary code."""
         opened = _opened(store)
-        request = self._request(
-            opened, tags, _observers(bus), fresh=fresh, retry_errors=retry_errors, run_id=run_id, force=force
-        )
-        run = run_interruptibly(
-            lambda interrupt: self._carried_out(request, mailbox, interrupt=interrupt),
-            durable=not isinstance(opened, MemoryStore),
-        )
-        return EvalReport(opened, run)
+        with _show_progress(progress, opened, retry_errors) as observers:
+            request = self._request(
+                opened,
+                tags,
+                (*_observers(bus), *observers),
+                fresh=fresh,
+                retry_errors=retry_errors,
+                run_id=run_id,
+                force=force,
+            )
+            run = run_interruptibly(
+                lambda interrupt: self._carried_out(request, mailbox, interrupt=interrupt),
+                durable=not isinstance(opened, MemoryStore),
+            )
+        return EvalReport(opened, run, output_types=_output_types(request))
 
     def stream(
         self,
         *,
         store: RunStore | str | None = None,
-        mailbox: PostOffice | str | None = None,
+        mailbox: Broker | str | None = None,
         bus: Observer | Sequence[Observer] = (),
         tags: Mapping[str, str] = EMPTY,
         fresh: bool = False,
@@ -192,6 +289,10 @@ class EvalSuite:
 
         Leaving the iteration early stops the run, which can be resumed. To wait until it has stopped, use
         `async with suite.stream() as results`. The arguments are those of `run`.
+
+        The next `stream` of the same suite and store resumes the run and yields only the results that were not stored
+        yet. All results of the run are in `EvalReport.load(store, "name of the suite").results`. With `fresh=True`, a
+        new run begins.
         """
 
         async def execute(on_result: OnResult) -> None:
@@ -200,33 +301,59 @@ class EvalSuite:
 
         return ResultStream(execute, self._feeds)
 
+    def stream_sync(
+        self,
+        *,
+        store: RunStore | str | None = None,
+        mailbox: Broker | str | None = None,
+        bus: Observer | Sequence[Observer] = (),
+        tags: Mapping[str, str] = EMPTY,
+        fresh: bool = False,
+    ) -> Iterator[EvalResult[OutputT]]:
+        """`stream`, from ordinary code: `for result in suite.stream_sync()`."""
+        results = EvalSuite.stream(self, store=store, mailbox=mailbox, bus=bus, tags=tags, fresh=fresh)
+        try:
+            while True:
+                try:
+                    result = call_sync(results.__anext__)
+                except StopAsyncIteration:
+                    return
+                yield result
+        finally:
+            call_sync(results.aclose)
+
     async def _carried_out(
         self,
         request: RunRequest,
-        mailbox: PostOffice | str | None,
+        mailbox: Broker | str | None,
         *,
         interrupt: Interrupt | None = None,
         on_result: OnResult | None = None,
     ) -> RunRecord:
+        if not len(request.dataset):
+            raise ConfigurationError(
+                f"dataset {request.dataset.name!r} of suite {self.name!r} has no samples, so nothing was run\n"
+                "check the dataset file, or the code that creates the samples"
+            )
         await wait_for_left(self._feeds)
         if mailbox is None:
             return await execute_run(request, interrupt=interrupt, on_result=on_result)
-        from fairtrial.fleet.dispatch import dispatch_run
-        from fairtrial.fleet.post import open_post_office
+        from fairtrial.fleet.client.dispatch import dispatch_run
+        from fairtrial.fleet.queues import connect_broker
 
-        office = open_post_office(mailbox) if isinstance(mailbox, str) else mailbox
+        broker = connect_broker(mailbox) if isinstance(mailbox, str) else mailbox
         try:
             return await dispatch_run(
                 request,
-                office,
+                broker,
                 fingerprint=identify(request, samples=False).fingerprint,
                 interrupt=interrupt,
                 on_result=on_result,
             )
         finally:
-            if office is not mailbox:
+            if broker is not mailbox:
                 with anyio.CancelScope(shield=True):
-                    await office.close()
+                    await broker.close()
 
     async def rescore(
         self,
@@ -236,21 +363,22 @@ class EvalSuite:
         store: RunStore | str | None = None,
         bus: Observer | Sequence[Observer] = (),
         fresh: bool = False,
-    ) -> EvalReport:
+    ) -> EvalReport[OutputT]:
         """Score the stored outputs and sessions of a run again, as a new run; the task is not called.
 
-        The same call again goes on with a rescoring that was interrupted, and repeats scoring that failed.
+        Repeating the call resumes a rescoring that was interrupted, and repeats failed scoring.
 
         Args:
             run_id: The run whose outputs are scored. Its samples and experiments must be the suite's.
-            evaluator: Scores them; the suite's own unless given.
-            store: Where the run is.
-            bus: Told what happens: anything with `publish(event)`, or several.
+            evaluator: Scores them; by default the suite's own.
+            store: The store of the run.
+            bus: Receives the events of the run: an object with `publish(event)`, or several.
             fresh: Start a new run even if one is unfinished.
         """
         opened = _opened(store)
         request = self._rescoring(opened, evaluator, bus, fresh)
-        return EvalReport(opened, await rescore_run(request, run_id, any_experiment=not self.experiments))
+        run = await rescore_run(request, run_id, any_experiment=not self.experiments)
+        return EvalReport(opened, run, output_types=_output_types(request))
 
     def rescore_sync(
         self,
@@ -260,7 +388,7 @@ class EvalSuite:
         store: RunStore | str | None = None,
         bus: Observer | Sequence[Observer] = (),
         fresh: bool = False,
-    ) -> EvalReport:
+    ) -> EvalReport[OutputT]:
         """`rescore`, from ordinary code."""
         opened = _opened(store)
         request = self._rescoring(opened, evaluator, bus, fresh)
@@ -268,7 +396,7 @@ class EvalSuite:
             lambda interrupt: rescore_run(request, run_id, any_experiment=not self.experiments, interrupt=interrupt),
             durable=not isinstance(opened, MemoryStore),
         )
-        return EvalReport(opened, run)
+        return EvalReport(opened, run, output_types=_output_types(request))
 
     def _rescoring(
         self, store: RunStore, evaluator: Evaluator | Scorer | None, bus: Observer | Sequence[Observer], fresh: bool
@@ -287,7 +415,7 @@ class EvalSuite:
 
 
 def _calling_file(suite: EvalSuite) -> str:
-    """Return the file of the code that makes a suite: not ours, and not the `__init__` of a subclass."""
+    """Return the file that creates a suite, ignoring this package and the `__init__` of subclasses."""
     ours = __name__.partition(".")[0]
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -301,6 +429,26 @@ def _calling_file(suite: EvalSuite) -> str:
 def _first(frame: FrameType) -> tuple[str, ...]:
     """Return the name of the first parameter of the function that a frame executes."""
     return frame.f_code.co_varnames[:1] if frame.f_code.co_argcount else ()
+
+
+@contextmanager
+def _show_progress(progress: bool, store: RunStore, retry_errors: bool) -> Iterator[Sequence[Observer]]:
+    """Show the progress of a run during the block, if wanted; yields the observers that the run needs for it."""
+    if not progress:
+        yield ()
+        return
+    from rich.console import Console
+
+    from fairtrial.runs.progress import Tally, shown
+
+    tally = Tally(store, retries=retry_errors)
+    with shown(tally, Console(stderr=True), last=True):
+        yield (tally,)
+
+
+def _output_types(request: RunRequest) -> Mapping[str, Any]:
+    pairs = zip(request.rules.experiments, request.rules.tasks, strict=True)
+    return {experiment.name: task.output_type for experiment, task in pairs}
 
 
 def _opened(store: RunStore | str | None) -> RunStore:
@@ -322,17 +470,55 @@ def _evaluation(
     config: EvalConfig | None,
     experiments: Sequence[Experiment],
 ) -> EvalSuite:
+    given: Any = samples
+    if inspect.isroutine(given):
+        raise ConfigurationError(
+            f"samples must be a Dataset or Samples (got the function {name_of(given)!r})\n"
+            "the samples come first, as in evaluate(dataset, task, evaluator)"
+        )
     dataset = _as_dataset(samples)
     settings = config or EvalConfig()
     name = settings.experiment_name or _suite_name(dataset.name)
     return EvalSuite(name, dataset, task, evaluator, experiments=experiments, config=settings)
 
 
+def _check_name(name: object) -> None:
+    """Raise if the first argument is not a name."""
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"the name of a suite must be text (got {type(name).__name__})\nthe name comes first, as in "
+            'EvalSuite("support", dataset, task, evaluator); or pass all by keyword: '
+            "EvalSuite(dataset=..., task=..., evaluator=...)"
+        )
+
+
 def _suite_name(name: str) -> str:
-    """A name for a suite, made of a dataset's: `openai/gsm8k` becomes `openai-gsm8k`."""
+    """Return the name of a dataset as a valid suite name: `openai/gsm8k` becomes `openai-gsm8k`."""
     return re.sub(r"[:@/\s]+", "-", name).strip("-") or "dataset"
 
 
+@overload
+async def evaluate[I, O, E](
+    samples: Iterable[Sample[I, E]],
+    task: AsyncTask[I, O],
+    evaluator: SuiteEvaluator[I, O, E],
+    config: EvalConfig | None = None,
+    *,
+    experiments: Sequence[Experiment] = (),
+    store: RunStore | str | None = None,
+    tags: Mapping[str, str] = EMPTY,
+) -> EvalReport[O]: ...
+@overload
+async def evaluate[I, O, E](
+    samples: Iterable[Sample[I, E]],
+    task: SyncTask[I, O],
+    evaluator: SuiteEvaluator[I, O, E],
+    config: EvalConfig | None = None,
+    *,
+    experiments: Sequence[Experiment] = (),
+    store: RunStore | str | None = None,
+    tags: Mapping[str, str] = EMPTY,
+) -> EvalReport[O]: ...
 async def evaluate(
     samples: Dataset[Any, Any] | Iterable[Sample[Any, Any]],
     task: Any,
@@ -348,6 +534,28 @@ async def evaluate(
     return await suite.run(store="memory:" if store is None else store, tags=tags)
 
 
+@overload
+def evaluate_sync[I, O, E](
+    samples: Iterable[Sample[I, E]],
+    task: AsyncTask[I, O],
+    evaluator: SuiteEvaluator[I, O, E],
+    config: EvalConfig | None = None,
+    *,
+    experiments: Sequence[Experiment] = (),
+    store: RunStore | str | None = None,
+    tags: Mapping[str, str] = EMPTY,
+) -> EvalReport[O]: ...
+@overload
+def evaluate_sync[I, O, E](
+    samples: Iterable[Sample[I, E]],
+    task: SyncTask[I, O],
+    evaluator: SuiteEvaluator[I, O, E],
+    config: EvalConfig | None = None,
+    *,
+    experiments: Sequence[Experiment] = (),
+    store: RunStore | str | None = None,
+    tags: Mapping[str, str] = EMPTY,
+) -> EvalReport[O]: ...
 def evaluate_sync(
     samples: Dataset[Any, Any] | Iterable[Sample[Any, Any]],
     task: Any,

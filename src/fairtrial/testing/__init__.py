@@ -1,4 +1,4 @@
-"""Fakes and fixtures for people who test their own evaluators, tasks and mailboxes; and evals as tests."""
+"""Test utilities: fakes, checks for your own mailboxes, a test model server, and suites as pytest tests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from fairtrial.testing.fakes import FakeClock, session_of
 
 if TYPE_CHECKING:
     from fairtrial.testing.assertions import assert_eval, eval_test
+    from fairtrial.testing.model_server import ModelServer
 
-__all__ = ["FakeClock", "assert_eval", "eval_test", "session_of"]
+__all__ = ["FakeClock", "ModelServer", "assert_eval", "eval_test", "session_of"]
 
-if not TYPE_CHECKING:  # Loaded when asked for: a test of an evaluator needs no statistics.
+if not TYPE_CHECKING:  # Loaded on first use: a test of an evaluator needs no statistics and no server.
+    _MODULES = {"ModelServer": "model_server", "assert_eval": "assertions", "eval_test": "assertions"}
 
     def __getattr__(name: str) -> object:
-        if name not in ("assert_eval", "eval_test"):
+        if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from fairtrial.testing import assertions
+        from importlib import import_module
 
-        return getattr(assertions, name)
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

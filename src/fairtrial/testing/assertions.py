@@ -1,4 +1,4 @@
-"""Evals as tests: a suite that must reach a floor, or be no worse than a baseline."""
+"""Suites as tests: assert that a suite reaches a minimum pass rate or passes a gate."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What a test session asks of all its evals."""
+class SessionSettings:
+    """The settings of a test session for all its evals."""
 
     store: str | None = None
     max_samples: int | None = None
@@ -37,21 +37,21 @@ class SharedRuns:
     _runs: list[tuple[EvalSuite, int | None, object, EvalReport]] = field(default_factory=list)
 
     def find(self, suite: EvalSuite, samples: int | None, store: object, names: Sequence[str]) -> EvalReport | None:
-        """A finished run of that suite with all of these experiments."""
+        """Return a finished run of the suite with all of these experiments; None if there is none."""
         for known, size, place, report in self._runs:
             if known is suite and (size, place) == (samples, store) and set(names) <= set(report.experiments):
                 return report
         return None
 
     def add(self, suite: EvalSuite, samples: int | None, store: object, report: EvalReport) -> None:
-        """Keep a run that has ended by itself; one that was broken off is not what another test asks for."""
+        """Keep a run for other tests, unless it was interrupted."""
         if report.status in ("finished", "stopped"):
             self._runs.append((suite, samples, store, report))
 
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    settings: Settings
+    settings: SessionSettings
     record: Callable[[dict[str, str]], None]
     runs: SharedRuns
 
@@ -61,10 +61,11 @@ _session: ContextVar[_Session | None] = ContextVar("fairtrial_session", default=
 
 @contextmanager
 def recording(
-    settings: Settings, record: Callable[[dict[str, str]], None], runs: SharedRuns | None = None
+    settings: SessionSettings, record: Callable[[dict[str, str]], None], runs: SharedRuns | None = None
 ) -> Iterator[None]:
-    """What a test runner's plugin wraps a test in: settings for its evals, where they leave their outcome, and the
-    runs that its tests share.
+    """Give the evals of a test their settings, a function that records their outcomes, and the shared runs.
+
+    For plugins of test runners, which run each test inside this block.
     """
     token = _session.set(_Session(settings, record, SharedRuns() if runs is None else runs))
     try:
@@ -85,10 +86,10 @@ def assert_eval(
     inconclusive: Inconclusive = "fail",
     fresh: bool = False,
 ) -> EvalReport:
-    """Run a suite and hold it against a floor or a gate; the report if it passes.
+    """Run a suite and assert that it reaches a floor or passes a gate; returns the report.
 
-    Only the experiments that are asked for are run. Within a pytest session, tests of one suite object share their
-    runs: what one test has executed is not executed again for another.
+    Only the requested experiments are run. Within a pytest session, tests of the same suite object share their runs:
+    an experiment that one test has run is not run again for another.
 
         def test_support():
             assert_eval(suite, floor=0.8)                                          # every experiment, by its interval
@@ -96,25 +97,25 @@ def assert_eval(
 
     Args:
         suite: The suite.
-        floor: The least pass rate: the whole interval must lie at or above it.
-        rules: Rules of a gate, in place of a floor.
-        baseline: What rules with a margin compare with: a report, or the name of another experiment of this suite.
-        experiment: The one experiment that must pass; without it each must, but for the baseline.
-        store: Where to keep the run; in memory unless given here or as `pytest --eval-store`.
-        max_samples: Use at most this many samples; `pytest --eval-max-samples` lowers it for all.
-        inconclusive: What too few samples to decide mean.
-        fresh: Run the suite for this test, whatever other tests have run.
+        floor: The lowest acceptable pass rate: the whole interval must lie at or above it.
+        rules: Rules of a gate, instead of a floor.
+        baseline: The baseline of rules with a margin: a report, or the name of another experiment of this suite.
+        experiment: The experiment that must pass; by default every experiment except the baseline must.
+        store: The store for the run; by default `pytest --eval-store`, or memory.
+        max_samples: Use at most this many samples; `pytest --eval-max-samples` lowers it for all tests.
+        inconclusive: Whether the test fails or passes if there are too few samples to decide.
+        fresh: Run the suite for this test even if another test has run it.
 
     Returns:
-        The report of the run that has `experiment`, or all experiments if none is named.
+        The report of the run with `experiment`, or with all experiments if none is named.
 
     Raises:
-        AssertionError: it did not pass; the message says by how much, and shows samples that failed.
+        AssertionError: the suite did not pass; the message contains the reasons and samples that failed.
     """
     __tracebackhide__ = True
     wanted = _rules(floor, rules)
     session = _session.get()
-    settings = session.settings if session is not None else Settings()
+    settings = session.settings if session is not None else SessionSettings()
     limits = [number for number in (suite.config.max_samples, max_samples, settings.max_samples) if number is not None]
     samples, place = min(limits, default=None), store or settings.store or "memory:"
     shared = SharedRuns() if session is None or fresh else session.runs
@@ -141,7 +142,7 @@ def assert_eval(
 
 
 def eval_test(suite: EvalSuite, **wanted: Any) -> Callable[[], None]:
-    """A test function of a suite: `test_support = eval_test(suite, floor=0.8)`. Takes what `assert_eval` takes."""
+    """Return a test function, as in `test_support = eval_test(suite, floor=0.8)`, with the options of `assert_eval`."""
 
     def test() -> None:
         __tracebackhide__ = True
@@ -162,7 +163,7 @@ def _rules(floor: float | None, rules: GateRules | Mapping[str, Any] | None) -> 
 def _parts(
     suite: EvalSuite, samples: int | None, store: RunStore | str, names: tuple[str, ...], runs: SharedRuns
 ) -> dict[str, ExperimentReport]:
-    """The reports of some experiments, each from whichever run has it; those that no run has are run together."""
+    """Return reports of these experiments, from shared runs if there are any; the others are run together."""
     missing = tuple(name for name in names if runs.find(suite, samples, store, (name,)) is None)
     if missing:
         _run(suite, samples, store, missing, runs)
@@ -172,21 +173,21 @@ def _parts(
 def _run(
     suite: EvalSuite, samples: int | None, store: RunStore | str, names: tuple[str, ...], runs: SharedRuns
 ) -> EvalReport:
-    """The report of a run with these experiments: one that there is already, or a new one."""
+    """Return the report of a shared run with these experiments, or of a new one."""
     known = runs.find(suite, samples, store, names)
     if known is not None:
         return known
     part = _part(suite, samples, names)
     try:
         report = part.run_sync(store=store)
-    except RunMismatchError:  # An unfinished run in a lasting store, of other experiments or of older code.
+    except RunMismatchError:  # The store has an unfinished run of other experiments or older code.
         report = part.run_sync(store=store, fresh=True)
     runs.add(suite, samples, store, report)
     return report
 
 
 def _part(suite: EvalSuite, samples: int | None, names: tuple[str, ...]) -> EvalSuite:
-    """A suite with at most so many samples and these experiments only."""
+    """Return the suite with at most this many samples and only these experiments."""
     known = {one.name: one for one in suite.experiments}
     if unknown := [name for name in names if known and name not in known]:
         raise ConfigurationError(f"suite {suite.name!r} has no experiment {unknown[0]!r}; it has {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Stand-ins for user code and for time."""
+"""Fake sessions and clocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairtrial.session.views import RecordedView
 
 
 def session_of(*events: object, tags: Mapping[str, str] = EMPTY) -> RecordedView:
-    """The session of a trial in which exactly these events happened."""
+    """Return the session of a trial with exactly these events."""
     session = Session(tags=tags)
     for event in events:
         session.record(event)
@@ -18,20 +18,20 @@ def session_of(*events: object, tags: Mapping[str, str] = EMPTY) -> RecordedView
 
 
 class FakeClock:
-    """A clock that moves when it is told to."""
+    """A clock that only `advance` moves."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self._now = now
         self._start = now
 
     def time(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
         return self._now
 
     def monotonic(self) -> float:
-        """Seconds since this clock was made."""
+        """Return the seconds since this clock was made."""
         return self._now - self._start
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self._now += seconds

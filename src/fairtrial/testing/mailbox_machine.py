@@ -1,11 +1,11 @@
-"""Random histories of a mailbox, checked step by step against a plain model of one.
+"""Test a mailbox with random operations, and compare it with a simple model after each step (Hypothesis).
 
     machine = mailbox_machine(world)                      # a class for Hypothesis
     run_state_machine_as_test(machine, settings=settings(max_examples=500, stateful_step_count=40))
 
-A history sends, receives, settles, settles too late, extends, crashes (forgets what it received), gives work back,
-sets it aside, and lets time pass in small steps and in jumps. What the model says must agree with what is delivered:
-nothing lost, nothing delivered while it is leased or delayed, every count right, nothing back after it was settled.
+The operations send, receive, settle in time and too late, extend leases, crash (forget what was received), hand
+messages back, dead-letter them, and let time pass in small and large steps. The mailbox must agree with the model: no
+message is lost, none is delivered while it is leased or delayed or after it was settled, and all counts are right.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from fairtrial.mailbox.protocol import Mailbox, Message
 
 
 class MailboxWorld(Protocol):
-    """Where the histories take place: a mailbox that takes ints, and power over time."""
+    """Opens mailboxes of ints, runs their coroutines and controls their time."""
 
     def run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end on the event loop the mailbox lives on."""
+        """Run a coroutine to its end on the event loop of the mailbox."""
         ...
 
     def open(self) -> Mailbox[int]:
-        """A new, empty mailbox."""
+        """Open a new, empty mailbox."""
         ...
 
     def pass_time(self, mailbox: Mailbox[int], seconds: float) -> None:
-        """Make leases and delays older by `seconds`, then let what is due come back."""
+        """Age leases and delays by `seconds`, then make messages available whose lease or delay has ended."""
         ...
 
     def close(self, mailbox: Mailbox[int]) -> None:
-        """The history is over."""
+        """Close the mailbox at the end of a test."""
         ...
 
 
 @dataclass(slots=True)
-class _Known:
-    """What the model knows of one message."""
+class _KnownMessage:
+    """The state of one message in the model."""
 
     id: str
     number: int
@@ -66,7 +66,7 @@ class _Known:
 @dataclass(frozen=True, slots=True)
 class _Delivery:
     message: Message[int]
-    known: _Known
+    known: _KnownMessage
     number: int
 
 
@@ -75,10 +75,10 @@ _JUMPS = st.sampled_from([0.5, 5.0, 12.0, 41.0, 62.0, 400.0, 100_000.0])
 
 
 def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedStateMachine]:
-    """The machine for mailboxes of this kind."""
+    """Return the Hypothesis state machine for mailboxes of this kind."""
 
     class MailboxMachine(RuleBasedStateMachine):
-        """One mailbox, one model of it, and what both say."""
+        """A mailbox, a model of it, and rules that compare them."""
 
         deliveries = Bundle("deliveries")
 
@@ -87,18 +87,18 @@ def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedSta
             self.world = make_world()
             self.mailbox = self.world.open()
             self.now = 0.0
-            self.known: dict[str, _Known] = {}
+            self.known: dict[str, _KnownMessage] = {}
             self.numbers = 0
 
         def teardown(self) -> None:
-            """Everything that was not settled must still come, and nothing else."""
+            """Check that exactly the messages that were not settled are still delivered."""
             try:
                 self.drain()
             finally:
                 self.world.close(self.mailbox)
 
         def drain(self) -> None:
-            """Let every lease and delay end, then take all there is."""
+            """Let every lease and delay end, then receive all messages."""
             self.advance(10 * 365 * 24 * 3600.0 / 11)
             expected = {known.id for known in self.known.values() if known.state == "waiting"}
             seen: set[str] = set()
@@ -108,11 +108,11 @@ def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedSta
                     seen.add(message.id)
                     self.world.run(message.acknowledge())
                     self.known[message.id].state = "gone"
-            assert seen == expected, f"lost: {expected - seen}; out of nowhere: {seen - expected}"
+            assert seen == expected, f"lost: {expected - seen}; unexpected: {seen - expected}"
             assert self.world.run(self.mailbox.approximate_count()) == 0
 
         def advance(self, seconds: float) -> None:
-            """Time passes, in the model and in the mailbox."""
+            """Let time pass in the model and in the mailbox."""
             self.now += seconds
             self.world.pass_time(self.mailbox, seconds)
             for known in self.known.values():
@@ -121,7 +121,7 @@ def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedSta
                     known.state = "waiting"
 
         def check_delivery(self, message: Message[int], lease: float) -> _Delivery:
-            """A message was delivered: it must have been there to be delivered."""
+            """Check that a delivered message was available, and record its delivery."""
             known = self.known.get(message.id)
             assert known is not None, f"{message} was never sent"
             assert known.state == "waiting", f"{message} was delivered while it was {known.state}"
@@ -135,19 +135,19 @@ def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedSta
             return _Delivery(message, known, known.delivery)
 
         def settle(self, delivery: _Delivery, call: Coroutine[Any, Any, None]) -> bool:
-            """Settle one delivery; the mailbox must agree with the model about whose it is."""
+            """Settle one delivery; the mailbox must agree with the model whether its lease is still valid."""
             ours = delivery.known.state == "leased" and delivery.known.delivery == delivery.number
             try:
                 self.world.run(call)
             except LeaseLostError:
-                assert not ours, f"{delivery.message} is leased, and the mailbox says it is lost"
+                assert not ours, f"{delivery.message} is leased, but the mailbox reports a lost lease"
                 return False
-            assert ours, f"{delivery.message} was {delivery.known.state}, and could be settled"
+            assert ours, f"{delivery.message} was {delivery.known.state}, but could be settled"
             return True
 
         @initialize()
         def begin(self) -> None:
-            """Never start from nothing: most rules need a message."""
+            """Send a first message, because most rules need one."""
             self.send(2)
 
         @rule(count=st.integers(1, 4))
@@ -156,7 +156,7 @@ def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedSta
                 self.numbers += 1
                 id = self.world.run(self.mailbox.send(self.numbers))
                 assert id not in self.known
-                self.known[id] = _Known(id, self.numbers)
+                self.known[id] = _KnownMessage(id, self.numbers)
 
         @rule(target=deliveries, count=st.integers(1, 6), lease=_SECONDS)
         def receive(self, count: int, lease: float) -> Any:
@@ -198,7 +198,7 @@ def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedSta
 
         @rule(delivery=consumes(deliveries))
         def crash(self, delivery: _Delivery) -> None:
-            """The worker is gone, and what it held with it: only the lease can bring it back."""
+            """Forget a delivery, as a killed worker does: the message returns when its lease ends."""
 
         @rule(delivery=deliveries)
         def dead_letter(self, delivery: _Delivery) -> None:
@@ -215,7 +215,7 @@ def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedSta
             for letter in letters:
                 known = self.known[letter.message_id]
                 known.state = "waiting" if retry else "gone"
-                known.deliveries = known.expiries = 0
+                known.deliveries = 0
 
         @rule(seconds=_JUMPS)
         def time_passes(self, seconds: float) -> None:

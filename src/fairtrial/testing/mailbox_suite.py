@@ -1,6 +1,6 @@
-"""What every mailbox must do, as tests that anyone can run on their own.
+"""Tests of the behaviour that every mailbox must have, for your own implementations.
 
-Subclass it in a test module, say how to make a mailbox and how time passes, and run pytest:
+Subclass `MailboxConformance` in a test module, define how to open a mailbox and how time passes, and run pytest:
 
     class TestMyMailbox(MailboxConformance):
         @asynccontextmanager
@@ -38,8 +38,8 @@ from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """The body the suite sends."""
+class SuiteJob:
+    """The body of the messages that the tests send."""
 
     number: int
     text: str = ""
@@ -47,18 +47,18 @@ class Job:
 
 
 class MailboxConformance:
-    """The behaviour all mailboxes share. Override `make_mailbox`, and `pass_time` where time can be moved."""
+    """Tests for all mailboxes. Override `make_mailbox`, and also `pass_time` if the tests can control time."""
 
     pytestmark = pytest.mark.anyio
 
     lease = 60.0
-    """The lease the tests receive with. Where time cannot be moved, choose a second or so."""
+    """The lease of received messages in seconds. If the tests cannot control time, choose about one second."""
     margin = 1.0
-    """How much longer than a lease or delay to wait before relying on its end."""
+    """Additional seconds to wait after a lease or delay should have ended."""
     patience = 20.0
-    """How long to wait for something that must come."""
+    """How many seconds to wait for a message that must arrive."""
     max_body_bytes = 1024 * 1024
-    """A body that is larger than this must be refused."""
+    """The largest size of a body; a larger one must be refused."""
 
     def make_mailbox(
         self, name: str, body_type: type[Any], *, resolver: MailboxResolver | None = None
@@ -67,17 +67,17 @@ class MailboxConformance:
         raise NotImplementedError
 
     async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
-        """Let leases and delays of this mailbox grow older."""
+        """Age the leases and delays of this mailbox by `seconds`."""
         await anyio.sleep(seconds)
 
     @asynccontextmanager
-    async def mailbox(self, body_type: type[Any] = Job) -> AsyncIterator[Mailbox[Any]]:
-        """A mailbox nobody else uses."""
+    async def mailbox(self, body_type: type[Any] = SuiteJob) -> AsyncIterator[Mailbox[Any]]:
+        """Open a mailbox with a unique name."""
         async with self.make_mailbox(f"test-{uuid.uuid4().hex}", body_type) as mailbox:
             yield mailbox
 
     async def take(self, mailbox: Mailbox[Any], count: int = 1, *, lease: float | None = None) -> list[Message[Any]]:
-        """Receive exactly `count` messages, which must come."""
+        """Receive exactly `count` messages, and fail if fewer arrive."""
         taken: list[Message[Any]] = []
         with anyio.move_on_after(self.patience):
             while len(taken) < count:
@@ -86,12 +86,12 @@ class MailboxConformance:
         return taken
 
     async def nothing(self, mailbox: Mailbox[Any]) -> bool:
-        """Whether there is nothing to receive."""
+        """Return whether there is nothing to receive."""
         return not await mailbox.receive(10, self.lease, 0)
 
     async def test_a_sent_message_arrives_whole(self) -> None:
         async with self.mailbox() as mailbox:
-            job = Job(7, "zażółć \N{SNOWMAN} \x00 end", {"a": "b"})
+            job = SuiteJob(7, "zażółć \N{SNOWMAN} \x00 end", {"a": "b"})
             id = await mailbox.send(job)
             (message,) = await self.take(mailbox)
             assert message.body == job
@@ -102,7 +102,7 @@ class MailboxConformance:
 
     async def test_an_acknowledged_message_is_gone(self) -> None:
         async with self.mailbox() as mailbox:
-            await mailbox.send(Job(1))
+            await mailbox.send(SuiteJob(1))
             (message,) = await self.take(mailbox)
             await message.acknowledge()
             await self.pass_time(mailbox, self.lease + self.margin)
@@ -110,8 +110,8 @@ class MailboxConformance:
             assert await mailbox.approximate_count() == 0
 
     async def test_a_message_in_flight_is_hidden_from_others(self) -> None:
-        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, Job) as other:
-            await mailbox.send(Job(1))
+        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, SuiteJob) as other:
+            await mailbox.send(SuiteJob(1))
             (message,) = await self.take(mailbox)
             assert await self.nothing(other)
             await message.acknowledge()
@@ -119,7 +119,7 @@ class MailboxConformance:
     async def test_receive_takes_what_there_is_up_to_the_limit(self) -> None:
         async with self.mailbox() as mailbox:
             for number in range(5):
-                await mailbox.send(Job(number))
+                await mailbox.send(SuiteJob(number))
             first = await mailbox.receive(3, self.lease, 0)
             second = await mailbox.receive(10, self.lease, 0)
             assert len(first) == 3
@@ -135,7 +135,7 @@ class MailboxConformance:
     async def test_a_waiting_receive_is_woken_by_a_send(self) -> None:
         async with (
             self.mailbox() as mailbox,
-            self.make_mailbox(mailbox.name, Job) as other,
+            self.make_mailbox(mailbox.name, SuiteJob) as other,
             anyio.create_task_group() as group,
         ):
             taken: list[Message[Any]] = []
@@ -146,7 +146,7 @@ class MailboxConformance:
             group.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
             began = anyio.current_time()
-            await other.send(Job(1))
+            await other.send(SuiteJob(1))
             while not taken:
                 await anyio.sleep(0.001)
                 assert anyio.current_time() - began < self.patience / 2
@@ -154,7 +154,7 @@ class MailboxConformance:
 
     async def test_a_lease_that_runs_out_brings_the_message_back_once(self) -> None:
         async with self.mailbox() as mailbox:
-            id = await mailbox.send(Job(1))
+            id = await mailbox.send(SuiteJob(1))
             await self.take(mailbox)
             await self.pass_time(mailbox, self.lease + self.margin)
             (again,) = await self.take(mailbox)
@@ -164,7 +164,7 @@ class MailboxConformance:
 
     async def test_counts_grow_with_every_delivery(self) -> None:
         async with self.mailbox() as mailbox:
-            await mailbox.send(Job(1))
+            await mailbox.send(SuiteJob(1))
             (message,) = await self.take(mailbox)
             await message.nack()
             (message,) = await self.take(mailbox)
@@ -179,8 +179,8 @@ class MailboxConformance:
             await message.acknowledge()
 
     async def test_a_late_acknowledgement_never_ends_someone_elses_delivery(self) -> None:
-        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, Job) as other:
-            await mailbox.send(Job(1))
+        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, SuiteJob) as other:
+            await mailbox.send(SuiteJob(1))
             (stale,) = await self.take(mailbox)
             await self.pass_time(mailbox, self.lease + self.margin)
             (fresh,) = await self.take(other)
@@ -200,7 +200,7 @@ class MailboxConformance:
 
     async def test_an_acknowledgement_after_the_lease_is_refused_or_final(self) -> None:
         async with self.mailbox() as mailbox:
-            await mailbox.send(Job(1))
+            await mailbox.send(SuiteJob(1))
             (message,) = await self.take(mailbox)
             await self.pass_time(mailbox, self.lease + self.margin)
             try:
@@ -213,7 +213,7 @@ class MailboxConformance:
 
     async def test_a_message_is_settled_once(self) -> None:
         async with self.mailbox() as mailbox:
-            await mailbox.send(Job(1))
+            await mailbox.send(SuiteJob(1))
             (message,) = await self.take(mailbox)
             await message.acknowledge()
             for settle in (message.acknowledge, message.nack, message.hand_back):
@@ -223,7 +223,7 @@ class MailboxConformance:
 
     async def test_two_acknowledgements_at_once_settle_once(self) -> None:
         async with self.mailbox() as mailbox:
-            await mailbox.send(Job(1))
+            await mailbox.send(SuiteJob(1))
             (message,) = await self.take(mailbox)
             outcomes: list[str] = []
 
@@ -240,8 +240,8 @@ class MailboxConformance:
             assert sorted(outcomes) == ["lost", "settled"]
 
     async def test_nack_without_delay_returns_the_message_at_once(self) -> None:
-        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, Job) as other:
-            await mailbox.send(Job(1))
+        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, SuiteJob) as other:
+            await mailbox.send(SuiteJob(1))
             (message,) = await self.take(mailbox)
             await message.nack()
             (again,) = await self.take(other)
@@ -250,7 +250,7 @@ class MailboxConformance:
 
     async def test_nack_with_delay_hides_the_message_until_then(self) -> None:
         async with self.mailbox() as mailbox:
-            await mailbox.send(Job(1))
+            await mailbox.send(SuiteJob(1))
             (message,) = await self.take(mailbox)
             await message.nack(3 * self.lease)
             await self.pass_time(mailbox, self.lease)
@@ -263,7 +263,7 @@ class MailboxConformance:
 
     async def test_a_message_handed_back_was_never_delivered(self) -> None:
         async with self.mailbox() as mailbox:
-            await mailbox.send(Job(1))
+            await mailbox.send(SuiteJob(1))
             for _ in range(3):
                 (message,) = await self.take(mailbox)
                 assert (message.delivery_count, message.expiries) == (1, 0)
@@ -272,7 +272,7 @@ class MailboxConformance:
 
     async def test_a_message_handed_back_for_later_was_never_delivered_either(self) -> None:
         async with self.mailbox() as mailbox:
-            sent = await mailbox.send(Job(1))
+            sent = await mailbox.send(SuiteJob(1))
             for _ in range(2):
                 (message,) = await self.take(mailbox)
                 assert (message.delivery_count, message.expiries) == (1, 0)
@@ -289,7 +289,7 @@ class MailboxConformance:
     @pytest.mark.parametrize("factor", [0.75, 1.0, 3.0, 7.3])
     async def test_an_extended_lease_lasts_as_long_as_was_asked(self, factor: float) -> None:
         async with self.mailbox() as mailbox:
-            await mailbox.send(Job(1))
+            await mailbox.send(SuiteJob(1))
             (message,) = await self.take(mailbox)
             await self.pass_time(mailbox, self.lease / 2)
             await message.extend_visibility(factor * self.lease)
@@ -302,7 +302,7 @@ class MailboxConformance:
     async def test_an_extended_message_can_be_settled(self) -> None:
         async with self.mailbox() as mailbox:
             for number in range(3):
-                await mailbox.send(Job(number))
+                await mailbox.send(SuiteJob(number))
             first, second, third = await self.take(mailbox, 3)
             for message in (first, second, third):
                 await message.extend_visibility(2.5 * self.lease)
@@ -314,7 +314,7 @@ class MailboxConformance:
     async def test_leases_are_renewed_from_a_thread(self) -> None:
         async with self.mailbox() as mailbox:
             for number in range(450):
-                await mailbox.send(Job(number))
+                await mailbox.send(SuiteJob(number))
             messages = await self.take(mailbox, 450)
             await messages[7].acknowledge()
             await self.pass_time(mailbox, self.lease / 2)
@@ -332,7 +332,7 @@ class MailboxConformance:
     async def test_depth_tells_where_messages_are(self) -> None:
         async with self.mailbox() as mailbox:
             for number in range(6):
-                await mailbox.send(Job(number))
+                await mailbox.send(SuiteJob(number))
             first, second, *_ = await self.take(mailbox, 4)
             await first.nack(10 * self.lease)
             await second.dead_letter("bad")
@@ -342,7 +342,7 @@ class MailboxConformance:
     async def test_purge_removes_all_but_the_dead(self) -> None:
         async with self.mailbox() as mailbox:
             for number in range(6):
-                await mailbox.send(Job(number))
+                await mailbox.send(SuiteJob(number))
             first, second, third = await self.take(mailbox, 3)
             await first.nack(self.lease)
             await second.dead_letter("bad")
@@ -352,13 +352,13 @@ class MailboxConformance:
                 await third.acknowledge()
             await self.pass_time(mailbox, 2 * self.lease + self.margin)
             assert await self.nothing(mailbox)
-            await mailbox.send(Job(9))
+            await mailbox.send(SuiteJob(9))
             (after,) = await self.take(mailbox)
-            assert after.body == Job(9)
+            assert after.body == SuiteJob(9)
 
     async def test_dead_letters_are_kept_listed_retried_and_dropped(self) -> None:
         async with self.mailbox() as mailbox:
-            ids = [await mailbox.send(Job(number), reply_to="somewhere") for number in range(3)]
+            ids = [await mailbox.send(SuiteJob(number), reply_to="somewhere") for number in range(3)]
             for message in await self.take(mailbox, 3):
                 await message.dead_letter(f"reason {message.body.number}", error="ValueError")
             await self.pass_time(mailbox, self.lease + self.margin)
@@ -373,23 +373,36 @@ class MailboxConformance:
                 assert letters[id].error == "ValueError"
                 assert letters[id].reply_to == "somewhere"
                 assert letters[id].delivery_count == 1
-                assert letters[id].body(Job) == Job(number)
+                assert letters[id].body(SuiteJob) == SuiteJob(number)
             assert await mailbox.dead_letters.retry(first.id, first.id, "0-1") == 1
             (again,) = await self.take(mailbox)
             assert (again.id, again.delivery_count, again.reply_to) == (first.message_id, 1, "somewhere")
             assert await mailbox.dead_letters.drop(rest[0].id, "0-1") == 1
             assert [letter.id for letter in await mailbox.dead_letters.page()] == [rest[1].id]
 
+    async def test_a_retried_dead_letter_keeps_its_count_of_expired_leases(self) -> None:
+        async with self.mailbox() as mailbox:
+            await mailbox.send(SuiteJob(1))
+            await self.take(mailbox)
+            await self.pass_time(mailbox, self.lease + self.margin)
+            (message,) = await self.take(mailbox)
+            assert (message.delivery_count, message.expiries) == (2, 1)
+            await message.dead_letter("it kills its worker")
+            (letter,) = await mailbox.dead_letters.page()
+            await mailbox.dead_letters.retry(letter.id)
+            (again,) = await self.take(mailbox)
+            assert (again.delivery_count, again.expiries) == (1, 1)
+
     async def test_a_reply_reaches_the_mailbox_that_was_named(self) -> None:
         async with AsyncExitStack() as stack:
             known: dict[str, Mailbox[Any]] = {}
             requests = await stack.enter_async_context(
-                self.make_mailbox(f"test-{uuid.uuid4().hex}", Job, resolver=CompositeResolver(known))
+                self.make_mailbox(f"test-{uuid.uuid4().hex}", SuiteJob, resolver=CompositeResolver(known))
             )
             replies = await stack.enter_async_context(self.mailbox(str))
             known[replies.name] = replies
-            await requests.send(Job(1), reply_to=replies.name)
-            await requests.send(Job(2), reply_to=replies)
+            await requests.send(SuiteJob(1), reply_to=replies.name)
+            await requests.send(SuiteJob(2), reply_to=replies)
             for message in await self.take(requests, 2):
                 assert message.reply_to == replies.name
                 await message.reply(f"done {message.body.number}")
@@ -397,40 +410,42 @@ class MailboxConformance:
             assert {reply.body for reply in await self.take(replies, 2)} == {"done 1", "done 2"}
 
     async def test_a_reply_to_nobody_says_so(self) -> None:
-        async with self.make_mailbox(f"test-{uuid.uuid4().hex}", Job, resolver=CompositeResolver()) as mailbox:
-            await mailbox.send(Job(1))
-            await mailbox.send(Job(2), reply_to="nobody-there")
+        async with self.make_mailbox(f"test-{uuid.uuid4().hex}", SuiteJob, resolver=CompositeResolver()) as mailbox:
+            await mailbox.send(SuiteJob(1))
+            await mailbox.send(SuiteJob(2), reply_to="nobody-there")
             for message in await self.take(mailbox, 2):
                 with pytest.raises(ReplyNotAvailableError):
                     await message.reply("hello")
                 await message.acknowledge()
 
-    async def test_a_body_that_cannot_travel_is_refused_when_it_is_sent(self) -> None:
+    async def test_a_body_that_cannot_be_encoded_is_refused_when_it_is_sent(self) -> None:
         async with self.mailbox() as mailbox:
             with pytest.raises(BodyError):
                 await mailbox.send(object())
             with pytest.raises(MessageTooLargeError):
-                await mailbox.send(Job(1, secrets.token_hex(self.max_body_bytes)))  # Nothing compresses that.
+                await mailbox.send(
+                    SuiteJob(1, secrets.token_hex(self.max_body_bytes))
+                )  # Random text does not compress.
             assert await mailbox.approximate_count() == 0
 
     async def test_a_body_of_another_type_goes_to_the_dead_letters_and_harms_nobody(self) -> None:
-        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, object) as stranger:
-            await stranger.send({"number": "seven"})
-            await mailbox.send(Job(1))
-            await stranger.send([[[]]])
+        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, object) as untyped:
+            await untyped.send({"number": "seven"})
+            await mailbox.send(SuiteJob(1))
+            await untyped.send([[[]]])
             (good,) = await self.take(mailbox)
-            assert good.body == Job(1)
+            assert good.body == SuiteJob(1)
             assert await self.nothing(mailbox)
             assert await mailbox.dead_letters.count() == 2
             (letter, _) = await mailbox.dead_letters.page()
             assert letter.error == "BodyError"
             assert letter.delivery_count == 1
             with pytest.raises(BodyError):
-                letter.body(Job)
+                letter.body(SuiteJob)
             await good.acknowledge()
 
     async def test_a_cancelled_receive_loses_nothing(self) -> None:
-        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, Job) as other:
+        async with self.mailbox() as mailbox, self.make_mailbox(mailbox.name, SuiteJob) as other:
             sent = 60
             got: list[Message[Any]] = []
             with anyio.fail_after(self.patience):
@@ -442,7 +457,7 @@ class MailboxConformance:
 
                         group.start_soon(wait)
                         await anyio.lowlevel.checkpoint()
-                        await other.send(Job(number))
+                        await other.send(SuiteJob(number))
                         group.cancel_scope.cancel()
             rest = await self.take(other, sent - len(got))
             assert {message.body.number for message in [*got, *rest]} == set(range(sent))
@@ -450,12 +465,12 @@ class MailboxConformance:
 
     async def test_a_closed_mailbox_says_so(self) -> None:
         async with self.mailbox() as mailbox:
-            await mailbox.send(Job(1))
+            await mailbox.send(SuiteJob(1))
             (message,) = await self.take(mailbox)
             await mailbox.close()
             await mailbox.close()
             with pytest.raises(MailboxClosedError):
-                await mailbox.send(Job(2))
+                await mailbox.send(SuiteJob(2))
             with pytest.raises(MailboxClosedError):
                 await mailbox.receive()
             with pytest.raises(MailboxClosedError):
@@ -466,7 +481,7 @@ class MailboxConformance:
             for arguments in [(0, 1, 0), (1, 0, 0), (1, -1, 0), (1, 1, -1), (1, float("nan"), 0), (1, float("inf"), 0)]:
                 with pytest.raises(ConfigurationError):
                     await mailbox.receive(*arguments)
-            await mailbox.send(Job(1))
+            await mailbox.send(SuiteJob(1))
             (message,) = await self.take(mailbox)
             with pytest.raises(ConfigurationError):
                 await message.nack(-1)
@@ -474,17 +489,17 @@ class MailboxConformance:
                 await message.extend_visibility(0)
             await message.acknowledge()
             with pytest.raises(ConfigurationError):
-                async with self.make_mailbox("not a {name}", Job):
+                async with self.make_mailbox("not a {name}", SuiteJob):
                     pass
 
     async def test_many_senders_and_receivers_share_the_work_without_loss_or_doubles(self) -> None:
         async with self.mailbox() as mailbox, AsyncExitStack() as stack:
-            workers = [await stack.enter_async_context(self.make_mailbox(mailbox.name, Job)) for _ in range(3)]
+            workers = [await stack.enter_async_context(self.make_mailbox(mailbox.name, SuiteJob)) for _ in range(3)]
             done: list[int] = []
 
             async def send(start: int) -> None:
                 for number in range(start, start + 40):
-                    await mailbox.send(Job(number))
+                    await mailbox.send(SuiteJob(number))
 
             async def work(worker: Mailbox[Any]) -> None:
                 while len(done) < 200:

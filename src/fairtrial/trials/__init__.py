@@ -2,7 +2,7 @@
 
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.context import TrialContext, current_trial
-from fairtrial.trials.environment import Environment, EnvironmentRegistry, check_state
+from fairtrial.trials.environment import Environment, EnvironmentRegistry, EnvironmentSaved, check_state
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
@@ -12,6 +12,7 @@ from fairtrial.trials.task import Task, task
 __all__ = [
     "Environment",
     "EnvironmentRegistry",
+    "EnvironmentSaved",
     "EvalConfig",
     "EvalResult",
     "Experiment",

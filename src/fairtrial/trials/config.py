@@ -1,43 +1,46 @@
-"""How a run is carried out."""
+"""The settings of a run."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.trials.stopping import StopWhen
 
+_TIMEOUT_SECONDS = 300.0
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """The settings of a run; change a copy with `dataclasses.replace`.
+    """The settings of a run; create a modified copy with `dataclasses.replace`.
 
     Attributes:
-        max_concurrent: How many trials are in flight at once.
-        timeout_seconds: How long a task may take, and then again its scoring.
-        max_retries: How often a trial whose task failed or timed out is tried again.
+        max_concurrent: Number of trials executed at once.
+        timeout_seconds: Time limit of a task, and separately of its scoring.
+        max_retries: How often a trial whose task failed or timed out is retried.
         stop_on_error: End the run at the first trial that is not scored.
-        repeats: How often every sample is tried in every experiment.
+        repeats: How often every sample is executed in every experiment.
         max_samples: Use only this many samples, from the start of the dataset.
-        seed: Every trial's own seed is derived from it.
-        warmup: Trials executed and thrown away first, so that cold starts are not measured.
-        experiment_name: The name of the single experiment of a run that names none.
-        max_cost_usd: End the run, resumably, when its model calls have cost this much, those of judges included. Calls
-            whose price is not known count as 0, and a warning says so.
-        strict_cost: Refuse a run whose cost cannot be known: before the first trial if a model has no price, else at
-            the first call without one.
-        stop_when: End the run once it has seen enough (`StopWhen`).
-        max_output_bytes: An output larger than this is an error of its trial.
-        close_seconds: How long closing a trial's resources may take.
+        seed: The seed from which the seed of every trial is derived.
+        warmup: Number of trials to execute first and discard, so that cold starts are not measured.
+        experiment_name: The name of the only experiment of a run without named experiments.
+        max_cost_usd: End the run, so that it can be resumed, when its model calls have cost this much, including those
+            of judges. Calls without a known price count as 0, with a warning.
+        strict_cost: Refuse a run with unknown costs: before the first trial if a model has no price, else at the first
+            call without one.
+        stop_when: End the run once it has enough results (`StopWhen`).
+        max_output_bytes: The size limit of outputs; a larger output is an error of its trial.
+        close_seconds: Time limit for closing a trial's resources.
         cluster: The metadata key whose value samples share when they are not independent (one passage, one
             repository): errors and intervals allow for it. "" if samples are independent whatever their metadata.
-        grace_seconds: How long trials in flight may go on after an interrupt before they are cancelled.
+        grace_seconds: How long trials in flight may continue after an interrupt before they are cancelled.
+        timeout_per_sample_ms: `timeout_seconds` in milliseconds; only an argument, not an attribute.
     """
 
     max_concurrent: int = 10
-    timeout_seconds: float = 300.0
+    timeout_seconds: float = _TIMEOUT_SECONDS
     max_retries: int = 0
     stop_on_error: bool = False
     repeats: int = 1
@@ -52,8 +55,15 @@ class EvalConfig:
     close_seconds: float = 10.0
     grace_seconds: float = 5.0
     cluster: str = "cluster"
+    timeout_per_sample_ms: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, timeout_per_sample_ms: float | None) -> None:
+        if timeout_per_sample_ms is not None:
+            if self.timeout_seconds != _TIMEOUT_SECONDS:
+                raise ConfigurationError("timeout_seconds and timeout_per_sample_ms are mutually exclusive")
+            if type(timeout_per_sample_ms) not in (int, float):
+                raise ConfigurationError(f"timeout_per_sample_ms must be a number (got {timeout_per_sample_ms!r})")
+            object.__setattr__(self, "timeout_seconds", timeout_per_sample_ms / 1000)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in ("max_samples", "max_cost_usd"):
@@ -62,22 +72,22 @@ class EvalConfig:
             fits = isinstance(value, int) if whole else isinstance(value, int | float)
             if not fits or isinstance(value, bool) or not math.isfinite(value) or value < least:
                 kind = "a whole number" if whole else "a number"
-                raise ConfigurationError(f"EvalConfig.{name} is {kind} of at least {least}, not {value!r}")
+                raise ConfigurationError(f"EvalConfig.{name} must be {kind} of at least {least} (got {value!r})")
         if not isinstance(self.cluster, str):
-            raise ConfigurationError(f"EvalConfig.cluster is the name of a metadata key, not {self.cluster!r}")
+            raise ConfigurationError(f"EvalConfig.cluster must be the name of a metadata key (got {self.cluster!r})")
         if self.timeout_seconds <= 0:
             raise ConfigurationError("EvalConfig.timeout_seconds must be more than 0")
         if self.stop_when is not None:
             if not isinstance(self.stop_when, StopWhen):
-                raise ConfigurationError(f"EvalConfig.stop_when is a StopWhen, not {self.stop_when!r}")
+                raise ConfigurationError(f"EvalConfig.stop_when must be a StopWhen (got {self.stop_when!r})")
             if self.repeats > 1:
                 raise ConfigurationError(
-                    f"stop_when needs independent trials, and {self.repeats} repeats of a sample are not: "
-                    "set repeats to 1, or leave stop_when out"
+                    f"repeats must be 1 with stop_when, which requires independent trials (got {self.repeats}): "
+                    "set repeats to 1, or remove stop_when"
                 )
 
     def __getitem__(self, name: str) -> Any:
-        """`config["max_samples"]`: the same as the attribute, for code that treats a configuration as a mapping."""
+        """Return an attribute by name, for code that treats a configuration as a mapping."""
         if name not in {field.name for field in fields(self)}:
             raise KeyError(name)
         return getattr(self, name)

@@ -1,4 +1,4 @@
-"""What a task can reach while it works on one trial."""
+"""The context of a trial, for its task."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ _current: ContextVar[TrialContext | None] = ContextVar("fairtrial_trial", defaul
 
 
 class TrialContext:
-    """One trial as its task sees it.
+    """The context of a trial, passed to its task.
 
     Attributes:
-        key: The trial's identity.
-        sample: The sample, whole.
-        experiment: The variant being tried.
-        attempt: Which attempt this is, from 1.
-        session: The record to write to.
-        deadline: When the attempt times out, on the clock `time.monotonic()`.
-        shared: What the suite's lifespan opened.
+        key: The key of the trial.
+        sample: The sample.
+        experiment: The experiment.
+        attempt: The number of the attempt, from 1.
+        session: The session to which events are recorded.
+        deadline: The deadline of the attempt, on the clock `time.monotonic()`.
+        shared: The resources that the suite's lifespan opened.
+        environment: The environment of the task, if it sets one; passed to evaluators, still open.
     """
 
     __slots__ = (
@@ -38,6 +39,7 @@ class TrialContext:
         "_run_seed",
         "attempt",
         "deadline",
+        "environment",
         "experiment",
         "key",
         "sample",
@@ -65,33 +67,34 @@ class TrialContext:
         self.attempt = attempt
         self.deadline = deadline
         self.shared = shared
+        self.environment: Any = None
         self._resources: AsyncExitStack | None = None
         self._calls: dict[str, int] = {}
 
     @property
     def seed(self) -> int:
-        """Depends on the run's seed, the sample and the repeat, and is the same in every experiment."""
+        """The seed, derived from the run's seed, the sample and the repeat; the same in every experiment."""
         return trial_seed(self._run_seed, self.key.sample_id, self.key.repeat)
 
     async def enter[T](self, resource: AbstractAsyncContextManager[T]) -> T:
-        """Open something for this attempt; it is closed after scoring, whatever happens."""
+        """Open a resource for this attempt; it is always closed after scoring."""
         return await self.resources.enter_async_context(resource)
 
     @property
     def resources(self) -> AsyncExitStack:
-        """What will be closed after scoring, in reverse order."""
+        """Return the resources to close after scoring, in reverse order."""
         if self._resources is None:
             self._resources = AsyncExitStack()
         return self._resources
 
     def count_call(self, content: str) -> int:
-        """How many identical model calls this attempt has made before this one; counted for the response cache."""
+        """Return the number of identical earlier model calls of this attempt, for the response cache."""
         count = self._calls.get(content, 0)
         self._calls[content] = count + 1
         return count
 
     def parts(self, *, shared: bool) -> ContextParts:
-        """What a child process makes its own context of; with what the lifespan opened, if that is asked for."""
+        """Return the parts from which a child process builds its own context, optionally with the shared resources."""
         return ContextParts(
             self.key,
             self.sample,
@@ -105,12 +108,12 @@ class TrialContext:
 
     @property
     def has_resources(self) -> bool:
-        """True if anything was opened."""
+        """Whether any resource was opened."""
         return self._resources is not None
 
 
 class ContextParts(NamedTuple):
-    """A context on its way to a child process."""
+    """The parts of a context that are sent to a child process."""
 
     key: TrialKey
     sample: Sample[Any, Any]
@@ -125,7 +128,7 @@ class ContextParts(NamedTuple):
 def call_task_in_child(
     fn: Callable[..., Any], given: Any, parts: ContextParts, takes_context: bool
 ) -> tuple[Any, tuple[Envelope, ...]]:
-    """Call a task in a child process; returns its output and what it recorded."""
+    """Call a task in a child process; returns its output and its recorded events."""
     session = Session(tags=parts.tags)
     context = TrialContext(
         parts.key,
@@ -150,19 +153,19 @@ def call_task_in_child(
 
 
 def running_trial() -> TrialContext | None:
-    """The trial that is running here, if any."""
+    """Return the context of the running trial, if any."""
     return _current.get()
 
 
 def current_trial() -> TrialContext:
-    """The trial whose task is running here; for code too deep to be handed a context."""
+    """Return the context of the running trial, for code to which no context is passed."""
     context = running_trial()
     if context is None:
-        raise FairtrialError("no trial is running here: current_trial() works inside a task and what it calls")
+        raise FairtrialError("no trial is running: current_trial() must be called by a task or an evaluator")
     return context
 
 
 def trial_seed(run_seed: int, sample_id: str, repeat: int) -> int:
-    """The seed of a trial: equal across experiments, so that they can be compared pair by pair."""
+    """Return the seed of a trial: equal across experiments, so that they can be compared in pairs."""
     content = f"{run_seed}\0{sample_id}\0{repeat}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())

@@ -1,4 +1,4 @@
-"""The world an agent acts in: a sandbox, a calculator, a browser. Its state can be saved and restored."""
+"""Environments of agents, such as a sandbox or a browser, whose state can be saved and restored."""
 
 from __future__ import annotations
 
@@ -10,34 +10,26 @@ from uuid import uuid4
 
 from fairtrial.codec import from_json, to_json
 from fairtrial.errors import CodecError, ConfigurationError, EnvironmentMismatchError
+from fairtrial.frozen import EMPTY
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """What every environment can do.
+    """The protocol of environments: any class with these two methods.
 
-    `env_kind` and `version` are class attributes, and part of every serialised state, so that state is never restored
-    into another kind of environment or an incompatible version. An environment may also have `tools()`, a sequence of
-    callables an agent may use, and `close()`, sync or async, which the framework always calls.
+    Its kind and version are part of every serialised state, as `env_kind` and `version`, so that state is never
+    restored into another kind of environment or an incompatible version; and they are class attributes, `env_kind` and
+    `version` or `ENV_KIND` and `VERSION`, which the registry asks for. An environment may also have `tools()`, a
+    sequence of callables an agent may use, and `close()`, sync or async, which the framework always calls.
     """
 
-    @property
-    def env_kind(self) -> str:
-        """What kind of environment this is. A class attribute will do, and is what the registry asks for."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """The version of its state. A class attribute will do."""
-        ...
-
     async def serialize(self) -> dict[str, Any]:
-        """The state as JSON, with `env_kind` and `version`."""
+        """Return the state as JSON, with `env_kind` and `version`."""
         ...
 
     @staticmethod
     async def deserialize(data: dict[str, Any]) -> Environment:
-        """An environment in that state."""
+        """Return an environment in this state."""
         ...
 
 
@@ -47,7 +39,7 @@ def check_state(data: Mapping[str, Any], *, env_kind: str, version: str) -> None
         if not isinstance(data.get(field), str) or not data[field]:
             raise EnvironmentMismatchError(f"environment state needs {field!r} as text; it was written without one")
     if data["env_kind"] != env_kind:
-        raise EnvironmentMismatchError(f"the state is of environment {data['env_kind']!r}, not {env_kind!r}")
+        raise EnvironmentMismatchError(f"the state must be of environment {env_kind!r} (got {data['env_kind']!r})")
     if data["version"].partition(".")[0] != version.partition(".")[0]:
         raise EnvironmentMismatchError(
             f"the state was written by version {data['version']} of environment {env_kind!r}; "
@@ -56,8 +48,16 @@ def check_state(data: Mapping[str, Any], *, env_kind: str, version: str) -> None
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentSaved:
+    """The state of a trial's environment at the end of an attempt; `error` says why there is none."""
+
+    state: Mapping[str, Any] = EMPTY
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Episode:
-    """An environment that was restored, under a new name of its own: two restores are two episodes."""
+    """A restored environment with a unique id: each restore is a separate episode."""
 
     environment: Environment
     episode_id: str
@@ -65,11 +65,15 @@ class Episode:
 
 def _named(kind: type[Environment]) -> tuple[str, str]:
     """The kind and version of a class, which must be known without making an environment of it."""
-    found = [getattr(kind, field, None) for field in ("env_kind", "version")]
-    for field, value in zip(("env_kind", "version"), found, strict=True):
-        if not isinstance(value, str) or not value:
-            raise ConfigurationError(f"environment {kind.__name__} needs {field!r} as a class attribute with text")
-    return str(found[0]), str(found[1])
+    found: list[str] = []
+    for field in ("env_kind", "version"):
+        value = getattr(kind, field, None) or getattr(kind, field.upper(), None)
+        if not isinstance(value, str):
+            raise ConfigurationError(
+                f"environment {kind.__name__} needs {field!r} (or {field.upper()!r}) as a class attribute with text"
+            )
+        found.append(value)
+    return found[0], found[1]
 
 
 class EnvironmentRegistry:
@@ -91,19 +95,18 @@ class EnvironmentRegistry:
         return kind
 
     async def save(self, environment: Environment) -> dict[str, Any]:
-        """The environment's state as JSON, checked to be restorable and sharing nothing with the environment."""
+        """Return a copy of the environment's state as JSON, checked to be restorable."""
         data = await environment.serialize()
-        check_state(data, env_kind=environment.env_kind, version=environment.version)
+        env_kind, version = _named(type(environment))
+        check_state(data, env_kind=env_kind, version=version)
         try:
             state: dict[str, Any] = to_json(data)
         except CodecError as error:
-            raise EnvironmentMismatchError(
-                f"the state of environment {environment.env_kind!r} cannot be stored: {error}"
-            ) from None
+            raise EnvironmentMismatchError(f"the state of environment {env_kind!r} cannot be stored: {error}") from None
         return state
 
     async def restore(self, data: Mapping[str, Any]) -> Episode:
-        """A new episode in the saved state; it shares nothing with other episodes restored from it."""
+        """Restore a new, independent episode from a saved state."""
         named = data.get("env_kind")
         kind = self._kinds.get(named) if isinstance(named, str) else None
         if kind is None:
@@ -115,13 +118,13 @@ class EnvironmentRegistry:
 
 
 def tools_of(environment: object) -> Sequence[Callable[..., Any]]:
-    """The tools an environment offers; none if it has no `tools()`."""
+    """Return the tools of an environment; none if it has no `tools()`."""
     offer = getattr(environment, "tools", None)
     return tuple(offer()) if callable(offer) else ()
 
 
 async def close_environment(environment: object) -> None:
-    """Close an environment, however it closes; one without `close()` needs nothing."""
+    """Close an environment, sync or async, if it has `close()`."""
     close = getattr(environment, "close", None) or getattr(environment, "aclose", None)
     if callable(close):
         result = close()

@@ -13,7 +13,7 @@ from fairtrial.trials.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Parameters and flags the task reads from `ctx.experiment`, or a task of its own."""
+    """A named variant: parameters that the task reads from `ctx.experiment`, or a separate task."""
 
     name: str = "baseline"
     params: Mapping[str, Any] = EMPTY
@@ -21,6 +21,6 @@ class Experiment:
 
     def __post_init__(self) -> None:
         if not self.name or any(mark in self.name for mark in ":@/\n"):
-            raise ConfigurationError(f"an experiment's name is text without ':', '@' or '/', not {self.name!r}")
+            raise ConfigurationError(f"invalid experiment name {self.name!r}: it must be text without ':', '@' or '/'")
         if type(self.params) is not FrozenDict:
             object.__setattr__(self, "params", freeze(dict(self.params)))

@@ -1,4 +1,4 @@
-"""A whole trial in a child process: for one that may end the process it runs in."""
+"""Executes a whole trial in a child process, for trials that may crash their process."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ async def run_trial_in_child(
     """Execute and score one trial in a child process.
 
     Raises:
-        ChildDiedError: the trial ended its process.
-        NotSendableError: the task, the evaluator or what they use cannot be sent to a child process.
-        TimeoutError: the child did not answer in the time that all attempts at the trial may take together.
+        ChildDiedError: the trial crashed its process.
+        NotSendableError: the task, the evaluator or their dependencies cannot be sent to a child process.
+        TimeoutError: the child did not answer within the time limit of all attempts together.
     """
     trial = (rules, key, ordinal, sample, experiment, attempt)
     with anyio.fail_after(START_SECONDS + rules.longest_seconds):
@@ -36,7 +36,7 @@ async def run_trial_in_child(
 def _run(
     rules: TrialRules, key: TrialKey, ordinal: int, sample: Sample[Any, Any], experiment: int, attempt: int
 ) -> dict[str, Any]:
-    """What runs in the child; its threads and children are its own."""
+    """Run the trial in the child process, with its own threads and child processes."""
     try:
         result = asyncio.run(run_trial(rules, key, ordinal, sample, experiment, attempt=attempt))
     finally:
@@ -46,5 +46,5 @@ def _run(
 
 @functools.cache
 def _result_types() -> dict[str, Any]:
-    hints = get_type_hints(EvalResult)
+    hints = get_type_hints(EvalResult) | {"output": Any}
     return {field.name: hints[field.name] for field in fields(EvalResult) if field.name != "source"}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TrialKey(NamedTuple):
-    """One sample, in one experiment, one time, in one run: the identity of everything that is stored about it."""
+    """The identity of a trial: run, experiment, sample and repeat."""
 
     run_id: str
     experiment: str

@@ -1,61 +1,108 @@
-"""The stored record of one trial."""
+"""The result of one trial."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol
+from uuid import UUID
+
+from typing_extensions import TypeVar
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import FairtrialError
-from fairtrial.frozen import EMPTY
-from fairtrial.scoring.score import Score
+from fairtrial.frozen import EMPTY, FrozenDict, allow_type_arguments
+from fairtrial.scoring.score import Score, mean_value, merge, outer_names
 from fairtrial.session.events import TokenUsage
+from fairtrial.session.session import Session
 from fairtrial.session.trajectory import Trajectory
-from fairtrial.session.views import SessionView
+from fairtrial.session.views import RecordedView, SessionView
 from fairtrial.trials.keys import TrialKey
 from fairtrial.types import JSON
 
 type Outcome = Literal["scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"]
+"""How a trial ended. Only "scored" has a score."""
 type RedactedPart = Literal["output", "transcript", "error", "reason", "score", "metadata"]
-"""A part of a stored result; `score` stands for the name of the score and for what belongs to its metrics."""
+"""A part of a stored result; `score` covers the name of the score and its metrics."""
 type Stage = Literal["setup", "task", "output", "score", "delivery", "store"]
-"""Where a trial failed: before the task, in it, in encoding its output, in scoring it, on its way, or in storing it."""
+"""The stage at which a trial failed: setup, task, output encoding, scoring, delivery or storing."""
 
 NO_USAGE = TokenUsage()
 
+# With a default, which the syntax of PEP 695 has only from Python 3.13: a plain `EvalResult` is one of any output.
+OutputT = TypeVar("OutputT", default=Any, covariant=True)
+
 
 class ResultSource(Protocol):
-    """Where a result read back from a store gets its heavy parts when they are asked for."""
+    """Loads the sample and the session of a stored result lazily."""
 
     def load_sample(self, result: EvalResult) -> Sample[Any, Any]:
-        """The sample of the trial."""
+        """Return the sample of a trial."""
         ...
 
     def load_session(self, result: EvalResult) -> SessionView:
-        """What was recorded in the trial."""
+        """Return the session of a trial."""
         ...
 
 
+class ResultMetadata(FrozenDict[str, Any]):
+    """The metadata of a trial; `metadata[key]` falls back to the sample's metadata.
+
+    Everything else, such as `in`, `get` and iteration, only covers the trial's own metadata.
+    """
+
+    __slots__ = ("_key", "_ordinal", "_source")
+
+    def __init__(self, own: Mapping[str, Any], source: ResultSource, key: TrialKey, ordinal: int) -> None:
+        super().__init__(own)
+        self._source, self._key, self._ordinal = source, key, ordinal
+
+    def __missing__(self, name: str) -> Any:
+        sample = self._source.load_sample(EvalResult(self._key, self._ordinal, "not_run"))
+        if name not in sample.metadata:
+            raise KeyError(name)
+        return sample.metadata[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+
 @dataclass(frozen=True, slots=True)
-class EvalResult:
-    """What came of one trial. `score` is None unless the outcome is "scored": an error is never a zero.
+class _Given:
+    """The sample and the session of a result that was created directly."""
 
-    `usage` is what the task used; what its judges cost is in `judge_cost_usd`. `cache_hits` counts model calls that the
-    response cache answered, `unpriced_calls` and `unpriced_judge_calls` those whose cost is not known: where there are
-    any, the costs are lower bounds.
+    sample: Sample[Any, Any] | None
+    session: SessionView | None
 
-    `ordinal` is the trial's place in the plan and `execution` a random number for this one execution of it. While a
-    result is on its way into a store, `output_json` and `snapshot` carry the encoded output and session; results read
-    from a store load `sample`, `session` and `trajectory` when they are asked for. `redacted_parts` names the parts in
-    which the store has replaced secrets.
+    def load_sample(self, result: EvalResult) -> Sample[Any, Any]:
+        return Sample(result.sample_id, None) if self.sample is None else self.sample
+
+    def load_session(self, result: EvalResult) -> SessionView:
+        return RecordedView(UUID(int=0), EMPTY, ()) if self.session is None else self.session
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class EvalResult(Generic[OutputT]):
+    """The result of one trial. `score` is None unless the outcome is "scored": an error is not a score of 0.
+
+    `usage` is the usage of the task; the cost of judges is in `judge_cost_usd`. `cache_hits` counts model calls
+    answered by the response cache, `unpriced_calls` and `unpriced_judge_calls` those with unknown cost: if there are
+    any, the costs are lower bounds. `cut_off_calls` counts model answers truncated at a token limit.
+
+    `ordinal` is the position of the trial in the plan and `execution` a random id of this execution. Until a result is
+    stored, `output_json` and `snapshot` have the encoded output and session; results read from a store load `sample`,
+    `session` and `trajectory` lazily. `redacted_parts` names the parts in which the store has replaced secrets.
+
+    A result created directly needs no key: `EvalResult(sample_id="7", score=Score(1.0))`, or `sample=` instead of the
+    id, `scores=` instead of one score, `tokens_used=` instead of `usage`, and `trajectory=` for the messages.
+    `EvalReport.of` creates a report from such results.
     """
 
     key: TrialKey
     ordinal: int
     outcome: Outcome
     score: Score | None = None
-    output: Any = None
+    output: OutputT = None  # type: ignore[assignment]  # a failed trial has no output
     latency_ms: int = 0
     usage: TokenUsage = NO_USAGE
     error: str | None = None
@@ -68,68 +115,201 @@ class EvalResult:
     cache_hits: int = 0
     unpriced_calls: int = 0
     unpriced_judge_calls: int = 0
+    cut_off_calls: int = 0
     redacted_parts: tuple[RedactedPart, ...] = ()
-    code: int = 0  # Which of the run's code versions executed the trial.
+    code: int = 0  # The index of the code version that executed the trial.
     output_json: str | None = field(default=None, repr=False, compare=False)
     snapshot: bytes | None = field(default=None, repr=False, compare=False)
     source: ResultSource | None = field(default=None, repr=False, compare=False)
 
+    def __init__(
+        self,
+        key: TrialKey | None = None,
+        ordinal: int = 0,
+        outcome: Outcome | None = None,
+        score: Score | None = None,
+        output: OutputT = None,  # type: ignore[assignment]
+        *,
+        latency_ms: int = 0,
+        usage: TokenUsage = NO_USAGE,
+        error: str | None = None,
+        stage: Stage | None = None,
+        attempt: int = 1,
+        execution: int = 0,
+        started_at: float = 0.0,
+        metadata: Mapping[str, JSON] = EMPTY,
+        judge_cost_usd: float | None = None,
+        cache_hits: int = 0,
+        unpriced_calls: int = 0,
+        unpriced_judge_calls: int = 0,
+        cut_off_calls: int = 0,
+        redacted_parts: tuple[RedactedPart, ...] = (),
+        code: int = 0,
+        output_json: str | None = None,
+        snapshot: bytes | None = None,
+        source: ResultSource | None = None,
+        sample_id: str | None = None,
+        sample: Sample[Any, Any] | None = None,
+        trajectory: Trajectory | None = None,
+        scores: Sequence[Score] = (),
+        tokens_used: int | None = None,
+        success: bool | None = None,
+    ) -> None:
+        if key is None:
+            key = TrialKey("", "baseline", _sample_id(sample_id, sample))
+        elif sample_id is not None and sample_id != key.sample_id:
+            raise ValueError(f"sample_id must be that of the key, {key.sample_id!r} (got {sample_id!r})")
+        if scores:
+            if score is not None:
+                raise ValueError("score and scores are mutually exclusive")
+            parts = [(part.name or f"criterion {place}", part) for place, part in enumerate(scores, 1)]
+            score = merge(parts, value=mean_value(parts), passed=all(part.passed for part in scores))
+        if outcome is None:
+            if error is None and score is None:
+                raise ValueError("a result must have a score or an error")
+            outcome = "scored" if error is None else "task_error"
+            score = score if error is None else None  # An error is not a score of 0.
+        if success is not None and success is not (outcome == "scored"):
+            raise ValueError(f"success must be {outcome == 'scored'} (got {success}): it follows from the outcome")
+        if tokens_used is not None:
+            usage = TokenUsage(tokens_used)
+        if sample is not None or trajectory is not None:
+            source = _Given(sample, _session_of(trajectory))
+        if source is not None and type(metadata) is not ResultMetadata:
+            metadata = ResultMetadata(metadata, source, key, ordinal)
+        set_field = object.__setattr__
+        set_field(self, "key", key)
+        set_field(self, "ordinal", ordinal)
+        set_field(self, "outcome", outcome)
+        set_field(self, "score", score)
+        set_field(self, "output", output)
+        set_field(self, "latency_ms", latency_ms)
+        set_field(self, "usage", usage)
+        set_field(self, "error", error)
+        set_field(self, "stage", stage)
+        set_field(self, "attempt", attempt)
+        set_field(self, "execution", execution)
+        set_field(self, "started_at", started_at)
+        set_field(self, "metadata", metadata)
+        set_field(self, "judge_cost_usd", judge_cost_usd)
+        set_field(self, "cache_hits", cache_hits)
+        set_field(self, "unpriced_calls", unpriced_calls)
+        set_field(self, "unpriced_judge_calls", unpriced_judge_calls)
+        set_field(self, "cut_off_calls", cut_off_calls)
+        set_field(self, "redacted_parts", redacted_parts)
+        set_field(self, "code", code)
+        set_field(self, "output_json", output_json)
+        set_field(self, "snapshot", snapshot)
+        set_field(self, "source", source)
+
+    def __repr__(self) -> str:
+        """Return a line: the key, and what came of the trial. Output, metrics and usage are asked for by name."""
+        place = f"{self.sample_id!r} of {self.experiment}" + (f", repeat {self.repeat}" if self.repeat else "")
+        if self.score is not None:
+            verdict = "passed" if self.score.passed else "failed"
+            return f"<EvalResult {place}: {verdict} with {self.score.value:g}>"
+        error = f": {self.error.partition(chr(10))[0][:80]}" if self.error else ""
+        return f"<EvalResult {place}: {self.outcome}{error}>"
+
     @property
     def sample_id(self) -> str:
-        """Which sample."""
+        """The id of the sample."""
         return self.key.sample_id
 
     @property
     def experiment(self) -> str:
-        """Which experiment."""
+        """The name of the experiment."""
         return self.key.experiment
 
     @property
     def repeat(self) -> int:
-        """Which repeat, from 0."""
+        """The number of the repeat, from 0."""
         return self.key.repeat
 
     @property
     def known_latency_ms(self) -> int | None:
-        """How long the trial took; None where whoever executed it did not say (`metadata["untimed"]` is True)."""
+        """The duration of the trial; None if unknown (`metadata["untimed"]` is True)."""
         return None if self.metadata.get("untimed") is True else self.latency_ms
 
     @property
     def success(self) -> bool:
-        """True if the trial was scored, whatever the score."""
+        """Whether the trial was scored, with any score."""
         return self.outcome == "scored"
 
     @property
     def passed(self) -> bool:
-        """True if the trial was scored and passed."""
+        """Whether the trial was scored and passed."""
         return self.score is not None and self.score.passed
 
     @property
+    def scores(self) -> tuple[Score, ...]:
+        """A named score for every criterion; the score itself if there are none; empty without a score."""
+        if self.score is None:
+            return ()
+        criteria = {metric.name: metric for metric in self.score.criteria}
+        outer = [m for m in criteria.values() if not any(name in criteria for name in outer_names(m.name))]
+        if not outer:
+            return (self.score,)
+        return tuple(Score(min(max(m.value, 0.0), 1.0), m.passed, m.reason, name=m.name) for m in outer)
+
+    @property
+    def aggregate_score(self) -> float | None:
+        """The mean value of `scores`; None without a score."""
+        found = self.scores
+        return sum(score.value for score in found) / len(found) if found else None
+
+    @property
+    def tokens_used(self) -> int:
+        """Input and output tokens of the task's model calls."""
+        return self.usage.total_tokens
+
+    @property
     def total_cost_usd(self) -> float:
-        """What the task's and the judges' calls are known to have cost."""
+        """The known costs of the task's and the judges' calls."""
         return (self.usage.cost_usd or 0.0) + (self.judge_cost_usd or 0.0)
 
     @property
     def redacted(self) -> bool:
-        """True if a secret was replaced in the stored output, transcript, error, reason, score or metadata."""
+        """Whether a secret was replaced in the stored output, transcript, error, reason, score or metadata."""
         return bool(self.redacted_parts)
 
     @property
     def sample(self) -> Sample[Any, Any]:
-        """The sample, from the store."""
+        """The sample, loaded from the store."""
         return self._loaded().load_sample(self)
 
     @property
     def session(self) -> SessionView:
-        """What was recorded in the trial, from the store."""
+        """The session, loaded from the store."""
         return self._loaded().load_session(self)
 
     @property
     def trajectory(self) -> Trajectory:
-        """The messages recorded in the trial, from the store."""
+        """The messages recorded in the trial, loaded from the store."""
         return self.session.trajectory
 
     def _loaded(self) -> ResultSource:
         if self.source is None:
-            raise FairtrialError(f"trial {self.key} is not attached to a store, which holds its sample and session")
+            raise FairtrialError(f"trial {self.key} has no store from which its sample and session can be loaded")
         return self.source
+
+
+allow_type_arguments(EvalResult)
+
+
+def _sample_id(sample_id: str | None, sample: Sample[Any, Any] | None) -> str:
+    named = sample.id if sample_id is None and sample is not None else sample_id
+    if named is None:
+        raise ValueError("a result must have a key, a sample_id or a sample")
+    if sample is not None and sample.id != named:
+        raise ValueError(f"sample_id must be that of the sample, {sample.id!r} (got {named!r})")
+    return named
+
+
+def _session_of(trajectory: Trajectory | None) -> SessionView | None:
+    if trajectory is None:
+        return None
+    session = Session()
+    for message in trajectory.messages:
+        session.record(message)
+    return session.view()

@@ -1,8 +1,8 @@
-"""One trial from its input to its result: the function the local scheduler and the fleet's workers share.
+"""Executes and scores one trial, for the local scheduler and the fleet's workers.
 
-It knows nothing of scheduling and storage. Whatever user code does, it returns a result; it raises only when it is
-cancelled from outside, and then everything the trial opened has been closed. On asyncio a trial runs in a task of its
-own, which is left behind if user code catches its cancellation.
+It is independent of scheduling and storage. It always returns a result, whatever user code does; it raises only when it
+is cancelled from outside, after closing all resources of the trial. On asyncio a trial runs in a separate task, which
+is orphaned if user code ignores its cancellation.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import canonical, dumps, from_json, to_json
 from fairtrial.codec.escape import MARK
 from fairtrial.data.sample import Sample
-from fairtrial.errors import CodecError
+from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.isolation import Function, IsolatedError, IsolatedRunner, check_sendable
 from fairtrial.isolation.runner import START_SECONDS
 from fairtrial.offload import DaemonThreads, TimeLimit, on_trio, supervise
 from fairtrial.scoring.evaluator import Case, NeedsIsolationError, OffloadedCall, Scorer
+from fairtrial.session.dispatcher import ControlDispatcher
 from fairtrial.session.session import NO_CALLS, Session
 from fairtrial.session.views import Envelope, RecordedView
 from fairtrial.trials.context import TrialContext, _current, call_task_in_child
@@ -57,7 +58,7 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class TrialRules:
-    """What is the same for every trial of a run."""
+    """The settings that all trials of a run share."""
 
     tasks: tuple[ResolvedTask, ...]  # One per experiment.
     experiments: tuple[Experiment, ...]
@@ -73,21 +74,29 @@ class TrialRules:
     adapter: Any = None
     shared: Any = None
     clock: Clock = SYSTEM_CLOCK
+    dispatcher: ControlDispatcher | None = None  # Receives the events that trials record.
+
+    def __post_init__(self) -> None:
+        if self.scorer.needs_adapter and self.adapter is None:
+            raise ConfigurationError(
+                f"evaluator {self.scorer.name!r} has a judge without a model\n"
+                "give the judge its own, llm_judge(adapter, criterion), or the suite one: EvalSuite(..., adapter=...)"
+            )
 
     @property
     def grace_seconds(self) -> float:
-        """How long user code may go on after its time limit, to clean up, before it is orphaned."""
+        """How long user code may continue after its time limit, to clean up, before it is orphaned."""
         return max(self.close_seconds, _MIN_GRACE)
 
     @property
     def longest_seconds(self) -> float:
-        """The longest a trial can take: every attempt times out, the last one is scored, and closing takes its time."""
+        """The longest duration of a trial: all attempts time out, the last one is scored and closed."""
         attempts = self.max_retries + 1
         executing = attempts * (self.timeout_seconds + self.close_seconds) + self.max_retries * _MAX_PAUSE
         return executing + self.timeout_seconds + self.grace_seconds
 
     def check_shared(self) -> None:
-        """Raise unless what the lifespan opened can be sent to the child processes of isolated tasks that take it."""
+        """Raise if the resources of the lifespan cannot be sent to the child processes of isolated tasks."""
         if self.shared is not None and any(task.isolate and task.takes_context for task in self.tasks):
             check_sendable(self.shared, "what the lifespan gives an isolated task as ctx.shared")
 
@@ -99,7 +108,7 @@ class TrialRules:
 
 @dataclass(slots=True)
 class _Attempt:
-    """How one attempt went so far."""
+    """The state of one attempt."""
 
     outcome: Outcome = "scored"
     stage: Stage | None = None
@@ -111,7 +120,7 @@ class _Attempt:
     waited: float = 0.0
     retry_after: float | None = None
     close_error: str | None = None
-    step: Stage | Literal["close"] = "setup"  # What is being done; decides what an orphaned trial becomes.
+    step: Stage | Literal["close"] = "setup"  # The current step, which decides the outcome of an orphaned trial.
 
     def fail(self, outcome: Outcome, stage: Stage, error: BaseException | str) -> None:
         self.outcome, self.stage, self.error = outcome, stage, error
@@ -119,7 +128,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _Trial:
-    """A trial under way: all that is needed for its result, also when its code does not end."""
+    """The state of a trial: everything needed for its result, also if its code does not end."""
 
     key: TrialKey
     ordinal: int
@@ -131,16 +140,16 @@ class _Trial:
     orphaned: bool = False
 
     async def finish(self, rules: TrialRules, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work, or leave it behind."""
+        """Run the work to its end, or orphan it."""
         if not await supervise(self.limit, work, grace_seconds=rules.grace_seconds):
             self.orphaned = True
             self.state = _orphaned(self.state, rules.timeout_seconds)
 
 
 def _orphaned(state: _Attempt, seconds: float) -> _Attempt:
-    """What came of an attempt whose code goes on; the orphan keeps the original, and may still change that."""
+    """Return a copy of the state of an orphaned attempt, whose code may still change the original."""
     state = replace(state)
-    text = f"did not end within {seconds:g} s and goes on although it was cancelled"
+    text = f"did not end within {seconds:g} s and ignored its cancellation"
     if state.step == "close":
         state.close_error = f"closing {text}"
     elif state.step == "score":
@@ -159,7 +168,9 @@ async def run_trial(
     tags = {"run_id": key.run_id, "sample_id": key.sample_id, "experiment": key.experiment}
     if rules.tags:
         tags.update(rules.tags)
-    trial = _Trial(key, ordinal, rules.clock.time(), Session(tags=tags, clock=rules.clock), attempt)
+    trial = _Trial(
+        key, ordinal, rules.clock.time(), Session(tags=tags, clock=rules.clock, dispatcher=rules.dispatcher), attempt
+    )
     await trial.finish(rules, _attempts(rules, trial, sample, experiment))
     return _result(trial)
 
@@ -181,7 +192,7 @@ async def _attempts(rules: TrialRules, trial: _Trial, sample: Sample[Any, Any], 
         trial.limit.check()
         if state.outcome not in ("task_error", "timeout") or trial.attempt - first >= rules.max_retries:
             return
-        failed = AttemptFailed(trial.attempt, state.outcome, _describe(state.error))
+        failed = AttemptFailed(trial.attempt, state.outcome, describe_error(state.error))
         trial.session.record(failed, actor="framework")
         trial.session = trial.session.next_attempt()  # Before the pause: what the ended attempt records is late.
         pause = _backoff(trial.attempt - first, state.retry_after)
@@ -203,20 +214,20 @@ async def score_again(
     output_type: Any = object,
     attempt: int = 1,
 ) -> EvalResult:
-    """Score a stored output: the task is not called, and what it cost and how long it took stay as they were."""
+    """Score a stored output without calling the task; its cost and latency are kept."""
     if recorded is None:
         session = Session(clock=rules.clock)
     else:
         session = Session(session_id=recorded.session_id, tags=recorded.tags, clock=rules.clock)
         session.extend(recorded.everything().envelopes, keep_attempts=True)
-    # In a run of their own, scores are charged with their own judges; the earlier ones were paid for in the other run.
+    # In a separate run, scores only include the cost of their own judges; earlier ones belong to the other run.
     judges_since = len(session) if key.run_id != stored.key.run_id else 0
     state = _Attempt(output_json=dumps(stored.output), latency=stored.latency_ms / 1000)
     trial = _Trial(key, ordinal, stored.started_at, session, attempt, state)
     try:
         state.output = stored.output if output_type is object else from_json(output_type, to_json(stored.output))
     except CodecError as error:
-        state.fail("scorer_error", "score", f"the stored output is no longer what the task returns: {error}")
+        state.fail("scorer_error", "score", f"the stored output does not match the output type of the task: {error}")
     else:
         experiment = next(found for found in rules.experiments if found.name == key.experiment)
         context = TrialContext(
@@ -229,7 +240,7 @@ async def score_again(
 
 
 async def _attempt(rules: TrialRules, trial: _Trial, context: TrialContext, task: ResolvedTask | None) -> None:
-    """Call the task, if there is one, score its output, and close what was opened."""
+    """Call the task, if there is one, score its output, and close its resources."""
     token = _current.set(context)
     try:
         if task is not None:
@@ -248,11 +259,11 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
     original = context.sample.input
     shared = type(original) in _IMMUTABLE
     try:
-        # A trial gets its own copy: what one task does to its input must not reach another trial of the same sample.
+        # Each trial gets a copy, so that a task that modifies its input does not affect other trials of the sample.
         given = original if shared else copy.deepcopy(original)
     except BaseException as error:
         await _raise_if_external(error)
-        state.fail("task_error", "setup", f"the input cannot be copied for the task: {_describe(error)}")
+        state.fail("task_error", "setup", f"the input cannot be copied for the task: {describe_error(error)}")
         return
     state.step = "task"
     started = rules.clock.monotonic()
@@ -272,7 +283,7 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
         state.retry_after = _retry_after(error)
         state.fail("task_error", "task", error)
         return
-    # The second: it blocked the event loop, so that nothing could cancel it, and returned.
+    # The second case: it blocked the event loop, so that it could not be cancelled, and returned late.
     if limit.expired or monotonic() > limit.deadline:
         state.output = None
         state.fail("timeout", "task", f"the task did not finish within {rules.timeout_seconds:g} s")
@@ -283,7 +294,7 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
         await _raise_if_external(error)
         changed = False
     if changed:
-        state.fail("task_error", "task", "the task changed its input; change a copy of it instead")
+        state.fail("task_error", "task", "the task modified its input; modify a copy instead")
         return
     state.step = "output"
     await _check_output(rules, state)
@@ -299,7 +310,7 @@ async def _invoke(rules: TrialRules, task: ResolvedTask, args: tuple[Any, ...]) 
 async def _invoke_isolated(
     rules: TrialRules, trial: _Trial, context: TrialContext, task: ResolvedTask, given: Any
 ) -> Any:
-    """Run the task in a child process, and take over what it recorded there, however it ends."""
+    """Run the task in a child process, and copy its recorded events, however it ends."""
     function = rules.isolated.function(task.fn, f"task {task.name!r}", call_task_in_child)
     kind: Any = types.GenericAlias(tuple, (task.output_type, tuple[Envelope, ...]))
     async with _ready_child(rules, trial, function) as child:
@@ -317,7 +328,7 @@ async def _invoke_isolated(
 
 @contextlib.asynccontextmanager
 async def _ready_child(rules: TrialRules, trial: _Trial, function: Function) -> AsyncIterator[Any]:
-    """A child process that has loaded a function; the time it takes to start and to import is not the trial's."""
+    """Start a child process that has loaded a function; its start does not count as time of the trial."""
     started = monotonic()
     trial.limit.extend(START_SECONDS)
     async with rules.isolated.child() as child:
@@ -344,7 +355,7 @@ def _changed(given: Any, original: Any) -> bool:
 
 
 async def _check_output(rules: TrialRules, state: _Attempt) -> None:
-    """Encode the output now: what cannot be stored is this trial's error, not the store's."""
+    """Encode the output, so that an output that cannot be stored is an error of its trial."""
     output = state.output
     limit = rules.max_output_bytes
     try:
@@ -352,13 +363,13 @@ async def _check_output(rules: TrialRules, state: _Attempt) -> None:
         text = dumps(output) if size <= limit else ""
     except BaseException as error:  # Encoding calls user code: properties, iterators, serializers.
         await _raise_if_external(error)
-        why = str(error) if isinstance(error, CodecError) else _describe(error)
+        why = str(error) if isinstance(error, CodecError) else describe_error(error)
         state.fail("task_error", "output", f"the output cannot be stored: {why}")
     else:
         if max(size, len(text)) > limit:
             state.fail("task_error", "output", f"the output is larger than {limit:,} bytes; return a reference to it")
         elif MARK in text and any(name in text for name in _NOT_FINITE):
-            state.fail("task_error", "output", "the output holds NaN or an infinity")
+            state.fail("task_error", "output", "the output contains NaN or an infinity")
         else:
             state.output_json = text
     if state.error is not None:
@@ -371,11 +382,13 @@ async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
     scorer, key, sample, session = rules.scorer, context.key, context.sample, context.session
     try:
         if scorer.quick and not scorer.needs_session:
-            # Nothing in it waits, so there is nothing a timeout could cut short.
+            # It does not await, so a timeout could not interrupt it.
             with contextlib.suppress(NeedsIsolationError):
-                state.score = scorer.score_now(Case(sample, state.output, run_id=key.run_id, guarded=True))
+                state.score = scorer.score_now(
+                    Case(sample, state.output, run_id=key.run_id, guarded=True, environment=context.environment)
+                )
                 return
-        # The session as it stood when the task ended: what judges record from here on is not the task's.
+        # A view of the session at the end of the task: events of judges do not belong to the task.
         view = session.view(attempt=session.attempt)
         case = Case(
             sample,
@@ -386,8 +399,9 @@ async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
             offload=partial(_offload, rules, trial),
             recorder=session,
             guarded=True,
+            environment=context.environment,
         )
-        context.deadline = monotonic() + rules.timeout_seconds  # Judges have a time of their own.
+        context.deadline = monotonic() + rules.timeout_seconds  # Judges have a separate time limit.
         with limit.begin(rules.timeout_seconds):
             state.score = await scorer.score(case)
     except BaseException as error:
@@ -400,7 +414,7 @@ async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
 
 
 async def _close(rules: TrialRules, trial: _Trial, context: TrialContext) -> None:
-    """Close what the trial opened: shielded, bounded, and never at the cost of the result."""
+    """Close the resources of a trial: shielded, with a time limit, and without affecting the result."""
     state = trial.state
     state.step = "close"
     try:
@@ -408,13 +422,13 @@ async def _close(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
             await context.resources.aclose()
     except BaseException as error:
         await _raise_if_external(error)
-        state.close_error = _describe(error)
+        state.close_error = describe_error(error)
     if trial.limit.expired:
         state.close_error = f"closing did not finish within {rules.close_seconds:g} s"
 
 
 async def _raise_if_external(error: BaseException) -> None:
-    """Let through what came from outside: a cancellation, Ctrl-C, the end of the coroutine. The rest is the trial's."""
+    """Re-raise errors from outside: a cancellation, Ctrl-C, the end of the coroutine. Others belong to the trial."""
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit) and not _is_raised_by_code(error):
         raise error
     if isinstance(error, anyio.get_cancelled_exc_class()):
@@ -428,7 +442,7 @@ async def _raise_if_external(error: BaseException) -> None:
 
 
 def _is_raised_by_code(error: BaseException) -> bool:
-    """Tell `raise KeyboardInterrupt` in user code from the same error raised by a signal.
+    """Distinguish `raise KeyboardInterrupt` in user code from the same error raised by a signal.
 
     A signal without a handler of Python's own interrupts any instruction but `raise`; one with a handler shows the
     handler in the traceback. `GeneratorExit` arrives in the same way, at an `await`.
@@ -463,13 +477,14 @@ def _retry_after(error: BaseException) -> float | None:
 
 
 def _backoff(failures: int, retry_after: float | None) -> float:
-    # Full jitter: trials that failed together must not come back together.
+    # Full jitter spreads the retries of trials that failed together.
     if retry_after is not None:
         return min(retry_after, _MAX_PAUSE)
     return random.uniform(0.0, min(30.0, 0.5 * 2**failures))  # noqa: S311 - a delay, not a secret
 
 
-def _describe(error: BaseException | str | None) -> str:
+def describe_error(error: BaseException | str | None) -> str:
+    """Return the type and the message of an error, truncated to a length that can be stored."""
     if isinstance(error, str) or error is None:
         return error or ""
     try:
@@ -495,7 +510,7 @@ def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
             snapshot = session.snapshot()
         except Exception as error:  # Events hold what user code recorded, such as a cost that is no number.
             state.output = state.output_json = state.score = None
-            state.fail("task_error", "output", f"what the trial recorded cannot be stored: {_describe(error)}")
+            state.fail("task_error", "output", f"the recorded events cannot be stored: {describe_error(error)}")
     if isinstance(state.error, BaseException) and state.error.__traceback__ is not None:
         frames = traceback.format_list(traceback.extract_tb(state.error.__traceback__)[-8:])
         metadata["traceback"] = "".join(frames)[-4000:]
@@ -507,7 +522,7 @@ def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
         output=state.output,
         latency_ms=round(state.latency * 1000),
         usage=calls.usage,
-        error=_describe(state.error) if state.error is not None else None,
+        error=describe_error(state.error) if state.error is not None else None,
         stage=state.stage,
         attempt=trial.attempt,
         execution=random.getrandbits(62),
@@ -517,6 +532,7 @@ def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
         cache_hits=calls.cache_hits,
         unpriced_calls=calls.unpriced_calls,
         unpriced_judge_calls=calls.unpriced_judge_calls,
+        cut_off_calls=calls.cut_off_calls,
         output_json=state.output_json,
         snapshot=snapshot,
     )

@@ -1,9 +1,9 @@
-"""When a run has seen enough."""
+"""The rule for adaptive stopping."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from fairtrial.errors import ConfigurationError
@@ -11,44 +11,49 @@ from fairtrial.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class StopWhen:
-    """End a run once its answer is known well enough, with figures that stay valid however often one looks.
+    """End a run once it has enough results, with figures that stay valid under repeated evaluation.
 
-    Give one of `narrower_than` and `decides`. Looks are taken at the samples in the order of the plan, never in the
-    order in which they finish; the order itself must have nothing to do with how hard the samples are, so shuffle a
-    dataset that is sorted. It is for single pass/fail outcomes of independent samples: repeats, clusters and graded
-    scores are refused.
+    Give one of `narrower_than` and `decides`. Samples are evaluated in plan order, never in the order in which they
+    finish; the plan is shuffled, so that its order is unrelated to difficulty. Only for single pass/fail outcomes of
+    independent samples: repeats, clusters and graded scores are refused.
 
     Attributes:
-        narrower_than: Stop when the pass rate of every experiment has a confidence sequence at most this wide.
-        decides: Stop when the e-process tells these two experiments apart: (baseline, candidate).
+        narrower_than: Stop when the interval of every experiment's pass rate is at most this wide: .2 is 20 points, 10
+            to each side.
+        decides: Stop when the e-process distinguishes these two experiments: (baseline, candidate).
         level: The confidence of intervals and decisions.
-        every: Look after every so many samples.
-        verdicts: Take graded scores by their verdict, passed or not, in place of refusing them.
+        every: Evaluate after every this many samples.
+        verdicts: Use the verdict of graded scores, passed or not, instead of refusing them.
+        shuffle: Use an order drawn from `EvalConfig.seed`. False keeps the order of the dataset, for a dataset that is
+            already in random order.
     """
 
     narrower_than: float | None = None
+    _: KW_ONLY
     decides: tuple[str, str] | None = None
     level: float = 0.95
     every: int = 10
     verdicts: bool = False
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         if (self.narrower_than is None) == (self.decides is None):
-            raise ConfigurationError("StopWhen needs one rule: narrower_than or decides")
+            raise ConfigurationError("StopWhen requires exactly one of narrower_than and decides")
         for name, value in (("narrower_than", self.narrower_than), ("level", self.level)):
             if value is not None and not _inside(value):
-                raise ConfigurationError(f"StopWhen.{name} lies between 0 and 1, not at {value!r}")
+                raise ConfigurationError(f"StopWhen.{name} must be between 0 and 1 (got {value!r})")
         every: object = self.every
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ConfigurationError(f"StopWhen.every is a whole number of at least 1, not {self.every!r}")
-        if not isinstance(self.verdicts, bool):
-            raise ConfigurationError(f"StopWhen.verdicts is True or False, not {self.verdicts!r}")
+            raise ConfigurationError(f"StopWhen.every must be a whole number of at least 1 (got {self.every!r})")
+        for name in ("verdicts", "shuffle"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"StopWhen.{name} must be True or False (got {getattr(self, name)!r})")
         if self.decides is not None:
             pair: Any = self.decides
             if isinstance(pair, str) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
-                raise ConfigurationError(f"StopWhen.decides names two experiments, not {pair!r}")
+                raise ConfigurationError(f"StopWhen.decides must name two experiments (got {pair!r})")
             if pair[0] == pair[1]:
-                raise ConfigurationError(f"StopWhen.decides names experiment {pair[0]!r} twice")
+                raise ConfigurationError(f"StopWhen.decides must name different experiments (got {pair[0]!r} twice)")
             object.__setattr__(self, "decides", tuple(pair))
 
 

@@ -1,4 +1,4 @@
-"""The thing under test, after it has been decided how to call it."""
+"""Tasks, the functions under test, and how they are called."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from typing import Any, overload
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.isolation import check_sendable
-from fairtrial.scoring.evaluator import is_async_callable, name_of
+from fairtrial.scoring.evaluator import is_async_callable, name_of, warn_of_binding
 
 type Task = Callable[..., Any]
 """Any callable `(input)` or `(input, ctx)`, sync or async."""
 
 _MARKS = "__fairtrial_task__"
+_CONTEXT_NAMES = ("ctx", "context", "")  # "": underscores alone, for a context that is not used.
+CHECK_INPUT = "__fairtrial_check_input__"
+"""The attribute of a task with a function that raises `ConfigurationError` for an unusable (input, parameters)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskMarks:
-    """What `@task(...)` says about a function."""
+    """The options of `@task(...)`."""
 
     inline: bool = False
     isolate: bool = False
@@ -35,16 +38,16 @@ def task[F: Callable[..., Any]](
     *, inline: bool = False, isolate: bool = False, name: str | None = None
 ) -> Callable[[F], F]: ...
 def task(fn: Any = None, /, *, inline: bool = False, isolate: bool = False, name: str | None = None) -> Any:
-    """Say about a task what its parameters cannot.
+    """Set options of a task.
 
     Args:
-        fn: The function; it stays as it is.
-        inline: It is quick and never blocks: call it on the event loop instead of in a thread.
+        fn: The function, which is returned unchanged.
+        inline: The function is quick and never blocks: call it on the event loop instead of in a thread.
         isolate: Call it in a child process, which a timeout can kill even if it holds the interpreter lock.
-        name: Its name in reports.
+        name: The name in reports.
     """
     if inline and isolate:
-        raise ConfigurationError("a task runs inline or isolated, not both")
+        raise ConfigurationError("inline and isolate are mutually exclusive")
 
     def mark(target: Any) -> Any:
         try:
@@ -59,7 +62,7 @@ def task(fn: Any = None, /, *, inline: bool = False, isolate: bool = False, name
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTask:
-    """A task and how to call it."""
+    """A task and how it is called."""
 
     fn: Callable[..., Any]
     name: str
@@ -71,17 +74,17 @@ class ResolvedTask:
 
 
 def resolve_task(fn: Any) -> ResolvedTask:
-    """Decide once how a task is called: with the input alone, or with the trial's context too."""
+    """Determine how a task is called: with the input only, or also with the trial's context."""
     as_task = getattr(fn, "as_task", None)
-    if callable(as_task):  # A MainLoop, or anything else that knows how to be one.
+    if callable(as_task):  # A MainLoop, or another object with `as_task`.
         fn = as_task()
     if not callable(fn):
-        raise ConfigurationError(f"a task must be callable, and {fn!r} is not: pass the function itself")
+        raise ConfigurationError(f"a task must be callable (got {fn!r}): pass the function itself")
     marks = getattr(fn, _MARKS, None)
     marks = marks if isinstance(marks, TaskMarks) else TaskMarks()
     is_async = is_async_callable(fn)
     if is_async and marks.isolate:
-        raise ConfigurationError(f"task {name_of(fn)!r} is async; isolate=True is for blocking functions")
+        raise ConfigurationError(f"isolate=True requires a blocking function (task {name_of(fn)!r} is async)")
     if marks.isolate:
         check_sendable(fn, f"task {marks.name or name_of(fn)!r}")
     return ResolvedTask(
@@ -93,16 +96,25 @@ def _takes_context(fn: Callable[..., Any]) -> bool:
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
-        return False  # A built-in that does not show its parameters.
+        return False  # A built-in without a signature.
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
     keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if len(required) > 2 or keywords or not (positional or takes_any):
         raise ConfigurationError(
-            f"task {name_of(fn)!r} takes {inspect.signature(fn)}; a task takes (input) or (input, ctx)"
+            f"task {name_of(fn)!r} must take (input) or (input, ctx) (got {inspect.signature(fn)})"
         )
     if len(required) == 2:
+        second = required[1]
+        named = second.name.lstrip("_") in _CONTEXT_NAMES or second.kind is second.POSITIONAL_ONLY
+        if not named and not _names_context(second.annotation):
+            warn_of_binding(
+                fn,
+                f"task {name_of(fn)!r}: {second.name!r} receives the context of the trial (a TrialContext). Name it "
+                "ctx or annotate it as TrialContext if that is meant; parameters of experiments are in "
+                "ctx.experiment.params",
+            )
         return True
     return len(positional) > 1 and (positional[1].name == "ctx" or _names_context(positional[1].annotation))
 

@@ -1,8 +1,8 @@
-"""Operations that are asked for one by one, and leave together.
+"""Batches single operations into pipelines.
 
-A thousand jobs that each await their own acknowledgement would make a thousand round trips. Here what is asked for in
-one turn of the event loop, or while the last departure is on its way, leaves as a few script calls in one pipeline;
-each caller still gets its own answer.
+A thousand jobs that each await their own acknowledgement would need a thousand round trips. Here the operations of one
+iteration of the event loop, or those submitted while the last pipeline is running, are sent as a few script calls in
+one pipeline; each caller still gets its own answer.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fairtrial.errors import MailboxClosedError, MailboxConnectionError, MailboxError
-from fairtrial.mailbox.redis.scripts import SEND, Script
+from fairtrial.mailbox.redis.scripts import SEND, LuaScript
 
 MAX_OPERATIONS = 200
 MAX_BYTES = 4 * 1024 * 1024
 
 
 class Call:
-    """One call of one script, with the operations that travel in it."""
+    """One call of one script, with the operations that it combines."""
 
     __slots__ = ("args", "futures", "keys", "script", "size")
 
-    def __init__(self, script: Script, keys: tuple[str, ...], args: list[Any]) -> None:
+    def __init__(self, script: LuaScript, keys: tuple[str, ...], args: list[Any]) -> None:
         self.script = script
         self.keys = keys
         self.args = args
@@ -31,12 +31,12 @@ class Call:
         self.size = 0
 
     def command(self) -> tuple[Any, ...]:
-        """The command to send."""
+        """Return the command to send."""
         return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
 
 
 class Coalescer:
-    """Collects operations and sends them off together.
+    """Collects operations and sends them together.
 
     Args:
         run: Runs calls in one round trip and returns an answer or an error for each.
@@ -50,9 +50,9 @@ class Coalescer:
         self._closed = False
 
     def submit(
-        self, script: Script, keys: tuple[str, ...], head: tuple[Any, ...], args: tuple[Any, ...]
+        self, script: LuaScript, keys: tuple[str, ...], head: tuple[Any, ...], args: tuple[Any, ...]
     ) -> asyncio.Future[Any]:
-        """Put one operation on the next departure; the future gets its own answer, or the error of its call."""
+        """Add one operation to the next pipeline; the future gets its answer, or the error of its call."""
         if self._closed:
             raise MailboxClosedError("the connection to Redis is closed")
         loop = asyncio.get_running_loop()
@@ -68,7 +68,7 @@ class Coalescer:
         if len(call.futures) >= MAX_OPERATIONS or call.size >= MAX_BYTES:
             self._full.append(self._open.pop(slot))
         if self._sender is None:
-            # The task starts in the next turn of the event loop, when all of this turn's operations are here.
+            # The task starts in the next iteration of the event loop, after all operations of this one were added.
             self._sender = loop.create_task(self._send(), name="fairtrial mailbox operations")
         return future
 
@@ -80,8 +80,8 @@ class Coalescer:
                 self._full, self._open = [], {}
                 for call, answer in zip(calls, await self._run(calls), strict=True):
                     _deliver(call, answer)
-        except BaseException as error:  # Whoever waits must hear of it, whatever it is.
-            # A cancelled sender means that the connection is being closed; anything else may be tried again.
+        except BaseException as error:  # Waiting callers must receive any error.
+            # A cancelled sender means that the connection is being closed; other errors may be retried.
             kind = MailboxConnectionError if isinstance(error, Exception) else MailboxClosedError
             told = error if isinstance(error, MailboxError) else kind(f"the operation was not run: {error!r}")
             for call in [*calls, *self._full, *self._open.values()]:
@@ -93,7 +93,7 @@ class Coalescer:
             self._sender = None
 
     async def close(self) -> None:
-        """Send what was asked for, then refuse more."""
+        """Send the pending operations, then refuse more."""
         self._closed = True
         while self._sender is not None:
             await asyncio.wait([self._sender])
@@ -104,7 +104,7 @@ def _deliver(call: Call, answer: Any) -> None:
         for future in call.futures:
             if not future.done():
                 future.set_exception(answer)
-                future.exception()  # Seen: a caller that was cancelled will not fetch it.
+                future.exception()  # Mark as retrieved: a cancelled caller will not do so.
         return
     for future, own in zip(call.futures, answer, strict=True):
         if not future.done():

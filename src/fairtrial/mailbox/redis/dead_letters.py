@@ -1,48 +1,46 @@
-"""The dead letters of a mailbox on Redis: a stream of their own, which nobody reads as work."""
+"""The dead letters of a mailbox on Redis, in a separate stream."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from fairtrial.errors import BodyError, ConfigurationError
 from fairtrial.mailbox.dead_letters import DeadLetter
 from fairtrial.mailbox.redis.errors import translated
+from fairtrial.mailbox.redis.queue import RedisQueue
 from fairtrial.mailbox.redis.receive import message_id, milliseconds, number
 from fairtrial.mailbox.redis.scripts import REVIVE
 from fairtrial.mailbox.sealing import readable
 
-if TYPE_CHECKING:
-    from fairtrial.mailbox.redis.mailbox import RedisMailbox
-
 
 class RedisDeadLetters:
-    """The messages of one mailbox that were set aside."""
+    """The dead letters of one mailbox."""
 
-    def __init__(self, mailbox: RedisMailbox[Any]) -> None:
+    def __init__(self, mailbox: RedisQueue[Any]) -> None:
         self._mailbox = mailbox
 
     async def count(self) -> int:
-        """How many there are."""
+        """Return the number of dead letters."""
         return int(await self._command("XLEN", self._mailbox.keys.dead))
 
     async def page(self, *, after: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
-        """The oldest `limit` of them, or the next ones `after` an id."""
+        """Return the oldest `limit` dead letters, or the next ones `after` an id."""
         if limit < 1:
-            raise ConfigurationError(f"limit is at least 1, not {limit}")
+            raise ConfigurationError(f"limit must be at least 1 (got {limit})")
         start = "-" if after is None else f"({after}"
         entries = await self._command("XRANGE", self._mailbox.keys.dead, start, "+", "COUNT", limit)
         return [await self._letter(entry.decode(), fields) for entry, fields in entries]
 
     async def retry(self, *ids: str) -> int:
-        """Put these back into the mailbox with a clean record; returns how many there were."""
+        """Return these to the mailbox with their delivery count reset, but not `expiries`; returns their number."""
         keys = (self._mailbox.keys.stream, self._mailbox.keys.dead)
         return int(await self._mailbox.run("retrying dead letters of", REVIVE, keys, ids)) if ids else 0
 
     async def drop(self, *ids: str) -> int:
-        """Delete these; returns how many there were."""
+        """Delete these; returns their number."""
         return int(await self._command("XDEL", self._mailbox.keys.dead, *ids)) if ids else 0
 
     async def _command(self, *args: Any) -> Any:
@@ -71,7 +69,7 @@ class RedisDeadLetters:
         )
 
     async def _kept(self, sha256: str) -> str:
-        """The body from the claim check, or its name when it cannot be had."""
+        """Return the body from the claim check, or a placeholder if it cannot be read."""
         if self._mailbox.claim_check is not None:
             try:
                 return readable(await self._mailbox.claim_check.fetch(sha256)).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""From Redis's errors to ours."""
+"""Translates errors of redis-py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from contextlib import contextmanager
 
 import redis.exceptions as theirs
 
-from fairtrial.errors import MailboxAccessError, MailboxConnectionError, MailboxError, MailboxFullError
+from fairtrial.errors import (
+    MailboxAccessError,
+    MailboxConnectionError,
+    MailboxError,
+    MailboxFullError,
+    MailboxNotDurableError,
+)
 
 _PASSING = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "UNBLOCKED", "MISCONF")
 _REFUSED = ("NOAUTH", "NOPERM", "WRONGPASS", "NOPROTO")
@@ -17,10 +23,10 @@ _REFUSED = ("NOAUTH", "NOPERM", "WRONGPASS", "NOPROTO")
 
 @contextmanager
 def lost_connections() -> Iterator[None]:
-    """Raise redis-py's own ConnectionError where it fails over a connection that was reset under it.
+    """Raise redis-py's ConnectionError where it raises something else for a connection that was reset.
 
-    Depending on the moment, redis-py lets an AttributeError, a TypeError or a RuntimeError out (its issue 4287): its
-    reader or writer is None by then.
+    Depending on the timing, redis-py raises an AttributeError, a TypeError or a RuntimeError (its issue 4287), because
+    its reader or writer is None.
     """
     try:
         yield
@@ -28,10 +34,16 @@ def lost_connections() -> Iterator[None]:
         raise theirs.ConnectionError(f"the connection was lost ({error!r})") from error
 
 
+class ServerNotDurable(theirs.RedisError):
+    """The server may lose confirmed messages. A RedisError, so that redis-py closes the connection."""
+
+
 def translated(error: BaseException, doing: str) -> MailboxError:
-    """The error as one of ours. The text of the server is kept; no address and no password is in it."""
+    """Return the error as a `MailboxError`, with the text of the server, which contains no URL and no password."""
     if isinstance(error, MailboxError):
         return error
+    if isinstance(error, ServerNotDurable):
+        return MailboxNotDurableError(str(error))
     text = f"{doing}: {error}"
     if isinstance(error, theirs.AuthenticationError | theirs.NoPermissionError | theirs.AuthorizationError):
         return MailboxAccessError(text)
@@ -48,13 +60,13 @@ def translated(error: BaseException, doing: str) -> MailboxError:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether the server says that the mailbox, or its group of readers, does not exist."""
+    """Return whether the error means that the mailbox or its consumer group does not exist."""
     said = str(error)
     return said.startswith(("NOGROUP", "UNBLOCKED")) or "no such key" in said.lower()
 
 
 def _plainly(said: str) -> str:
-    """What the client says of a server that is not there, without its numbers and its tuples."""
+    """Simplify redis-py's message about an unreachable server."""
     found = re.match(r"Error (\d+) connecting to (\S+)\.(?: |$)(.*)", said, re.DOTALL)
     if found is None:
         return said

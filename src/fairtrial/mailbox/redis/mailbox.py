@@ -9,9 +9,10 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Generic, Self, cast
 
 from redis.exceptions import RedisError
+from typing_extensions import TypeVar
 
 from fairtrial.errors import (
     BodyError,
@@ -22,15 +23,16 @@ from fairtrial.errors import (
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
-from fairtrial.mailbox.body import encode_body
-from fairtrial.mailbox.bulk import send_all
+from fairtrial.mailbox.body import check_body_type, encode_body
+from fairtrial.mailbox.bulk import ANNOUNCEMENT_SECONDS, ServingWorker, send_all
 from fairtrial.mailbox.claim_check import ClaimCheck
-from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, checked_name
+from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, validate_name
 from fairtrial.mailbox.redis.coalesce import MAX_BYTES, MAX_OPERATIONS, Call
-from fairtrial.mailbox.redis.connection import RedisConnection
+from fairtrial.mailbox.redis.connection import RedisConnection, RedisSource
 from fairtrial.mailbox.redis.dead_letters import RedisDeadLetters
 from fairtrial.mailbox.redis.errors import is_gone, translated
-from fairtrial.mailbox.redis.receipt import OURS, Consumers, RedisReceipt, RedisRenewer
+from fairtrial.mailbox.redis.queue import Consumers, Keys
+from fairtrial.mailbox.redis.receipt import OURS, RedisReceipt, RedisRenewer
 from fairtrial.mailbox.redis.receive import Receiver
 from fairtrial.mailbox.redis.scripts import (
     ACK,
@@ -41,9 +43,12 @@ from fairtrial.mailbox.redis.scripts import (
     GROUP,
     OLDEST,
     PURGE,
+    PURGE_REPLIES,
     READERS,
     RESIGN,
     SEND,
+    WORKERS,
+    LuaScript,
 )
 from fairtrial.mailbox.redis.sweeper import Sweeper
 from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
@@ -52,66 +57,64 @@ from fairtrial.mailbox.sealing import queue_key, seal
 MAX_BODY_BYTES = 1024 * 1024
 SWEEP_SECONDS = 1.0
 _MAX_ANNOUNCED = 10_000
+_LOST_KEPT_SECONDS = 600.0  # For this long, workers that were lost are listed.
+_UNANNOUNCED_SECONDS = 45.0  # A process that never announced itself is lost after this time; a receive may last 20 s.
 _ANNOUNCEMENT = re.compile(rb"([0-9A-Za-z]{0,64}) .{1,200}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """The keys of one mailbox. They share a hash tag, so a cluster keeps them on one node."""
-
-    stream: str
-    delayed: str
-    dead: str
-    sweeper: str
-    workers: str
-
-    @classmethod
-    def of(cls, name: str) -> Self:
-        """The keys of the mailbox of that name."""
-        tag = f"{{fairtrial:{name}}}"
-        return cls(f"{tag}:stream", f"{tag}:delayed", f"{tag}:dead", f"{tag}:sweeper", f"{tag}:workers")
-
-
-@dataclass(frozen=True, slots=True)
 class Reader:
-    """A process that receives from a mailbox: its host and number, what it holds, and when it was last heard of."""
+    """A process that receives from a mailbox: host, process id, number of leases, time of the last activity.
+
+    `leased_seconds` is the time after which all its leases have expired unless they are renewed.
+    """
 
     name: str
     in_flight: int
     idle_seconds: float
+    leased_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Who receives from a mailbox, and for how long the oldest message in flight has been in it; None if none is."""
+    """The processes that receive from a mailbox, and the age of the oldest message in flight; None if there is none."""
 
     readers: tuple[Reader, ...]
     oldest_seconds: float | None
 
 
-class RedisMailbox[T]:
-    """A mailbox on Redis 7.0 or newer (or Valkey): a stream with a group of readers. asyncio only.
+T = TypeVar("T", default=Any)  # A mailbox without a body type carries any JSON.
+
+
+class RedisMailbox(Generic[T]):
+    """A mailbox on Redis 7.0 or newer (or Valkey): a stream with a consumer group. Requires asyncio.
 
     Args:
-        name: Its name, and its reply address.
-        body_type: What bodies are read as. What is not one goes to the dead letters and never reaches a worker.
-        connection: The connection to use, shared with other mailboxes, or the address of a Redis to connect to.
-        resolver: Finds the mailbox behind a reply address; unless given, it is a mailbox on the same Redis.
-        claim_check: Where large bodies are kept; without it they are refused.
-        max_body_bytes: The largest body that travels through Redis.
-        sweep_seconds: How often to bring back what is due, while this object receives; None to leave it to others.
-        ttl_seconds: Makes this a mailbox that belongs to this object, such as one for replies: it vanishes this long
-            after its owner does.
-        create: Whether sending may create the mailbox. One that was made to reply to someone must not.
+        name: The name, which is also the reply address.
+        body_type: The type of bodies. Invalid bodies become dead letters and never reach a worker. By default, loops
+            and `collect_results` set it; until then bodies are plain JSON values.
+        connection: A connection that mailboxes can share, the URL of a Redis server, or a redis-py client, whose
+            connection options are used.
+        client: An alias of `connection`.
+        resolver: Finds the mailbox for a reply address; by default a mailbox on the same Redis server.
+        reply_resolver: An alias of `resolver`.
+        claim_check: The store for large bodies; without it they are refused.
+        max_body_bytes: The size limit of bodies in Redis.
+        sweep_seconds: The interval of sweeps while this object receives; None to leave them to other processes.
+        ttl_seconds: Makes this object the owner of the mailbox, such as one for replies: the mailbox expires this long
+            after its owner ends.
+        create: Whether sending may create the mailbox. Mailboxes for replies must not.
     """
 
     def __init__(
         self,
         name: str,
-        body_type: type[T],
-        connection: RedisConnection | str,
+        body_type: type[T] = object,  # type: ignore[assignment]  # plain JSON values
+        connection: RedisSource | None = None,
         *,
+        client: RedisSource | None = None,
         resolver: MailboxResolver | None = None,
+        reply_resolver: MailboxResolver | None = None,
         claim_check: ClaimCheck | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
         sweep_seconds: float | None = SWEEP_SECONDS,
@@ -119,22 +122,22 @@ class RedisMailbox[T]:
         create: bool = True,
     ) -> None:
         if sweep_seconds is not None and sweep_seconds <= 0:
-            raise ConfigurationError(f"sweep_seconds is more than 0, not {sweep_seconds}")
+            raise ConfigurationError(f"sweep_seconds must be more than 0 (got {sweep_seconds})")
         if ttl_seconds is not None and ttl_seconds < 1:
-            raise ConfigurationError(f"ttl_seconds is at least 1, not {ttl_seconds}")
-        self.name = checked_name(name)
+            raise ConfigurationError(f"ttl_seconds must be at least 1 (got {ttl_seconds})")
+        self.name = validate_name(name)
         self.body_type = body_type
         self.keys = Keys.of(name)
         self.claim_check = claim_check
         self.max_body_bytes = max_body_bytes
         self.key = queue_key()
         self._small = max_body_bytes if claim_check is None else min(max_body_bytes, claim_check.threshold)
-        self._owns_connection = isinstance(connection, str)
-        self.connection = RedisConnection(connection) if isinstance(connection, str) else connection
+        self.connection = RedisConnection.of(_given(connection, client))
+        self._owns_connection = self.connection is not connection and self.connection is not client
         self.consumers = Consumers(f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(6)}".replace("/", "-"))
         self.renewer = RedisRenewer(self.connection.renewals)
         self.dead_letters = RedisDeadLetters(self)
-        self._resolver = resolver
+        self._resolver = resolver or reply_resolver
         self._receiver = Receiver(self)
         self._sweeper = Sweeper(self, sweep_seconds or SWEEP_SECONDS)
         self._sweeps = sweep_seconds is not None
@@ -163,6 +166,12 @@ class RedisMailbox[T]:
         if self._closed:
             raise MailboxClosedError(f"mailbox {self.name} is closed")
 
+    def bind_body_type(self, kind: type[Any]) -> None:
+        """Read bodies as `kind`, unless they are read as another type: then raise `ConfigurationError`."""
+        if self.body_type is object:
+            self.body_type = kind
+        check_body_type(self.name, self.body_type, kind)
+
     async def open(self, *, again: bool = False) -> None:
         """Create the mailbox if it does not exist. Receiving does it too; a reply address must be opened first.
 
@@ -186,7 +195,11 @@ class RedisMailbox[T]:
                 self._refresher = asyncio.get_running_loop().create_task(self._keep_alive(self._ttl))
 
     async def send(self, body: T, *, reply_to: str | Mailbox[Any] | None = None) -> str:
-        """Put a message in; returns its id. Sends of one turn of the event loop leave together."""
+        """Put a message in; returns its id. Sends of one turn of the event loop leave together.
+
+        Redis holds the message when this returns. Whether it still does after a crash of the server is decided by the
+        server's `appendfsync`: only `always` promises it (`RedisConnection(durable=True)` insists on that).
+        """
         return await self._send(body, "" if reply_to is None else await self._address(reply_to))
 
     async def send_all(self, bodies: Sequence[T], *, reply_to: str | Mailbox[Any] | None = None) -> Sequence[str]:
@@ -210,7 +223,7 @@ class RedisMailbox[T]:
             if isinstance(answer, BaseException):
                 raise translated(answer, f"sending to {self.name}") from None
             if None in answer:
-                raise ReplyNotAvailableError(f"mailbox {self.name} does not exist, or not any more")
+                raise ReplyNotAvailableError(f"mailbox {self.name} does not exist")
             ids += [id.decode() for id in answer]
         return ids
 
@@ -228,7 +241,7 @@ class RedisMailbox[T]:
                 raise ReplyNotAvailableError(str(error)) from None
 
     async def acknowledge_all(self, messages: Sequence[Message[T]]) -> Sequence[bool]:
-        """Acknowledge many messages of this mailbox; False for those that were not ours any more."""
+        """Acknowledge many messages of this mailbox; False for those whose lease was lost."""
         self.check_open()
         entries = [cast(RedisReceipt, message.receipt).entry for message in messages]
         chunks = [entries[start : start + MAX_OPERATIONS] for start in range(0, len(entries), MAX_OPERATIONS)]
@@ -252,7 +265,7 @@ class RedisMailbox[T]:
         return await self._receiver.receive(max_messages, visibility_timeout, wait_time_seconds)
 
     async def sweep(self) -> int | None:
-        """Bring back what is due now; returns how many, or None when another process has the office.
+        """Bring back what is due now; returns how many, or None when another process holds the sweeper lock.
 
         Receiving does this by itself. For those who set `sweep_seconds=None`.
         """
@@ -269,7 +282,7 @@ class RedisMailbox[T]:
             raise translated(error, f"counting {self.name}") from None
 
     async def depth(self) -> MailboxDepth:
-        """How many messages are where."""
+        """Return the number of messages by state."""
         keys = (self.keys.stream, self.keys.delayed, self.keys.dead)
         entries, pending, delayed, dead = await self.run("counting", DEPTH, keys, ())
         return MailboxDepth(max(0, entries - pending - delayed), delayed, pending, dead)
@@ -287,36 +300,105 @@ class RedisMailbox[T]:
         """
         after = "-"
         while True:
-            said = await self.run("looking into", ASKED, (self.keys.stream,), (address, after, 200))
+            said = await self.run("reading", ASKED, (self.keys.stream,), (address, after, 200))
             if isinstance(said, int):
                 return said == 1
             after = said.decode()
 
     async def readers(self) -> Readers:
-        """Who receives from this mailbox. A process that died is listed until the group forgets it."""
+        """Return the processes that receive from this mailbox, including dead ones whose consumer still exists."""
         now, oldest, rows = await self.run("looking at the readers of", READERS, (self.keys.stream,), ())
         held: dict[str, Reader] = {}
         for name, pending, idle in rows:
-            token = name.decode().split("/")[0]  # One process reads under a name for each length of lease.
+            token, _, lease = name.decode().partition("/")  # One process reads under a name for each length of lease.
             known = held.get(token, Reader(token, 0, float("inf")))
-            held[token] = Reader(token, known.in_flight + pending, min(known.idle_seconds, idle / 1000))
+            left = max(0.0, (int(lease) - idle) / 1000) if pending and lease.isdecimal() else 0.0
+            held[token] = Reader(
+                token,
+                known.in_flight + pending,
+                min(known.idle_seconds, idle / 1000),
+                max(known.leased_seconds, left),
+            )
         age = max(0.0, int(now) - int(oldest.split(b"-")[0]) / 1000) if oldest else None
         return Readers(tuple(held[token] for token in sorted(held)), age)
 
     async def announce(self, worker: str, fingerprint: str, seconds: float) -> None:
-        """Say for so many seconds that a worker serves this mailbox, and with which code; 0 to withdraw it."""
-        member = f"{fingerprint} {worker}"
-        await self.run("announcing a worker of", ANNOUNCE, (self.keys.workers,), (member, round(seconds * 1000)))
+        """Announce for this many seconds that a worker with this fingerprint serves the mailbox; 0 withdraws it."""
+        member = f"{fingerprint} {worker} {self.consumers.token}"
+        args = (member, round(seconds * 1000), round(_LOST_KEPT_SECONDS * 1000))
+        await self.run("announcing a worker of", ANNOUNCE, (self.keys.workers,), args)
 
     async def announced(self) -> Sequence[str]:
-        """The fingerprint of each worker that serves this mailbox; empty for one that accepts any code."""
+        """Return the fingerprint of each worker of this mailbox; empty if it accepts any code."""
         members = await self.run("looking for workers of", ANNOUNCED, (self.keys.workers,), (_MAX_ANNOUNCED,))
-        # Whoever can write to Redis can write here: what is shown to people is a digest or nothing.
+        # Anyone with access to Redis can write here, so only digests are displayed.
         return [found[1].decode() for member in members if (found := _ANNOUNCEMENT.fullmatch(member))]
 
+    async def workers(self) -> Sequence[ServingWorker]:
+        """Return the workers of this mailbox, also those that were lost in the last minutes or still hold leases.
+
+        A worker is lost when its announcement has expired. A process that never announced itself is lost when it holds
+        leases and has not received for a while.
+        """
+        readers = {reader.name: reader for reader in (await self.readers()).readers}
+        now, found = await self.run("looking for workers of", WORKERS, (self.keys.workers,), (_MAX_ANNOUNCED,))
+        workers: dict[str, ServingWorker] = {}
+        for member, expires in zip(found[::2], found[1::2], strict=True):
+            parts = member.decode("utf-8", "replace").split(" ")
+            if len(parts) != 4:
+                continue
+            left = (float(expires) - now) / 1000
+            reader = readers.pop(parts[3], Reader(parts[3], 0, float("inf")))
+            silent = min(reader.idle_seconds, max(0.0, ANNOUNCEMENT_SECONDS - left))
+            workers[parts[3]] = ServingWorker(
+                parts[2], left > 0, silent, in_flight=reader.in_flight, leased_seconds=reader.leased_seconds
+            )
+        for token, reader in readers.items():
+            alive = reader.idle_seconds < _UNANNOUNCED_SECONDS
+            if alive or reader.in_flight:
+                workers[token] = ServingWorker(
+                    token,
+                    alive,
+                    reader.idle_seconds,
+                    in_flight=reader.in_flight,
+                    leased_seconds=reader.leased_seconds,
+                )
+        return sorted(workers.values(), key=lambda worker: (not worker.alive, worker.name))
+
+    async def exists(self) -> bool:
+        """Return whether the server has messages, dead letters, readers or workers of this mailbox."""
+        keys = (self.keys.stream, self.keys.delayed, self.keys.dead, self.keys.workers)
+        return bool(await self._command("EXISTS", *keys))
+
+    async def reply_addresses(self) -> dict[str, int]:
+        """How many messages that have not been settled ask for replies at each address."""
+        found: dict[str, int] = {}
+        after = "-"
+        while True:
+            page = await self._command("XRANGE", self.keys.stream, after, "+", "COUNT", 500)
+            for _, fields in page:
+                if b"r" in fields:
+                    address = fields[b"r"].decode("utf-8", "replace")
+                    found[address] = found.get(address, 0) + 1
+            if len(page) < 500:
+                return found
+            after = f"({page[-1][0].decode()}"
+
+    async def purge_replies(self, addresses: Sequence[str]) -> int:
+        """Remove the messages that ask for replies at these addresses; returns how many. Dead letters stay."""
+        removed = 0
+        after = "-"
+        while True:
+            keys = (self.keys.stream, self.keys.delayed)
+            step, last = await self.run("purging", PURGE_REPLIES, keys, (after, 500, *addresses))
+            removed += int(step)
+            if not last:
+                return removed
+            after = last.decode()
+
     async def purge(self) -> int:
-        """Remove everything that is waiting, delayed or in flight; returns how many. Dead letters stay."""
-        target = await self.approximate_count()  # What is sent meanwhile may stay: this must end.
+        """Remove all messages that are waiting, delayed or in flight; returns their number. Dead letters stay."""
+        target = await self.approximate_count()  # Messages sent meanwhile may stay, so that this ends.
         removed = 0
         while removed < target:
             step = await self.run("purging", PURGE, (self.keys.stream, self.keys.delayed), (500,))
@@ -326,7 +408,7 @@ class RedisMailbox[T]:
         return removed
 
     async def close(self) -> None:
-        """Give back what was received and not handed out, retire from the group, and let go of connections."""
+        """Return messages that were received and not handed out, leave the consumer group, and close connections."""
         if self._closed:
             return
         await self._sweeper.stop()
@@ -338,13 +420,13 @@ class RedisMailbox[T]:
             try:
                 await self._retire()
             except (MailboxError, RedisError, OSError):
-                pass  # The server is away. The office expires, and the group forgets idle readers by itself.
+                pass  # The server is unavailable. The sweeper lock expires, and idle consumers are removed later.
         self._closed = True
         if self._owns_connection:
             await self.connection.close()
 
     def for_replies[R](self, name: str, body_type: type[R], ttl_seconds: float) -> RedisMailbox[R]:
-        """A mailbox for answers to what is sent here: on the same Redis, and gone this long after its owner."""
+        """Create a mailbox for replies to messages of this one, on the same server, with this expiry."""
         return RedisMailbox(
             name,
             body_type,
@@ -354,19 +436,27 @@ class RedisMailbox[T]:
             ttl_seconds=ttl_seconds,
         )
 
-    async def run(self, doing: str, script: Any, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        """Run a script on this mailbox now, with errors as ours."""
+    async def run(self, doing: str, script: LuaScript, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        """Run a script on this mailbox immediately and translate errors."""
         self.check_open()
         try:
             return await self.connection.script(script, keys, args)
         except (RedisError, OSError) as error:
             raise translated(error, f"{doing} {self.name}") from None
 
+    async def _command(self, *args: Any) -> Any:
+        """Run a command that reads this mailbox and translate errors."""
+        self.check_open()
+        try:
+            return await self.connection.command(*args)
+        except (RedisError, OSError) as error:
+            raise translated(error, f"reading {self.name}") from None
+
     async def send_reply(self, message_id: str, address: str | None, body: Any) -> str:
-        """Send an answer to where a message of this mailbox wants it."""
+        """Send a reply to the reply address of a message."""
         self.check_open()
         if address is None:
-            raise ReplyNotAvailableError(f"message {message_id} of {self.name} asks for no reply")
+            raise ReplyNotAvailableError(f"message {message_id} of {self.name} has no reply address")
         try:
             return await self._resolved(address).send(body)
         except MailboxClosedError as error:
@@ -381,9 +471,14 @@ class RedisMailbox[T]:
 
     async def _address(self, reply_to: str | Mailbox[Any]) -> str:
         if isinstance(reply_to, str):
-            return checked_name(reply_to)
+            return validate_name(reply_to)
         if isinstance(reply_to, RedisMailbox):
-            await reply_to.open()  # A reply never creates a mailbox, so it has to be there before it is asked for.
+            await reply_to.open()  # A reply never creates a mailbox, so it must exist before the request is sent.
+        elif self._resolver is None:
+            raise ConfigurationError(
+                f"reply_to of a message on Redis must be a mailbox on Redis or a name (got {reply_to!r}): "
+                "the worker that replies may be another process"
+            )
         return reply_to.name
 
     async def _send(self, body: Any, address: str) -> str:
@@ -396,7 +491,7 @@ class RedisMailbox[T]:
         except (RedisError, OSError) as error:
             raise translated(error, f"sending to {self.name}") from None
         if id is None:
-            raise ReplyNotAvailableError(f"mailbox {self.name} does not exist, or not any more")
+            raise ReplyNotAvailableError(f"mailbox {self.name} does not exist")
         return str(id.decode())
 
     def _encoded(self, body: Any, address: str) -> bytes:
@@ -410,7 +505,7 @@ class RedisMailbox[T]:
             return "s", (await self.claim_check.keep(wire)).encode()
         if len(wire) > self.max_body_bytes:
             raise MessageTooLargeError(
-                f"{self.name} takes bodies of {self.max_body_bytes} bytes; this has {len(wire)}: "
+                f"{self.name}: the body must have at most {self.max_body_bytes} bytes (got {len(wire)}); "
                 "give the mailbox a claim check, which keeps large bodies in a shared folder"
             )
         return "b", wire
@@ -429,7 +524,7 @@ class RedisMailbox[T]:
             try:
                 await self._refresh(ttl)
             except MailboxError:
-                pass  # The next receive finds out, and makes the mailbox anew if it is gone.
+                pass  # The next receive recreates the mailbox if it was deleted.
 
     async def _retire(self) -> None:
         names = self.consumers.names()
@@ -438,28 +533,44 @@ class RedisMailbox[T]:
             await self.connection.command("DEL", *(self.keys.stream, self.keys.delayed, self.keys.dead))
 
 
+def _given(connection: RedisSource | None, client: RedisSource | None) -> RedisSource:
+    """Return the one of two aliased arguments that was given."""
+    if connection is not None and client is not None:
+        raise ConfigurationError("connection and client are aliases: pass only one of them")
+    found = client if connection is None else connection
+    if found is None:
+        raise ConfigurationError("a Redis mailbox requires a connection: a URL, or a client of redis-py")
+    return found
+
+
 class RedisMailboxFactory:
-    """Makes objects to send to mailboxes on one Redis with. What it makes never creates a mailbox.
+    """Creates objects for sending to mailboxes on one Redis server. They never create a mailbox.
 
     Args:
-        connection: The connection to use, or the address of a Redis to connect to.
-        body_type: What bodies are read as, should anyone receive.
-        claim_check: Where large bodies are kept.
+        connection: A connection, the URL of a Redis server, or a client of redis-py.
+        body_type: The type of bodies, for receiving.
+        client: An alias of `connection`.
+        claim_check: The store for large bodies.
     """
 
     def __init__(
-        self, connection: RedisConnection | str, body_type: type[Any] = object, *, claim_check: ClaimCheck | None = None
+        self,
+        connection: RedisSource | None = None,
+        body_type: type[Any] = object,
+        *,
+        client: RedisSource | None = None,
+        claim_check: ClaimCheck | None = None,
     ) -> None:
-        self._owns_connection = isinstance(connection, str)
-        self.connection = RedisConnection(connection) if isinstance(connection, str) else connection
+        self.connection = RedisConnection.of(_given(connection, client))
+        self._owns_connection = self.connection is not connection and self.connection is not client
         self._body_type = body_type
         self._claim_check = claim_check
 
     def create(self, name: str) -> RedisMailbox[Any]:
-        """An object to send to the mailbox of that name with."""
+        """Return an object for sending to the mailbox with this name."""
         return RedisMailbox(name, self._body_type, self.connection, claim_check=self._claim_check, create=False)
 
     async def close(self) -> None:
-        """Let go of the connection, if it was made here."""
+        """Close the connection, if it was opened here."""
         if self._owns_connection:
             await self.connection.close()

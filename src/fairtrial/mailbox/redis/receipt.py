@@ -1,76 +1,40 @@
-"""The right to settle one delivery from Redis, and its renewal from a thread."""
+"""Settles one delivery from Redis, and renews its lease from a thread."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from fairtrial.errors import LeaseLostError
+from fairtrial.mailbox.protocol import Renewer
 from fairtrial.mailbox.redis.coalesce import Call
+from fairtrial.mailbox.redis.connection import ThreadConnection
 from fairtrial.mailbox.redis.errors import is_gone, translated
-from fairtrial.mailbox.redis.scripts import ACK, BURY, EXTEND, NACK, Script
-
-if TYPE_CHECKING:
-    from fairtrial.mailbox.redis.connection import ThreadConnection
-    from fairtrial.mailbox.redis.mailbox import RedisMailbox
+from fairtrial.mailbox.redis.queue import RedisQueue
+from fairtrial.mailbox.redis.scripts import ACK, BURY, EXTEND, NACK, LuaScript
 
 CHUNK = 200
 OURS = ord("1")
-"""What a settling script says of an entry that was still ours."""
+"""The answer of a settling script if the lease was still valid."""
 _MAX_REASON = 2000
 
 
-class Consumers:
-    """The names under which one start of one mailbox reads: `<token>/<lease in ms>`.
-
-    A new token per start, so that nothing a dead process left behind is taken for ours.
-    """
-
-    __slots__ = ("_leases", "token")
-
-    def __init__(self, token: str) -> None:
-        self.token = token
-        self._leases: set[int] = set()
-
-    def names(self) -> list[str]:
-        """Every name used so far."""
-        return [f"{self.token}/{lease}" for lease in list(self._leases)]  # A copy: a thread may add to it.
-
-    def reading(self, seconds: float) -> str:
-        """The name to read under for leases of this length."""
-        lease = max(1, round(seconds * 1000))
-        self._leases.add(lease)
-        return f"{self.token}/{lease}"
-
-    def extended(self, seconds: float) -> tuple[str, int]:
-        """The name to move a lease to so that it ends in `seconds`, and the idle time to begin with.
-
-        Lengths that were never read with share a name per power of two: lengths are the caller's, names are few.
-        """
-        lease = max(1, round(seconds * 1000))
-        if lease in self._leases:
-            return f"{self.token}/{lease}", 0
-        roof = 1 << (lease - 1).bit_length()
-        self._leases.add(roof)
-        return f"{self.token}/{roof}", roof - lease
-
-
 class RedisReceipt:
-    """One delivery: the stream entry that was made for it, and the mailbox that read it."""
+    """The handle of one delivery: its stream entry and its mailbox."""
 
     __slots__ = ("consumer", "entry", "mailbox", "message_id")
 
-    def __init__(self, mailbox: RedisMailbox[Any], entry: str, consumer: str, message_id: str) -> None:
+    def __init__(self, mailbox: RedisQueue[Any], entry: str, consumer: str, message_id: str) -> None:
         self.mailbox = mailbox
         self.entry = entry
         self.consumer = consumer
         self.message_id = message_id
 
     @property
-    def renewer(self) -> RedisRenewer:
-        """Renews this lease and its neighbours."""
+    def renewer(self) -> Renewer:
+        """The renewer for this lease and others of the same mailbox."""
         return self.mailbox.renewer
 
     async def acknowledge(self) -> None:
@@ -80,7 +44,7 @@ class RedisReceipt:
     async def nack(self, delay: float, *, counted: bool) -> None:
         """See `Receipt.nack`."""
         keys = (self.mailbox.keys.stream, self.mailbox.keys.delayed)
-        # Rounded up: a delay is a promise not to come back sooner.
+        # Rounded up: a message must not return before its delay has passed.
         await self._run("giving back", NACK, keys, (self.entry, int(delay * 1000 + 0.999999), int(counted)))
 
     async def extend(self, seconds: float) -> None:
@@ -103,7 +67,7 @@ class RedisReceipt:
     async def _run(
         self,
         doing: str,
-        script: Script,
+        script: LuaScript,
         keys: tuple[str, ...],
         args: tuple[Any, ...],
         *,
@@ -121,21 +85,21 @@ class RedisReceipt:
             raise self.lost()
 
     def lost(self) -> LeaseLostError:
-        """What to raise when the fence is shut."""
+        """Return the error for a lease that was lost."""
         return LeaseLostError(
-            f"message {self.message_id} of {self.mailbox.name} is not ours any more: it was settled before, "
-            "or its lease ran out"
+            f"the lease of message {self.message_id} of {self.mailbox.name} was lost: it expired, or the message was "
+            "settled before"
         )
 
 
 class RedisRenewer:
-    """Renews leases from any thread, all of a mailbox's together, in chunks that keep the server responsive."""
+    """Renews the leases of a mailbox from any thread, in chunks that keep the server responsive."""
 
     def __init__(self, connection: ThreadConnection) -> None:
         self._connection = connection
 
     def renew(self, receipts: Sequence[RedisReceipt], seconds: float) -> Sequence[bool]:
-        """Make each lease last `seconds` from now; False for those that are lost."""
+        """Renew each lease for `seconds` from now; False for those that are lost."""
         groups: dict[tuple[int, str], list[int]] = {}
         for at, receipt in enumerate(receipts):
             groups.setdefault((id(receipt.mailbox), receipt.consumer), []).append(at)

@@ -2,7 +2,7 @@
 
 Every delivery of a message is a stream entry of its own: a message that comes back is added again under a new entry
 id, with its identity, its count of deliveries and its count of silent ends kept in fields. So an entry is delivered
-once, whoever waits for work is woken by the ordinary blocking read, and an old receipt finds nothing to settle.
+once, waiting readers are woken by the ordinary blocking read, and an old receipt finds nothing to settle.
 
 A lease is the idle time of a pending entry against the length in its consumer's name: `<token>/<milliseconds>`. The
 token belongs to one start of one mailbox object. The fence of every settling script is: the entry is pending, with
@@ -16,7 +16,8 @@ single text is read much faster than a hundred numbers.
 |            | where the delivery does not count                                                      |
 | `:dead`    | stream of dead letters                                                                 |
 | `:sweeper` | who sweeps just now; expires by itself                                                 |
-| `:workers` | sorted set: fingerprint and id of each worker -> when its announcement expires          |
+| `:workers` | sorted set: fingerprint and id of each worker -> when its announcement expires; kept    |
+|            | for some minutes after that, so that lost workers can be named                         |
 
 | field | what                                              |
 |-------|---------------------------------------------------|
@@ -37,13 +38,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 GROUP: Final = "fairtrial"
-# Older dead letters give way: nobody who has not looked for a month will, and a queue must not fill its server.
+# Dead letters are deleted after a month, so that they do not fill the server.
 MAX_DEAD_LETTERS: Final = 100_000
 MAX_DEAD_AGE_SECONDS: Final = 30 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class LuaScript:
     """A script and the name Redis knows it by."""
 
     text: str = field(repr=False)
@@ -68,46 +69,46 @@ local function now()
 end
 """
 
-# A mailbox that is to vanish with its owner must vanish whole.
-_VANISH = """
-local function vanish(key)
+# All keys of a mailbox with a time to live must expire together.
+_EXPIRE = """
+local function expire_with_stream(key)
   local left = redis.call('PTTL', KEYS[1])
   if left > 0 then redis.call('PEXPIRE', key, left) end
 end
 """
 
-# Fields are written by whoever can write to the stream: a count that is none is 0, an identity that is none is unused.
-_HEED = """
-local function tally(text)
+# Anyone with access to the stream can write fields: an invalid count is read as 0, and an invalid identity is ignored.
+_READ_FIELDS = """
+local function read_count(text)
   local number = tonumber(text)
   if number and number >= 0 and number < 1e9 then return math.floor(number) end
   return 0
 end
 
-local function identity(text, id)
+local function read_id(text, id)
   if #text < 42 and string.match(text, '^%d+%-%d+$') then return text end
   return id
 end
 """
 
-_AGAIN = (
-    _HEED
+_REQUEUE = (
+    _READ_FIELDS
     + """
 local function forget(id)
   redis.call('XACK', KEYS[1], 'fairtrial', id)
   redis.call('XDEL', KEYS[1], id)
 end
 
-local function again(id, delivered, silent, together)
+local function requeue(id, delivered, silent, together)
   local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
   if entry then
     local origin, n, x, y, rest = id, 0, 0, together or 0, {}
     for f = 1, #entry[2], 2 do
       local name, value = entry[2][f], entry[2][f + 1]
-      if name == 'i' then origin = identity(value, id)
-      elseif name == 'n' then n = tally(value)
-      elseif name == 'x' then x = tally(value)
-      elseif name == 'y' then y = y + tally(value)
+      if name == 'i' then origin = read_id(value, id)
+      elseif name == 'n' then n = read_count(value)
+      elseif name == 'x' then x = read_count(value)
+      elseif name == 'y' then y = y + read_count(value)
       elseif #rest < 64 then rest[#rest + 1] = name; rest[#rest + 1] = value end
     end
     if y > 0 then rest[#rest + 1] = 'y'; rest[#rest + 1] = y end
@@ -118,7 +119,7 @@ end
 """
 )
 
-SEND = Script("""
+SEND = LuaScript("""
 -- KEYS stream; ARGV may-create, then per message: field (b or s), value, reply address
 local out = {}
 for a = 2, #ARGV, 3 do
@@ -135,7 +136,7 @@ end
 return out
 """)
 
-ACK = Script(
+ACK = LuaScript(
     _FENCE
     + """
 -- KEYS stream; ARGV token, then entry ids
@@ -153,11 +154,11 @@ return table.concat(out)
 """
 )
 
-NACK = Script(
+NACK = LuaScript(
     _FENCE
     + _NOW
-    + _VANISH
-    + _AGAIN
+    + _EXPIRE
+    + _REQUEUE
     + """
 -- KEYS stream, delayed; ARGV token, then per message: entry id, delay in ms, counted (0 or 1)
 local out = {}
@@ -170,19 +171,19 @@ for a = 2, #ARGV, 3 do
       redis.call('XACK', KEYS[1], 'fairtrial', id)
       redis.call('ZADD', KEYS[2], time + delay, (ARGV[a + 2] == '0' and '!' or '') .. id)
     else
-      again(id, tonumber(ARGV[a + 2]), 0)
+      requeue(id, tonumber(ARGV[a + 2]), 0)
     end
     out[#out + 1] = '1'
   else
     out[#out + 1] = '0'
   end
 end
-if redis.call('EXISTS', KEYS[2]) == 1 then vanish(KEYS[2]) end
+if redis.call('EXISTS', KEYS[2]) == 1 then expire_with_stream(KEYS[2]) end
 return table.concat(out)
 """
 )
 
-EXTEND = Script(
+EXTEND = LuaScript(
     _FENCE
     + """
 -- KEYS stream; ARGV token, consumer to move to, idle time to start with in ms, consumer they were last known at,
@@ -208,11 +209,11 @@ return table.concat(out)
 """
 )
 
-BURY = Script(
+BURY = LuaScript(
     _FENCE
     + _NOW
-    + _VANISH
-    + _AGAIN
+    + _EXPIRE
+    + _REQUEUE
     + """
 -- KEYS stream, dead; ARGV token, then per message: entry id, reason, error
 local out = {}
@@ -225,9 +226,9 @@ for a = 2, #ARGV, 3 do
       local origin, n, rest = id, 0, {}
       for f = 1, #entry[2], 2 do
         local name, value = entry[2][f], entry[2][f + 1]
-        if name == 'i' then origin = identity(value, id)
-        elseif name == 'n' then n = tally(value)
-        elseif (name == 'b' or name == 's' or name == 'r') and #rest < 64 then
+        if name == 'i' then origin = read_id(value, id)
+        elseif name == 'n' then n = read_count(value)
+        elseif (name == 'b' or name == 's' or name == 'r' or name == 'x' or name == 'y') and #rest < 64 then
           rest[#rest + 1] = name
           rest[#rest + 1] = value
         end
@@ -243,15 +244,17 @@ for a = 2, #ARGV, 3 do
     out[#out + 1] = '0'
   end
 end
-if redis.call('EXISTS', KEYS[2]) == 1 then vanish(KEYS[2]) end
+if redis.call('EXISTS', KEYS[2]) == 1 then expire_with_stream(KEYS[2]) end
 return table.concat(out)
 """.replace("__MAX_DEAD_AGE_MS__", str(MAX_DEAD_AGE_SECONDS * 1000)).replace(
         "__MAX_DEAD_LETTERS__", str(MAX_DEAD_LETTERS)
     )
 )
 
-REVIVE = Script("""
+REVIVE = LuaScript("""
 -- KEYS stream, dead; ARGV dead letter ids
+-- The count of deliveries starts again. The counts of silent ends stay: a message that may have killed its worker must
+-- be executed in a child process again.
 local revived = 0
 for a = 1, #ARGV do
   local entry = redis.call('XRANGE', KEYS[2], ARGV[a], ARGV[a])[1]
@@ -259,7 +262,7 @@ for a = 1, #ARGV do
     local rest = {}
     for f = 1, #entry[2], 2 do
       local name = entry[2][f]
-      if name == 'i' or name == 'b' or name == 's' or name == 'r' then
+      if name == 'i' or name == 'b' or name == 's' or name == 'r' or name == 'x' or name == 'y' then
         rest[#rest + 1] = name
         rest[#rest + 1] = entry[2][f + 1]
       end
@@ -272,12 +275,12 @@ end
 return revived
 """)
 
-SWEEP = Script(
+SWEEP = LuaScript(
     _NOW
-    + _AGAIN
+    + _REQUEUE
     + """
--- KEYS stream, delayed, sweeper; ARGV token, how long the office lasts in ms, most to move, idle ms of a stray consumer
--- Returns {} when someone else holds the office, else {moved, ms until the next delay is due or -1, leases held,
+-- KEYS stream, delayed, sweeper lock; ARGV token, duration of the lock in ms, most to move, idle ms of a stray consumer
+-- Returns {} when another process holds the lock, else {moved, ms until the next delay is due or -1, leases held,
 -- consumer names}.
 local holder = redis.call('GET', KEYS[3])
 if holder and holder ~= ARGV[1] then return {} end
@@ -286,7 +289,7 @@ local time = now()
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', time, 'LIMIT', 0, ARGV[3])
 for _, member in ipairs(due) do
   local uncounted = string.sub(member, 1, 1) == '!'
-  again(uncounted and string.sub(member, 2) or member, uncounted and 0 or 1, 0)
+  requeue(uncounted and string.sub(member, 2) or member, uncounted and 0 or 1, 0)
   redis.call('ZREM', KEYS[2], member)
 end
 local wait = -1
@@ -302,30 +305,30 @@ for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], 'fairtrial')
     redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'fairtrial', consumer[2])
   end
 end
--- Many leases make for long pauses between sweeps; the office must last through them.
+-- Many leases make for long pauses between sweeps; the lock must outlast them.
 redis.call('PEXPIRE', KEYS[3], math.max(tonumber(ARGV[2]), math.ceil(held / 10)))
 return {#due, wait, held, names}
 """
 )
 
-RECLAIM = Script(
-    _AGAIN
+RECLAIM = LuaScript(
+    _REQUEUE
     + """
 -- KEYS stream; ARGV consumer, its lease in ms, most to move, whether leases of other workers ended too (0 or 1).
 -- Returns how many leases had run out.
 local late = redis.call('XPENDING', KEYS[1], 'fairtrial', 'IDLE', ARGV[2], '-', '+', ARGV[3], ARGV[1])
 local together = tonumber(ARGV[4])
-for _, found in ipairs(late) do again(found[1], 1, 1 - together, together) end
+for _, found in ipairs(late) do requeue(found[1], 1, 1 - together, together) end
 return #late
 """
 )
 
-LATE = Script("""
+LATE = LuaScript("""
 -- KEYS stream; ARGV consumer, its lease in ms. Returns 1 when one of its leases has run out.
 return #redis.call('XPENDING', KEYS[1], 'fairtrial', 'IDLE', ARGV[2], '-', '+', 1, ARGV[1])
 """)
 
-RESIGN = Script("""
+RESIGN = LuaScript("""
 -- KEYS stream, sweeper; ARGV token, then consumers to retire
 if redis.call('GET', KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
@@ -341,14 +344,14 @@ end
 return retired
 """)
 
-DEPTH = Script("""
+DEPTH = LuaScript("""
 -- KEYS stream, delayed, dead. Returns {entries, pending, delayed, dead}.
 local pending = redis.pcall('XPENDING', KEYS[1], 'fairtrial')
 return {redis.call('XLEN', KEYS[1]), pending.err and 0 or pending[1], redis.call('ZCARD', KEYS[2]),
   redis.call('XLEN', KEYS[3])}
 """)
 
-OLDEST = Script("""
+OLDEST = LuaScript("""
 -- KEYS stream. Returns the id of the first entry that was not delivered yet, '' if there is none or it is not allowed.
 local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
 if groups.err then return '' end
@@ -362,9 +365,9 @@ local first = redis.call('XRANGE', KEYS[1], after, '+', 'COUNT', 1)[1]
 return first and first[1] or ''
 """)
 
-ASKED = Script("""
+ASKED = LuaScript("""
 -- KEYS stream; ARGV reply address, entry id to begin after or '-', most to look at.
--- Returns 1 when an entry asks for replies there, 0 when none to the end does, else the id to go on after.
+-- Returns 1 when an entry asks for replies there, 0 when none to the end does, else the id to continue after.
 local start = ARGV[2]
 if start ~= '-' then start = '(' .. start end
 local entries = redis.call('XRANGE', KEYS[1], start, '+', 'COUNT', ARGV[3])
@@ -377,7 +380,7 @@ if #entries < tonumber(ARGV[3]) then return 0 end
 return entries[#entries][1]
 """)
 
-PURGE = Script("""
+PURGE = LuaScript("""
 -- KEYS stream, delayed; ARGV most to remove at once. Returns how many were removed; call again until it is 0.
 local removed = 0
 local entries = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1])
@@ -389,7 +392,27 @@ end
 return removed
 """)
 
-READERS = Script("""
+PURGE_REPLIES = LuaScript("""
+-- KEYS stream, delayed; ARGV entry id to begin after or '-', most to look at, then reply addresses.
+-- Removes the entries that ask for replies there. Returns {how many, the id to continue after or ''}.
+local start, wanted, removed = ARGV[1], {}, 0
+if start ~= '-' then start = '(' .. start end
+for place = 3, #ARGV do wanted[ARGV[place]] = true end
+local entries = redis.call('XRANGE', KEYS[1], start, '+', 'COUNT', ARGV[2])
+for _, entry in ipairs(entries) do
+  for f = 1, #entry[2], 2 do
+    if entry[2][f] == 'r' and wanted[entry[2][f + 1]] then
+      redis.pcall('XACK', KEYS[1], 'fairtrial', entry[1])
+      redis.call('ZREM', KEYS[2], entry[1], '!' .. entry[1])
+      removed = removed + redis.call('XDEL', KEYS[1], entry[1])
+    end
+  end
+end
+if #entries < tonumber(ARGV[2]) then return {removed, ''} end
+return {removed, entries[#entries][1]}
+""")
+
+READERS = LuaScript("""
 -- KEYS stream. Returns {seconds now, id of the oldest entry in flight or '', {{name, pending, idle ms}, ...}}.
 local readers = {}
 local consumers = redis.pcall('XINFO', 'CONSUMERS', KEYS[1], 'fairtrial')
@@ -403,26 +426,34 @@ local pending = redis.call('XPENDING', KEYS[1], 'fairtrial')
 return {redis.call('TIME')[1], pending[2] or '', readers}
 """)
 
-ANNOUNCE = Script(
+ANNOUNCE = LuaScript(
     _NOW
     + """
--- KEYS workers; ARGV member, how long it lasts in ms (0 to withdraw it)
+-- KEYS workers; ARGV member, how long it lasts in ms (0 to withdraw it), how long expired ones are kept in ms
 local time = now()
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', time, 'LIMIT', 0, 100)) do
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', time - ARGV[3], 'LIMIT', 0, 100)) do
   redis.call('ZREM', KEYS[1], member)
 end
 local lasts = tonumber(ARGV[2])
 if lasts == 0 then return redis.call('ZREM', KEYS[1], ARGV[1]) end
 redis.call('ZADD', KEYS[1], time + lasts, ARGV[1])
-return redis.call('PEXPIRE', KEYS[1], lasts)
+return redis.call('PEXPIRE', KEYS[1], lasts + ARGV[3])
 """
 )
 
-ANNOUNCED = Script(
+ANNOUNCED = LuaScript(
     _NOW
     + """
 -- KEYS workers; ARGV most to return. Returns the members that have not expired.
 return redis.call('ZRANGEBYSCORE', KEYS[1], now(), '+inf', 'LIMIT', 0, ARGV[1])
+"""
+)
+
+WORKERS = LuaScript(
+    _NOW
+    + """
+-- KEYS workers; ARGV most to return. Returns {ms now, {member, ms when it expires, ...}}, also of expired ones.
+return {now(), redis.call('ZRANGE', KEYS[1], 0, ARGV[1] - 1, 'REV', 'WITHSCORES')}
 """
 )
 
@@ -441,7 +472,9 @@ ALL: Final = (
     OLDEST,
     ASKED,
     PURGE,
+    PURGE_REPLIES,
     READERS,
     ANNOUNCE,
     ANNOUNCED,
+    WORKERS,
 )

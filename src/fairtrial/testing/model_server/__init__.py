@@ -1,8 +1,8 @@
 """A real HTTP model server for tests and demos, on loopback.
 
-It speaks OpenAI's chat completions and Anthropic's messages, says what it is told to (`Reply`, `Script`, `Rule`, a
-function) or echoes, and fails when it is told to (`FaultRule` with any of the faults), the same way for the same seed.
-It can also hold a project of OpenAI's hosted Evals (`HostedEvals`), for tests of what reads them.
+It implements OpenAI's chat completions and Responses and Anthropic's messages. It returns configured replies (`Reply`,
+`Script`, `Rule`, a function) or echoes the last user message, and injects faults (`FaultRule`) that depend on a seed.
+It can also serve a project of OpenAI's hosted Evals (`HostedEvals`), for tests of importers.
 In this process: `ModelServer`. In another: `spawn_model_server`. From the shell: `python -m` this package.
 """
 
@@ -11,6 +11,7 @@ from fairtrial.testing.model_server.faults import (
     ConnectionReset,
     ContentFiltered,
     ContextTooLong,
+    CutOff,
     EmptyBody,
     Fault,
     HalfSent,
@@ -18,18 +19,21 @@ from fairtrial.testing.model_server.faults import (
     MalformedJson,
     NotAuthorised,
     RateLimited,
+    ReasoningNotReturned,
     Refused,
     ServerFailed,
     Slow,
     StreamFailed,
+    TemperatureRefused,
+    ToolsNeedResponses,
     WrongShape,
 )
 from fairtrial.testing.model_server.hosted_evals import HostedEvals
 from fairtrial.testing.model_server.latency import FixedLatency, Latency, LogNormalLatency, UniformLatency
 from fairtrial.testing.model_server.plan import FaultPlan, FaultRule
 from fairtrial.testing.model_server.process import ModelServerProcess, spawn_model_server
-from fairtrial.testing.model_server.reply import Reply, ToolCall, Usage, count_tokens
-from fairtrial.testing.model_server.request import ParsedMessage, ParsedRequest, ToolSpec
+from fairtrial.testing.model_server.reply import Reply, ToolCallReply, Usage, count_tokens
+from fairtrial.testing.model_server.request import ParsedMessage, ParsedRequest, ParsedTool
 from fairtrial.testing.model_server.rules import Predicate, Replies, ReplyFunction, Rule, Script
 from fairtrial.testing.model_server.schema import UnsatisfiedSchemaError, minimal_instance
 from fairtrial.testing.model_server.server import ModelServer
@@ -44,7 +48,7 @@ __all__ = [
     "ServerStats",
     "HostedEvals",
     "Reply",
-    "ToolCall",
+    "ToolCallReply",
     "Usage",
     "Script",
     "Rule",
@@ -53,7 +57,7 @@ __all__ = [
     "Predicate",
     "ParsedRequest",
     "ParsedMessage",
-    "ToolSpec",
+    "ParsedTool",
     "count_tokens",
     "minimal_instance",
     "UnsatisfiedSchemaError",
@@ -77,5 +81,9 @@ __all__ = [
     "ContentFiltered",
     "Refused",
     "StreamFailed",
+    "ToolsNeedResponses",
+    "ReasoningNotReturned",
+    "TemperatureRefused",
+    "CutOff",
     "Slow",
 ]

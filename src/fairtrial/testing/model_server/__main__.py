@@ -1,4 +1,4 @@
-"""Runs a model server from the shell: `python -m fairtrial.testing.model_server --port 0 --script FILE`."""
+"""Run a model server from the shell: `python -m fairtrial.testing.model_server --port 0 --script FILE`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fairtrial.testing.model_server.server import ModelServer
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m fairtrial.testing.model_server",
-        description="A model server for tests and demos: OpenAI chat completions and Anthropic messages, with faults. "
-        "Its first line of output is its base URL. Without a script it echoes the last user message.",
+        description="A model server for tests and demos: OpenAI chat completions and Responses, Anthropic messages, "
+        "with faults. Its first line of output is its base URL. Without a script it echoes the last user message.",
     )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: loopback)")
     parser.add_argument("--port", type=int, default=0, help="the port to listen on (default: a free one)")
@@ -28,7 +28,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--latency", type=float, metavar="SECONDS", help="how long every answer takes")
     parser.add_argument("--max-concurrent", type=int, metavar="N", help="answer 429 above this many in flight")
     parser.add_argument("--requests-per-second", type=float, metavar="N", help="answer 429 above this rate")
-    parser.add_argument("--seed", type=int, help="what all that is random follows from")
+    parser.add_argument("--seed", type=int, help="the seed of all random choices")
     parser.add_argument(
         "--attached",
         action="store_true",
@@ -58,7 +58,7 @@ async def _serve(server: ModelServer, *, attached: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if attached:
-        # The other end closes with its process, even one that was killed: no orphan stays behind.
+        # Standard input closes when the parent process ends, even if it is killed: the server ends with it.
         loop.add_reader(0, lambda: None if os.read(0, 4096) else stop.set())
     async with server:
         print(server.base_url, flush=True)
@@ -68,7 +68,7 @@ async def _serve(server: ModelServer, *, attached: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT; gives the exit code."""
+    """Serve until SIGTERM or SIGINT; returns the exit code."""
     given = _arguments(arguments)
     try:
         server = ModelServer.from_config(_config(given), host=given.host, port=given.port)

@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""Anthropic's messages API."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fairtrial.testing.model_server.reply import Reply, ToolCall, Usage, pieces
+from fairtrial.testing.model_server.reply import Reply, ToolCallReply, Usage, pieces
 from fairtrial.testing.model_server.request import (
     InvalidRequestError,
     ParsedMessage,
     ParsedRequest,
-    ToolSpec,
+    ParsedTool,
     digest_of,
     parse_messages,
     required,
@@ -64,7 +64,7 @@ class AnthropicWire:
 
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
         """The body of an answer."""
-        content: list[dict[str, Any]] = []
+        content = _thinking(request, reply)
         if (text := _text(reply)) or not reply.tool_calls:
             content.append({"type": "text", "text": text})
         content.extend(
@@ -87,6 +87,13 @@ class AnthropicWire:
         sent = [_event({"type": "message_start", "message": opening})]
         sent.append(_event({"type": "ping"}))
         blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+        for block in _thinking(request, reply):
+            if block["type"] == "thinking":
+                deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])]
+                deltas.append({"type": "signature_delta", "signature": block["signature"]})
+                blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, deltas))
+            else:
+                blocks.append((block, []))
         if (text := _text(reply)) or not reply.tool_calls:
             deltas = [{"type": "text_delta", "text": piece} for piece in pieces(text)]
             blocks.append(({"type": "text", "text": ""}, deltas))
@@ -99,7 +106,7 @@ class AnthropicWire:
             sent.extend(_event({"type": "content_block_delta", "index": index, "delta": delta}) for delta in deltas)
             sent.append(_event({"type": "content_block_stop", "index": index}))
         delta = {"stop_reason": _stop_reason(reply), "stop_sequence": None, "stop_details": _stop_details(reply)}
-        sent.append(_event({"type": "message_delta", "delta": delta, "usage": {"output_tokens": usage.output_tokens}}))
+        sent.append(_event({"type": "message_delta", "delta": delta, "usage": _output_usage(usage)}))
         sent.append(_event({"type": "message_stop"}))
         return sent
 
@@ -113,7 +120,7 @@ class AnthropicWire:
         return _event(self.error(529, message))
 
     def raw_event(self, data: str) -> bytes:
-        """An event with any text as its data, dressed as the first of a message."""
+        """Return an event of type `message_start` with any text as its data."""
         return f"event: message_start\ndata: {data}\n\n".encode()
 
 
@@ -142,30 +149,45 @@ def _stop_details(reply: Reply) -> dict[str, Any] | None:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    # Unlike OpenAI, the tokens read from the cache are not part of the input tokens.
+    # Unlike OpenAI, the tokens read from the cache or written to it are not part of the input tokens.
     return {
-        "input_tokens": usage.input_tokens - usage.cached_tokens,
-        "output_tokens": usage.output_tokens,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens,
+        "cache_creation_input_tokens": usage.cache_write_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
+        **_output_usage(usage),
     }
 
 
-def _tool_id(request: ParsedRequest, call: ToolCall, index: int) -> str:
+def _output_usage(usage: Usage) -> dict[str, Any]:
+    details = {"thinking_tokens": usage.reasoning_tokens}
+    return {"output_tokens": usage.output_tokens, "output_tokens_details": details}
+
+
+def _thinking(request: ParsedRequest, reply: Reply) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if reply.reasoning:
+        signature = reply.signature_for(request.number)
+        blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": signature})
+    if reply.redacted_reasoning:
+        blocks.append({"type": "redacted_thinking", "data": reply.redacted_reasoning})
+    return blocks
+
+
+def _tool_id(request: ParsedRequest, call: ToolCallReply, index: int) -> str:
     return call.id or f"toolu_{request.number}_{index}"
 
 
-def _input(call: ToolCall) -> Any:
+def _input(call: ToolCallReply) -> Any:
     if not isinstance(call.arguments, str):
         return call.arguments
     try:
         return json.loads(call.arguments)
     except ValueError:
-        # This protocol carries an object, not its text: broken text can only be sent as a value of the wrong type.
+        # This protocol sends an object instead of text: invalid JSON can only be sent as a value of the wrong type.
         return call.arguments
 
 
-def _tools(raw: object) -> tuple[ToolSpec, ...]:
+def _tools(raw: object) -> tuple[ParsedTool, ...]:
     if not isinstance(raw, list):
         raise InvalidRequestError("tools: must be a list")
     tools = []
@@ -173,7 +195,7 @@ def _tools(raw: object) -> tuple[ToolSpec, ...]:
         if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
             raise InvalidRequestError("tools: each must be an object with a name")
         parameters = tool.get("input_schema") or {"type": "object"}
-        tools.append(ToolSpec(tool["name"], tool.get("description") or "", parameters))
+        tools.append(ParsedTool(tool["name"], tool.get("description") or "", parameters))
     return tuple(tools)
 
 

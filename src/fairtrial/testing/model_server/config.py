@@ -1,4 +1,4 @@
-"""Everything a server can be told, as one record that can travel as JSON."""
+"""The configuration of a server, which can be written as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairtrial.testing.model_server.rules import Replies, Rule, normalise
 
 @with_config(ConfigDict(extra="forbid"))
 class ServerOptions(TypedDict, total=False):
-    """What a server can be told beside its replies; the fields of `ServerConfig`, in whatever form is handy."""
+    """The options of a server besides its replies: the fields of `ServerConfig`, in convenient forms."""
 
     faults: Fault | FaultRule | Sequence[Fault | FaultRule]
     latency: float | Latency
@@ -44,11 +44,11 @@ class _ScriptFile(ServerOptions, total=False):
 class ServerConfig(Record):
     """The settings of one server.
 
-    - `replies`, `faults`: rules tried in order; the first that applies counts.
-    - `latency`: how long each admitted request takes, faulty or not. `stream_interval`: seconds between the events
-      of a stream.
-    - `max_concurrent`: above this many requests in flight, more are refused. `requests_per_second` and `burst`: a
-      token bucket; what it does not grant is refused. `refusal` is the answer to both.
+    - `replies`, `faults`: rules, of which the first that matches a request is used.
+    - `latency`: how long each admitted request takes, with or without a fault. `stream_interval`: seconds between the
+      events of a stream.
+    - `max_concurrent`: the most requests in flight; others are refused. `requests_per_second` and `burst`: a token
+      bucket; requests beyond it are refused. `refusal` is the answer to refused requests.
     - `log_limit`, `log_bytes`: how many requests are kept for `requests()`, and how much of them.
     - `evals`: what `GET /v1/evals...` and `GET /v1/files/ID/content` return; without it, 404.
     """
@@ -69,19 +69,19 @@ class ServerConfig(Record):
 
     def __post_init__(self) -> None:
         if self.max_concurrent is not None and self.max_concurrent < 1:
-            raise ValueError(f"max_concurrent must be 1 or more, not {self.max_concurrent}")
+            raise ValueError(f"max_concurrent must be at least 1 (got {self.max_concurrent})")
         if self.requests_per_second is not None and self.requests_per_second <= 0:
-            raise ValueError(f"requests_per_second must be more than 0, not {self.requests_per_second}")
+            raise ValueError(f"requests_per_second must be more than 0 (got {self.requests_per_second})")
         if self.burst is not None and (self.requests_per_second is None or self.burst < 1):
-            raise ValueError("burst must be 1 or more and needs requests_per_second")
+            raise ValueError(f"burst must be at least 1 and needs requests_per_second (got {self.burst})")
         if self.stream_interval < 0:
-            raise ValueError(f"stream_interval must be 0 or more seconds, not {self.stream_interval}")
+            raise ValueError(f"stream_interval must be at least 0 seconds (got {self.stream_interval})")
         if self.log_limit < 0:
-            raise ValueError(f"log_limit must be 0 or more, not {self.log_limit}")
+            raise ValueError(f"log_limit must be at least 0 (got {self.log_limit})")
 
     @classmethod
     def of(cls, replies: Replies, options: ServerOptions) -> ServerConfig:
-        """The record for what was given in whatever form was handy."""
+        """Create the configuration from replies and options."""
         given = dict(options)
         faults = options.get("faults", ())
         several = faults if isinstance(faults, Sequence) else (faults,)
@@ -93,26 +93,26 @@ class ServerConfig(Record):
         return cls(replies=normalise(replies), **given)  # type: ignore[arg-type]  # a TypedDict's values, widened by dict()
 
     def to_json(self) -> bytes:
-        """The record as one line of JSON; functions cannot travel."""
+        """Return the configuration as one line of JSON; raises TypeError if it contains functions."""
         functions = [rule for rule in self.replies if callable(rule.when) or callable(rule.reply)]
         functions_of_faults = [rule for rule in self.faults if callable(rule.when)]
         if functions or functions_of_faults:
             raise TypeError(
-                "a server in another process takes patterns, replies and scripts, not Python functions;"
-                " use ModelServer in this process for those"
+                "the replies of a server in another process must be patterns, replies and scripts (got a function); "
+                "use ModelServer in this process for functions"
             )
         return _CONFIG.dump_json(self)
 
     @classmethod
     def from_json(cls, text: bytes | str) -> ServerConfig:
-        """The record that a script file describes: an object with `replies` and any of `ServerOptions`."""
+        """Parse a script file: an object with `replies` and any of `ServerOptions`."""
         script = _SCRIPT.validate_json(text)
         replies = script.pop("replies", None)
         return cls.of(replies, script)
 
     @classmethod
     def load(cls, path: Path) -> ServerConfig:
-        """The record that a script file describes."""
+        """Load a script file."""
         return cls.from_json(path.read_bytes())
 
 

@@ -1,4 +1,4 @@
-"""Random-looking numbers that depend only on what they are drawn for."""
+"""Pseudo-random numbers that depend only on the given parts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _SCALE = 2.0**-53
 
 
 def draw(*parts: object) -> float:
-    """A number in [0, 1) that is a pure function of `parts`.
+    """Return a number in [0, 1) that is a pure function of `parts`.
 
-    A hash rather than a generator: the draw for request 17 must not depend on how many draws
-    other requests have made before it, or concurrency would change the outcome.
+    It is a hash: with a generator, the number for request 17 would depend on how many numbers other requests have
+    drawn before, and so on their timing.
     """
     digest = blake2b("\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest) >> 11) * _SCALE

@@ -1,4 +1,4 @@
-"""What can go wrong with a model server, one record per kind."""
+"""The faults that the server can inject."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairtrial.testing.model_server.record import Record
 
 @dataclass(frozen=True, slots=True)
 class RateLimited(Record):
-    """Status 429. `retry_after` seconds are announced in the header that `form` names, or not at all."""
+    """Status 429. `retry_after` seconds are sent in the header that `form` names; None sends no header."""
 
     retry_after: float | None = None
     form: Literal["seconds", "milliseconds", "date"] = "seconds"
@@ -30,7 +30,7 @@ class ServerFailed(Record):
 
     def __post_init__(self) -> None:
         if not 500 <= self.status <= 599:
-            raise ValueError(f"a server failure has a status from 500 to 599, not {self.status}")
+            raise ValueError(f"the status of ServerFailed must be from 500 to 599 (got {self.status})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class NotAuthorised(Record):
 
 @dataclass(frozen=True, slots=True)
 class ContextTooLong(Record):
-    """Status 400: the prompt has more tokens than the model takes."""
+    """Status 400: the prompt has more tokens than the model accepts."""
 
     limit: int = 8192
     kind: Literal["context_too_long"] = field(default="context_too_long", kw_only=True, repr=False)
@@ -51,7 +51,7 @@ class ContextTooLong(Record):
 
 @dataclass(frozen=True, slots=True)
 class Hang(Record):
-    """No answer at all. After `seconds`, or when the server stops, the connection is dropped."""
+    """No answer. After `seconds`, or when the server stops, the connection is dropped."""
 
     seconds: float = 600.0
     kind: Literal["hang"] = field(default="hang", kw_only=True, repr=False)
@@ -73,12 +73,12 @@ class HalfSent(Record):
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction < 1:
-            raise ValueError(f"the fraction of a half-sent body is in [0, 1), not {self.fraction!r}")
+            raise ValueError(f"the fraction of HalfSent must be at least 0 and below 1 (got {self.fraction!r})")
 
 
 @dataclass(frozen=True, slots=True)
 class MalformedJson(Record):
-    """Status 200, a complete response, and JSON that breaks off in the middle."""
+    """Status 200 and a complete response with truncated JSON."""
 
     kind: Literal["malformed_json"] = field(default="malformed_json", kw_only=True, repr=False)
 
@@ -100,7 +100,7 @@ class EmptyBody(Record):
 
 @dataclass(frozen=True, slots=True)
 class ContentFiltered(Record):
-    """An answer cut off by the provider's filter: `content_filter` (OpenAI), `refusal` (Anthropic)."""
+    """An answer that the provider's filter truncates: `content_filter` (OpenAI), `refusal` (Anthropic)."""
 
     kind: Literal["content_filtered"] = field(default="content_filtered", kw_only=True, repr=False)
 
@@ -115,17 +115,50 @@ class Refused(Record):
 
 @dataclass(frozen=True, slots=True)
 class StreamFailed(Record):
-    """An error event in the middle of a stream that began well. A request without a stream gets status 500."""
+    """An error event in the middle of a stream. A request without streaming gets status 500."""
 
     kind: Literal["stream_failed"] = field(default="stream_failed", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Slow(Record):
-    """A good answer, later than the others by this latency."""
+    """A valid answer, delayed by this latency."""
 
     latency: Latency
     kind: Literal["slow"] = field(default="slow", kw_only=True, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsNeedResponses(Record):
+    """Status 400 for chat completions with tools, unless `reasoning_effort` is "none"; other requests are answered."""
+
+    kind: Literal["tools_need_responses"] = field(default="tools_need_responses", kw_only=True, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningNotReturned(Record):
+    """Status 400 for a request whose tool calls lack the reasoning that was sent with them, or have it changed.
+
+    The message is that of the provider whose format the reasoning has: Gemini's thought signatures,
+    `reasoning_content`, reasoning items of Responses, Anthropic's thinking blocks. All other requests are answered.
+    """
+
+    kind: Literal["reasoning_not_returned"] = field(default="reasoning_not_returned", kw_only=True, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TemperatureRefused(Record):
+    """Status 400 for a request with a `temperature` other than 1, as from a reasoning model; others are answered."""
+
+    kind: Literal["temperature_refused"] = field(default="temperature_refused", kw_only=True, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff(Record):
+    """An answer of at most this many tokens, reasoning included; by default the limit of the request."""
+
+    tokens: int | None = None
+    kind: Literal["cut_off"] = field(default="cut_off", kw_only=True, repr=False)
 
 
 type Fault = Annotated[
@@ -142,6 +175,10 @@ type Fault = Annotated[
     | ContentFiltered
     | Refused
     | StreamFailed
+    | ToolsNeedResponses
+    | ReasoningNotReturned
+    | TemperatureRefused
+    | CutOff
     | Slow,
     Field(discriminator="kind"),
 ]

@@ -58,7 +58,7 @@ class HostedEvals(Record):
 
 
 class ResourceWire(OpenAIWire):
-    """An answer that is known before the request is admitted: limits and faults still apply to it.
+    """An answer that is computed before the request is admitted; limits and faults still apply to it.
 
     Fault rules see the path and the query as the last user message.
     """
@@ -73,7 +73,7 @@ class ResourceWire(OpenAIWire):
         return ParsedRequest(number, self.name, "", (message,), body, digest_of(raw), len(raw), headers=headers)
 
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> Any:
-        """The body of the answer, which some faults spoil."""
+        """The body of the answer, which some faults damage."""
         return self.body
 
 

@@ -1,4 +1,4 @@
-"""How long the server takes to answer."""
+"""Distributions of the server's latency."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NORMAL = NormalDist()
 def _not_negative(**seconds: float) -> None:
     for name, value in seconds.items():
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must be a finite number of seconds, 0 or more, not {value!r}")
+            raise ValueError(f"{name} must be a finite number of seconds, at least 0 (got {value!r})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class FixedLatency(Record):
 
 @dataclass(frozen=True, slots=True)
 class UniformLatency(Record):
-    """Evenly spread between two numbers of seconds."""
+    """Uniformly distributed between two numbers of seconds."""
 
     low: float
     high: float
@@ -46,7 +46,7 @@ class UniformLatency(Record):
     def __post_init__(self) -> None:
         _not_negative(low=self.low, high=self.high)
         if self.low > self.high:
-            raise ValueError(f"low must not be above high: {self.low!r} > {self.high!r}")
+            raise ValueError(f"low must be at most high (got {self.low!r} and {self.high!r})")
 
     def at(self, quantile: float) -> float:
         """The latency in seconds at this quantile, in [0, 1)."""
@@ -55,7 +55,7 @@ class UniformLatency(Record):
 
 @dataclass(frozen=True, slots=True)
 class LogNormalLatency(Record):
-    """A long tail, as real model servers have: `median` seconds, spread `sigma` of the logarithm, cut at `maximum`."""
+    """Log-normal with a long tail, as on real servers: `median` and `maximum` in seconds, `sigma` of the logarithm."""
 
     median: float
     sigma: float = 0.5
@@ -67,7 +67,7 @@ class LogNormalLatency(Record):
 
     def at(self, quantile: float) -> float:
         """The latency in seconds at this quantile, in [0, 1)."""
-        # inv_cdf is not defined at 0, which a draw may be.
+        # inv_cdf is not defined at 0, which is a possible draw.
         deviation = _NORMAL.inv_cdf(max(quantile, 1e-12))
         return min(self.median * math.exp(self.sigma * deviation), self.maximum)
 

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairtrial.testing.model_server.draw import draw
-from fairtrial.testing.model_server.reply import Reply, Usage, pieces
+from fairtrial.testing.model_server.reply import Reply, ToolCallReply, Usage, pieces
 from fairtrial.testing.model_server.request import (
     InvalidRequestError,
     ParsedRequest,
-    ToolSpec,
+    ParsedTool,
     digest_of,
     parse_messages,
     required,
@@ -55,6 +55,8 @@ class OpenAIWire:
             message["content"] = None
         if reply.tool_calls:
             message["tool_calls"] = _tool_calls(request, reply)
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
         choice = {"message": message, "logprobs": _logprobs(request, reply), "finish_reason": _finish_reason(reply)}
         return {
             "id": f"chatcmpl-{request.number}",
@@ -68,7 +70,7 @@ class OpenAIWire:
         }
 
     def events(self, request: ParsedRequest, reply: Reply, usage: Usage) -> list[bytes]:
-        """The chunks of a streamed answer and the mark of its end."""
+        """The chunks of a streamed answer and its final `[DONE]`."""
         options = request.body.get("stream_options")
         with_usage = isinstance(options, dict) and options.get("include_usage") is True
         head = {
@@ -78,7 +80,7 @@ class OpenAIWire:
             "model": request.model,
             "system_fingerprint": "fp_test",
         }
-        # While usage is promised for the end, every earlier chunk says it is null.
+        # If usage was requested, all chunks before the last one have `"usage": null`.
         tail = {"usage": None} if with_usage else {}
         sent: list[bytes] = []
         logprobs = (_logprobs(request, reply) or {}).get("content")
@@ -93,6 +95,7 @@ class OpenAIWire:
                 return self.raw_event(to_bytes({**head, "choices": [choice], **tail}).decode("ascii"))
 
             sent.append(chunk({"role": "assistant", "content": "", "refusal": None}))
+            sent.extend(chunk({"reasoning_content": piece}) for piece in pieces(reply.reasoning))
             if reply.refusal is None:
                 for at, piece in enumerate(pieces(reply.content)):
                     sent.append(chunk({"content": piece}, logprob=logprobs[at] if logprobs else None))
@@ -140,8 +143,12 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.input_tokens + usage.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens, "audio_tokens": 0},
     }
 
 
@@ -152,12 +159,19 @@ def _tool_calls(request: ParsedRequest, reply: Reply) -> list[dict[str, Any]]:
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments_json},
         }
+        | _extra_content(call)
         for index, call in enumerate(reply.tool_calls)
     ]
 
 
+def _extra_content(call: ToolCallReply) -> dict[str, Any]:
+    if call.thought_signature is None:
+        return {}
+    return {"extra_content": {"google": {"thought_signature": call.thought_signature}}}
+
+
 def _logprobs(request: ParsedRequest, reply: Reply) -> dict[str, Any] | None:
-    """Made-up log probabilities, one per piece of text, the same for the same text at the same place."""
+    """Return made-up log probabilities, one per piece of text; equal text at the same position gives equal ones."""
     if request.body.get("logprobs") is not True or reply.refusal is not None:
         return None
     alternatives = request.body.get("top_logprobs")
@@ -173,7 +187,7 @@ def _logprobs(request: ParsedRequest, reply: Reply) -> dict[str, Any] | None:
     return {"content": content, "refusal": None}
 
 
-def _tools(raw: object) -> tuple[ToolSpec, ...]:
+def _tools(raw: object) -> tuple[ParsedTool, ...]:
     if not isinstance(raw, list):
         raise InvalidRequestError("tools: must be a list")
     tools = []
@@ -182,7 +196,7 @@ def _tools(raw: object) -> tuple[ToolSpec, ...]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequestError("tools: each must be an object with a function that has a name")
         parameters = function.get("parameters") or {"type": "object"}
-        tools.append(ToolSpec(function["name"], function.get("description") or "", parameters))
+        tools.append(ParsedTool(function["name"], function.get("description") or "", parameters))
     return tuple(tools)
 
 

@@ -1,8 +1,8 @@
-"""Which request meets which fault."""
+"""Rules that choose the fault of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,13 +15,13 @@ from fairtrial.testing.model_server.rules import Predicate, Where, check_pattern
 
 @dataclass(frozen=True, slots=True)
 class FaultRule(Record):
-    """A fault for the requests that meet every condition given; without conditions, for all.
+    """A fault for requests that meet all given conditions; without conditions, for all requests.
 
-    - `numbers`: these requests, counted from 1 as they arrive. `every`: each n-th request.
+    - `numbers`: these requests, counted from 1 in order of arrival. `every`: every n-th request.
     - `attempts`: these attempts of the same request body, counted from 1: `attempts=(1,)` fails each request once.
-    - `when`: a regular expression looked for in the text that `where` names, or a predicate. `model`: this model.
-    - `probability`: of the requests left, this share, drawn from the seed and the request's number, or, with
-      `by="content"`, from the seed, the request's body and its attempt: the same whatever order requests arrive in.
+    - `when`: a regular expression that is searched in the text that `where` names, or a predicate. `model`: this model.
+    - `probability`: a random share of the remaining requests, drawn from the seed and the number of the request, or,
+      with `by="content"`, from the seed, the request's body and its attempt, whatever the order of arrival.
     """
 
     fault: Fault
@@ -36,9 +36,9 @@ class FaultRule(Record):
 
     def __post_init__(self) -> None:
         if not 0 <= self.probability <= 1:
-            raise ValueError(f"a probability is between 0 and 1, not {self.probability!r}")
+            raise ValueError(f"the probability of a FaultRule must be from 0 to 1 (got {self.probability!r})")
         if self.every is not None and self.every < 1:
-            raise ValueError(f"every must be 1 or more, not {self.every}")
+            raise ValueError(f"every must be at least 1 (got {self.every})")
         if isinstance(self.when, str):
             check_pattern(self.when)
 
@@ -46,16 +46,23 @@ class FaultRule(Record):
 class FaultPlan:
     """The faults of a server: a pure function from (seed, request) to a fault."""
 
-    def __init__(self, rules: Sequence[FaultRule], *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        rules: Sequence[FaultRule],
+        *,
+        seed: int = 0,
+        applies: Callable[[Fault, ParsedRequest], bool] = lambda fault, request: True,
+    ) -> None:
         self._seed = seed
-        # Schedules may name thousands of requests, and each request asks.
+        self._applies = applies
+        # Sets, because a schedule may name thousands of requests and is searched for each request.
         self._rules = [(rule, None if rule.numbers is None else frozenset(rule.numbers)) for rule in rules]
         self.counts_attempts = any(rule.attempts is not None or rule.by == "content" for rule in rules)
 
     def fault(self, request: ParsedRequest) -> Fault | None:
-        """The fault of the first rule that holds for this request."""
+        """Return the fault of the first rule that matches a request; None if no rule does."""
         for index, (rule, numbers) in enumerate(self._rules):
-            if self._holds(index, rule, numbers, request):
+            if self._holds(index, rule, numbers, request) and self._applies(rule.fault, request):
                 return rule.fault
         return None
 

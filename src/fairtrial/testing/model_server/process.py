@@ -1,4 +1,4 @@
-"""The server in a process of its own, so that it does not share the interpreter with what is measured."""
+"""The server in a child process, so that it does not slow down a process that is measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STOP_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ModelServerProcess:
-    """A model server in another process, seen from here."""
+    """A model server in another process."""
 
     base_url: str
     pid: int
@@ -38,7 +38,7 @@ class ModelServerProcess:
         return found
 
     def reset(self) -> None:
-        """Counters, log, scripts, attempts and quota start anew."""
+        """Reset counters, log, scripts, attempts and quota."""
         self._ask("POST", "/_reset")
 
     def _ask(self, method: str, path: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class ModelServerProcess:
 def spawn_model_server(
     replies: Replies = None, *, host: str = "127.0.0.1", port: int = 0, **options: Unpack[ServerOptions]
 ) -> Iterator[ModelServerProcess]:
-    """Runs a model server in a child process for the length of the block.
+    """Run a model server in a child process until the end of the block.
 
     Takes what `ModelServer` takes, except Python functions. The child stops at the end of the block, and also when
     this process dies in any way.
@@ -84,7 +84,7 @@ def spawn_model_server(
             process.stdin.write(script + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
-            pass  # it is gone already; what it had to say is on standard error
+            pass  # It has ended already; its message is on standard error.
         first_line = process.stdout.readline().decode().strip()
         watchdog.cancel()
         if not first_line:

@@ -11,17 +11,17 @@ class TokenBucket:
 
     def __init__(self, rate: float, burst: int | None = None, *, clock: Callable[[], float] = monotonic) -> None:
         if rate <= 0:
-            raise ValueError(f"a quota is more than 0 requests per second, not {rate!r}")
+            raise ValueError(f"the rate of a quota must be more than 0 requests per second (got {rate!r})")
         self._rate = rate
         self._burst = float(max(1, int(rate)) if burst is None else burst)
         if self._burst < 1:
-            raise ValueError(f"a burst is 1 or more, not {burst!r}")
+            raise ValueError(f"the burst of a quota must be at least 1 (got {burst!r})")
         self._clock = clock
         self._tokens = self._burst
         self._filled_at = clock()
 
     def take(self) -> bool:
-        """Whether one more request is granted now; if so, it is taken from the bucket."""
+        """Take one request from the bucket; returns whether it was granted."""
         now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now

@@ -1,4 +1,4 @@
-"""The root of everything that can be written in a script file."""
+"""The base class of everything that can be written in a script file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 
 
 class Record:
-    """Tells pydantic to refuse unknown fields, so that a misspelt option in a script is an error and not a no-op."""
+    """A base class that makes pydantic refuse unknown fields, so that a misspelt option in a script is an error."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")

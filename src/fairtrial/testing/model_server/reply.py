@@ -1,11 +1,13 @@
-"""What the model says."""
+"""Replies of the server."""
 
 from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from fairtrial.testing.model_server.record import Record
@@ -14,56 +16,70 @@ _PIECES = re.compile(r"\S+\s*|\s+")
 
 
 def count_tokens(text: str) -> int:
-    """The server's idea of a token: four characters, rounded up. Easy to predict in a test."""
+    """Count tokens: four characters each, rounded up, so that tests can predict the count."""
     return -(-len(text) // 4)
 
 
 def pieces(text: str) -> list[str]:
-    """The text cut after each run of white space; joined again it is the same text."""
+    """Split a text after each run of white space; joining the pieces gives the same text."""
     return _PIECES.findall(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage(Record):
-    """The token counts a reply claims."""
+    """The token counts that a reply reports."""
 
     input_tokens: int
     output_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall(Record):
-    """One call of a tool. `arguments` given as text is sent as it is, so a test can send invalid JSON."""
+class ToolCallReply(Record):
+    """One call of a tool. If `arguments` is text, it is sent unchanged, so that a test can send invalid JSON.
+
+    `thought_signature` is sent as Gemini's `extra_content` on chat completions, and nowhere else.
+    """
 
     name: str
     arguments: Mapping[str, Any] | str = field(default_factory=dict)
     id: str | None = None
+    thought_signature: str | None = None
 
     @property
     def arguments_json(self) -> str:
-        """The arguments as the text that OpenAI's protocol carries."""
+        """The arguments as JSON text, as OpenAI's protocol sends them."""
         return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply(Record):
-    """One answer of the model, free of any protocol.
+    """One reply of the model, independent of the protocol.
 
     `output` is JSON to be sent as the text. `finish_reason` is one of OpenAI's names (`stop`, `length`, `tool_calls`,
-    `content_filter`) or `refusal`, translated for Anthropic's protocol; None means what the content implies.
+    `content_filter`) or `refusal`, translated for Anthropic's protocol; None derives it from the content.
+
+    `reasoning` is sent as `reasoning_content` (chat completions), as a `reasoning` item with encrypted content
+    (Responses) or as a `thinking` block with a signature (Anthropic). `signature` is that signature, or the encrypted
+    content; by default a unique one. `redacted_reasoning` is the data of a `redacted_thinking` block, which only
+    Anthropic's protocol has.
     """
 
     text: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[ToolCallReply, ...] = ()
     output: Any = None
     finish_reason: str | None = None
     usage: Usage | None = None
     refusal: str | None = None
+    reasoning: str = ""
+    signature: str | None = None
+    redacted_reasoning: str = ""
 
     def __post_init__(self) -> None:
         if self.output is not None and self.text:
-            raise ValueError("a Reply has either text or output, not both")
+            raise ValueError("a Reply must have either text or output (got both)")
 
     @property
     def content(self) -> str:
@@ -72,15 +88,40 @@ class Reply(Record):
 
     @property
     def reason(self) -> str:
-        """Why the model stopped, in OpenAI's words."""
+        """Why the model stopped, as one of OpenAI's names."""
         if self.finish_reason is not None:
             return self.finish_reason
         return "tool_calls" if self.tool_calls else "stop"
 
     def usage_for(self, input_tokens: int) -> Usage:
-        """The usage this reply claims, counted from the text unless it was given."""
+        """Return the usage that this reply reports; counted from the text if it was not given."""
         if self.usage is not None:
             return self.usage
         spoken = count_tokens(self.content) + count_tokens(self.refusal or "")
         called = sum(count_tokens(call.name) + count_tokens(call.arguments_json) for call in self.tool_calls)
-        return Usage(input_tokens, spoken + called)
+        reasoned = count_tokens(self.reasoning) + count_tokens(self.redacted_reasoning)
+        return Usage(input_tokens, spoken + called + reasoned, reasoning_tokens=reasoned)
+
+    def signature_for(self, number: int) -> str:
+        """The signature of the reasoning in the answer to the request of this number."""
+        if self.signature is not None:
+            return self.signature
+        made = blake2b(f"{number}:{self.reasoning}".encode("utf-8", "surrogatepass"), digest_size=24).digest()
+        return b64encode(made).decode("ascii")
+
+    def cut_to(self, tokens: int) -> Reply:
+        """Return the reply truncated to this many tokens.
+
+        Reasoning comes first and counts too. A tool call that does not fit is left out as a whole.
+        """
+        if self.usage_for(0).output_tokens <= tokens:
+            return self
+        reasoning = self.reasoning[: tokens * 4]
+        left = max(tokens - count_tokens(reasoning) - count_tokens(self.redacted_reasoning), 0)
+        return Reply(
+            self.content[: left * 4],
+            finish_reason="length",
+            reasoning=reasoning,
+            signature=self.signature,
+            redacted_reasoning=self.redacted_reasoning,
+        )

@@ -1,4 +1,4 @@
-"""What a client asked, free of any protocol."""
+"""Requests of clients, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from fairtrial.testing.model_server.reply import count_tokens
 
-type Protocol = Literal["openai", "anthropic"]
-"""The two protocols the server speaks."""
+type Protocol = Literal["openai", "responses", "anthropic"]
+"""The protocols the server speaks: OpenAI's chat completions and Responses, Anthropic's messages."""
 
 
 class InvalidRequestError(Exception):
-    """A request the server cannot serve; it is answered with status 400 and this text."""
+    """A request is invalid; the server answers with status 400 and this message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ParsedMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolSpec:
+class ParsedTool:
     """A tool the client offers."""
 
     name: str
@@ -37,9 +37,9 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A completion request as received. `body` is the whole of it; the rest is read from there.
+    """A completion request as received. `body` is the whole request; the other fields are derived from it.
 
-    `number` counts completion requests from 1. `attempt` counts admitted requests with the very same body from 1.
+    `number` counts completion requests from 1. `attempt` counts admitted requests with the same body from 1.
     `messages` begins with the system prompt if there is one, in both protocols.
     """
 
@@ -50,9 +50,9 @@ class ParsedRequest:
     body: Mapping[str, Any]
     digest: str
     size: int = 0
-    tools: tuple[ToolSpec, ...] = ()
+    tools: tuple[ParsedTool, ...] = ()
     required_tool: str | None = None
-    """The tool the client insists on; "" if it insists on some tool without naming one."""
+    """The tool that the client requires; "" if it requires any tool."""
     output_schema: Mapping[str, Any] | None = None
     stream: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -75,14 +75,14 @@ class ParsedRequest:
 
     @property
     def turn(self) -> int:
-        """How many times the assistant has spoken already."""
+        """The number of assistant messages in the request."""
         return sum(message.role == "assistant" for message in self.messages)
 
     @property
     def conversation(self) -> str:
-        """What tells this conversation from others: the key the client gave, or else its first user message.
+        """A key that identifies the conversation: the one that the client sent, or the first user message.
 
-        A client gives a key as `metadata.conversation` (OpenAI), `metadata.user_id` (Anthropic) or `user`.
+        A client sends a key as `metadata.conversation` (OpenAI), `metadata.user_id` (Anthropic) or `user`.
         """
         metadata = self.body.get("metadata")
         if isinstance(metadata, dict):
@@ -96,16 +96,33 @@ class ParsedRequest:
     @property
     def input_tokens(self) -> int:
         """The tokens of all message texts, by `count_tokens`."""
-        return sum(count_tokens(message.text) for message in self.messages)
+        return sum(_tokens_of(message) for message in self.messages)
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """The largest number of tokens of the answer that the client allows; None without a limit."""
+        for name in ("max_output_tokens", "max_completion_tokens", "max_tokens"):
+            limit = self.body.get(name)
+            if isinstance(limit, int) and not isinstance(limit, bool):
+                return limit
+        return None
+
+
+def _tokens_of(message: ParsedMessage) -> int:
+    content = message.raw.get("content")
+    if message.role != "tool" or not isinstance(content, list):
+        return count_tokens(message.text)
+    # Anthropic puts the results of several calls into one message; other protocols have one message for each.
+    return sum(count_tokens(text_of([part])) for part in content)
 
 
 def digest_of(raw: bytes) -> str:
-    """What names the content of a request."""
+    """Return a hash of the content of a request."""
     return blake2b(raw, digest_size=12).hexdigest()
 
 
 def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
-    """The field of a request that must be there and of this type."""
+    """Return a required field of a request; raises if it is missing or has another type."""
     value = body.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise InvalidRequestError(f"{name}: a value of type {kind.__name__} is required")
@@ -113,7 +130,7 @@ def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def text_of(content: object) -> str:
-    """The text of a message's content, whether it is a string or a list of parts; other parts have none."""
+    """Return the text of a message's content, which is a string or a list of parts; only text parts count."""
     if isinstance(content, str):
         return content
     if content is None:
@@ -132,10 +149,10 @@ def text_of(content: object) -> str:
 
 
 def parse_messages(raw: list[Any]) -> tuple[ParsedMessage, ...]:
-    """The messages of a request, each with its role checked.
+    """Parse the messages of a request and check their roles.
 
-    Anthropic carries tool results in user messages; here they have the role `tool`, as with OpenAI, so that
-    "the last user message" is what the user said in both.
+    Anthropic sends tool results in user messages; here they have the role `tool`, as with OpenAI, so that the last
+    user message means the same in both protocols.
     """
     parsed: list[ParsedMessage] = []
     for message in raw:

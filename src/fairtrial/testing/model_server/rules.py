@@ -1,4 +1,4 @@
-"""Which reply answers which request."""
+"""Rules that choose the reply to a request."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fairtrial.testing.model_server.record import Record
-from fairtrial.testing.model_server.reply import Reply, ToolCall
+from fairtrial.testing.model_server.reply import Reply, ToolCallReply
 from fairtrial.testing.model_server.request import ParsedRequest
 from fairtrial.testing.model_server.schema import minimal_instance
 
 type Predicate = Callable[[ParsedRequest], bool]
-"""Says whether a rule is for this request."""
+"""Returns whether a rule matches a request."""
 
 type ReplyFunction = Callable[[ParsedRequest], Reply | str | Awaitable[Reply | str | None] | None]
-"""Makes a reply, or None to leave the request to the next rule. It runs in the server's event loop: do not block."""
+"""Returns a reply, or None to try the next rule. It runs in the server's event loop and must not block."""
 
 type Where = Literal["last_user", "last", "system", "conversation", "anywhere"]
-"""The text a pattern is looked for in."""
+"""The text that a pattern is searched in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script(Record):
     """Replies in order.
 
-    `per` says whose order: the server's ("server"), each conversation's own ("conversation", see
-    `ParsedRequest.conversation`), or the number of assistant messages already in the request ("turn"). With "turn" a
-    retried request gets the same reply again, whatever the timing; the other two move on with every reply given.
-    When the script is over, `then` repeats the last reply or passes to the next rule.
+    `per` selects the position in the script: one for the whole server ("server"), one for each conversation
+    ("conversation", see `ParsedRequest.conversation`), or the number of assistant messages in the request ("turn").
+    With "turn" a retried request always gets the same reply; the other two advance with every reply. At the end of the
+    script, `then` repeats the last reply or continues with the next rule.
     """
 
     replies: tuple[Reply | str, ...]
@@ -39,14 +39,14 @@ class Script(Record):
 
     def __post_init__(self) -> None:
         if not self.replies:
-            raise ValueError("a Script needs at least one reply")
+            raise ValueError("a Script must have at least one reply (got none)")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule(Record):
     """A reply for the requests that match.
 
-    `when` is a regular expression looked for in the text that `where` names, or a predicate.
+    `when` is a regular expression that is searched in the text that `where` names, or a predicate.
     """
 
     when: str | Predicate
@@ -59,22 +59,22 @@ class Rule(Record):
 
 
 type Replies = str | Reply | Script | Rule | ReplyFunction | Sequence[Reply | str | Rule | Script] | None
-"""What a server may be told to say: one reply for all, a function, or None for an echo of the last user message.
+"""The replies of a server: one reply for all requests, a function, or None for an echo of the last user message.
 
-A list is either of replies and texts, said in order, or of rules and scripts, tried in order; not of both.
+A list contains either replies and texts, sent in order, or rules and scripts, tried in order, but not both.
 """
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises ValueError if this is not a regular expression."""
+    """Raise ValueError if this is not a regular expression."""
     try:
         re.compile(pattern)
     except re.error as problem:
-        raise ValueError(f"not a regular expression: {pattern!r}: {problem}") from None
+        raise ValueError(f"invalid regular expression {pattern!r}: {problem}") from None
 
 
 def matches(when: str | Predicate, where: Where, request: ParsedRequest) -> bool:
-    """Whether the pattern is found in the text, or the predicate holds."""
+    """Return whether a request contains the pattern, or satisfies the predicate."""
     if not isinstance(when, str):
         return when(request)
     if where == "anywhere":
@@ -86,7 +86,7 @@ def matches(when: str | Predicate, where: Where, request: ParsedRequest) -> bool
 
 
 def normalise(replies: Replies) -> tuple[Rule, ...]:
-    """The rules that `replies` stands for."""
+    """Convert replies to rules."""
     if replies is None:
         return ()
     if isinstance(replies, Rule):
@@ -107,25 +107,25 @@ def normalise(replies: Replies) -> tuple[Rule, ...]:
             rules.append(Rule("", item))
         else:
             raise TypeError(
-                "replies must be a list of Reply and str (said in order) or a list of Rule and Script (tried in order);"
-                f" found {type(item).__name__} beside other things"
+                "replies must be a list of Reply and str (sent in order) or a list of Rule and Script (tried in order) "
+                f"(got a list with {type(item).__name__} and others)"
             )
     return tuple(rules)
 
 
 class Speaker:
-    """Chooses the reply of each request. Remembers how far each script has come, and nothing else."""
+    """Chooses the reply to each request. Its only state is the position in each script."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules
         self._said: dict[tuple[int, str], int] = {}
 
     def reset(self) -> None:
-        """Starts every script again."""
+        """Restart every script."""
         self._said.clear()
 
     async def reply(self, request: ParsedRequest) -> Reply:
-        """The reply of the first rule that has one; else what the request demands (a tool, a schema); else an echo."""
+        """Return the reply of the first rule that has one, or `unscripted_reply`."""
         for index, rule in enumerate(self._rules):
             if not matches(rule.when, rule.where, request):
                 continue
@@ -156,11 +156,11 @@ class Speaker:
 
 
 def unscripted_reply(request: ParsedRequest) -> Reply:
-    """The reply when no rule has one: the smallest that satisfies the request, or an echo of the last user message."""
+    """Return the smallest reply with the required tool call or output schema, or an echo of the last user message."""
     if request.required_tool is not None:
         for tool in request.tools:
             if request.required_tool in ("", tool.name):
-                return Reply(tool_calls=(ToolCall(tool.name, minimal_instance(tool.parameters)),))
+                return Reply(tool_calls=(ToolCallReply(tool.name, minimal_instance(tool.parameters)),))
     if request.output_schema is not None:
         return Reply(output=minimal_instance(request.output_schema))
     return Reply(request.last_user)

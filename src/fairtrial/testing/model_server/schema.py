@@ -9,7 +9,7 @@ from typing import Any
 
 from fairtrial.testing.model_server.request import InvalidRequestError
 
-# Deep enough for any hand-written schema; a schema that needs more only refers to itself.
+# Deep enough for any hand-written schema; one that needs more refers to itself without end.
 _MAX_DEPTH = 24
 
 _FORMATS = {
@@ -25,12 +25,12 @@ _FORMATS = {
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
 
-# A pattern is not solved, only tried with these; most patterns in tests are of such shapes.
+# Patterns are not solved; these values are tried, which match most patterns in tests.
 _TRIALS = ("", "a", "A", "0", "1", "aa", "AA", "00", "aaa", "AAA", "000", "0000", "00000", "a1", "A1", "A-1", "a_a")
 
 
 class UnsatisfiedSchemaError(InvalidRequestError):
-    """No value could be made for the schema; the test must give a reply itself."""
+    """No value was found for the schema; the test must define a reply."""
 
 
 class _Dead(Exception):
@@ -38,15 +38,15 @@ class _Dead(Exception):
 
 
 def minimal_instance(schema: Mapping[str, Any]) -> Any:
-    """The smallest value the schema allows: required properties only, first branch that works, least numbers.
+    """Return the smallest value that the schema allows: only required properties, first possible branch, least numbers.
 
-    The same schema gives the same value. Raises `UnsatisfiedSchemaError` where it does not know how.
+    The same schema gives the same value. Raises `UnsatisfiedSchemaError` if no value is found.
     """
     try:
         return _instance(schema, schema, 0)
     except _Dead as reason:
         raise UnsatisfiedSchemaError(
-            f"no value found for the output schema ({reason}); give the server a rule"
+            f"no value found for the output schema ({reason}); add a rule to the server"
         ) from None
 
 
@@ -80,7 +80,7 @@ def _instance(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
 
 
 def _first(branches: list[Mapping[str, Any]], root: Mapping[str, Any], depth: int) -> Any:
-    """The value of the first branch that has one: a recursive branch falls through to the one that ends it."""
+    """Return the value of the first branch that has one, so that recursion ends in a branch without it."""
     reason = "no branch"
     for branch in branches:
         try:
@@ -101,7 +101,7 @@ def _typed(kind: str, schema: Mapping[str, Any], root: Mapping[str, Any], depth:
             items = [prefix[i] if i < len(prefix) else schema.get("items", True) for i in range(count)]
             values = [_instance(item, root, depth + 1) for item in items]
             if schema.get("uniqueItems") and len(values) > 1:
-                raise _Dead("several different items are wanted")
+                raise _Dead("it requires several different items")
             return values
         case "string":
             return _string(schema)
@@ -153,7 +153,7 @@ def _number(schema: Mapping[str, Any], *, whole: bool) -> int | float:
 
     if fits(0):
         return 0
-    # Zero is outside, so the interval lies on one side of it: the end nearer to zero is wanted.
+    # Zero is not allowed, so the range lies on one side of it: return its end nearer to zero.
     low, high = max(least, above), min(most, below)
     positive = low >= 0
     edge = low if positive else high
@@ -178,13 +178,13 @@ def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
     for step in reference[1:].split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
         if not isinstance(found, Mapping) or name not in found:
-            raise _Dead(f"a reference that leads nowhere: {reference!r}")
+            raise _Dead(f"a reference to nothing: {reference!r}")
         found = found[name]
     return found
 
 
 def _merged(schemas: list[Any], root: Mapping[str, Any], depth: int) -> Mapping[str, Any]:
-    """One schema for several that must all hold: properties and required names together, the rest by the later one."""
+    """Merge schemas that must all hold: properties and required names of all, other keywords of the last."""
     if depth > _MAX_DEPTH:
         raise _Dead("it refers to itself without end")
     filled = [schema for schema in schemas if schema is not True and schema != {}]

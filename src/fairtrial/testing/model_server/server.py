@@ -1,4 +1,4 @@
-"""The server's life: in a thread of its own, or in the running event loop."""
+"""The server, in a thread or in the running event loop."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from fairtrial.testing.model_server.service import Service
 
-# How long requests in progress may take to end when the server stops, before they are cut off.
+# How long requests in progress may take to finish when the server stops, before they are cancelled.
 _GRACE_SECONDS = 0.05
 
 
 class ModelServer:
-    """A model server on loopback, speaking OpenAI's chat completions and Anthropic's messages.
+    """A model server on loopback, speaking OpenAI's chat completions and Responses and Anthropic's messages.
 
         with ModelServer(["first", "second"], latency=0.05) as server:     # a thread of its own
             client = OpenAI(base_url=server.base_url + "/v1", api_key="test")
@@ -33,7 +33,7 @@ class ModelServer:
             client = AsyncAnthropic(base_url=server.base_url, api_key="test")
 
     `replies` may be one reply, a list of replies, a list of rules, a function, or None for an echo of the last user
-    message; the options are those of `ServerConfig`. Whatever is random follows from `seed`.
+    message; the options are those of `ServerConfig`. All random choices depend on `seed`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ModelServer:
 
     @classmethod
     def from_config(cls, config: ServerConfig, *, host: str = "127.0.0.1", port: int = 0) -> Self:
-        """A server with settings that are already a record, as from a script file."""
+        """Create a server from a configuration, such as that of a script file."""
         server = cls.__new__(cls)
         server._prepare(config, host, port)
         return server
@@ -71,7 +71,7 @@ class ModelServer:
 
     @property
     def base_url(self) -> str:
-        """Where the server is, without a path. Anthropic's client takes it as it is, OpenAI's wants `/v1` after it."""
+        """The address of the server without a path: complete for Anthropic's client; OpenAI's needs `/v1` after it."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self.port}"
 
@@ -80,11 +80,11 @@ class ModelServer:
         return self._running_service().ledger.stats()
 
     def requests(self) -> tuple[ParsedRequest, ...]:
-        """The completion requests received, oldest first, as far as the log goes back."""
+        """Return the completion requests that are in the log, oldest first."""
         return self._running_service().ledger.log()
 
     def reset(self) -> None:
-        """Counters, log, scripts, attempts and quota start anew."""
+        """Reset counters, log, scripts, attempts and quota."""
         self._running_service().reset()
 
     def _running_service(self) -> Service:

@@ -1,4 +1,4 @@
-"""The HTTP side of the server: requests in, answers and faults out. The only module that needs aiohttp."""
+"""The HTTP service: receives requests and sends answers and faults. The only module that needs aiohttp."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fairtrial.testing.model_server.faults import (
     ConnectionReset,
     ContentFiltered,
     ContextTooLong,
+    CutOff,
     EmptyBody,
     Fault,
     HalfSent,
@@ -29,26 +30,32 @@ from fairtrial.testing.model_server.faults import (
     MalformedJson,
     NotAuthorised,
     RateLimited,
+    ReasoningNotReturned,
     Refused,
     ServerFailed,
     Slow,
     StreamFailed,
+    TemperatureRefused,
+    ToolsNeedResponses,
     WrongShape,
 )
 from fairtrial.testing.model_server.hosted_evals import ResourceWire
 from fairtrial.testing.model_server.openai_wire import OpenAIWire
 from fairtrial.testing.model_server.plan import FaultPlan
 from fairtrial.testing.model_server.quota import TokenBucket
+from fairtrial.testing.model_server.refusals import Refusal, SentReasoning, refusal
 from fairtrial.testing.model_server.reply import Reply
 from fairtrial.testing.model_server.request import InvalidRequestError, ParsedRequest
+from fairtrial.testing.model_server.responses_wire import ResponsesWire
 from fairtrial.testing.model_server.rules import Speaker
-from fairtrial.testing.model_server.stats import Ledger, request_to_json, stats_to_json
+from fairtrial.testing.model_server.stats import RequestLog, request_to_json, stats_to_json
 from fairtrial.testing.model_server.wire import EPOCH, Wire, to_bytes
 
+_RULES = (ToolsNeedResponses, ReasoningNotReturned, TemperatureRefused)
 _MAX_BODY = 256 * 1024 * 1024
 _SECRET_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
 
-# Faulty answers do not use up a script: a test that retries gets each scripted reply once.
+# Answers with faults do not consume replies of a script: a client that retries gets each scripted reply once.
 _LOST = Reply("This answer is about to be lost on its way to the client.")
 _CUT = Reply("This answer was cut", finish_reason="content_filter")
 
@@ -58,14 +65,16 @@ class Service:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self.ledger = Ledger(log_limit=config.log_limit, log_bytes=config.log_bytes)
+        self.ledger = RequestLog(log_limit=config.log_limit, log_bytes=config.log_bytes)
         self._speaker = Speaker(config.replies)
-        self._plan = FaultPlan(config.faults, seed=config.seed)
+        self._sent_reasoning = SentReasoning()
+        self._plan = FaultPlan(config.faults, seed=config.seed, applies=self._applies)
         self._attempts: dict[str, int] = {}
         self._bucket = self._new_bucket()
         self._closing = asyncio.Event()
         self._wires: dict[tuple[str, str], Wire] = {
             ("POST", "/v1/chat/completions"): OpenAIWire(),
+            ("POST", "/v1/responses"): ResponsesWire(),
             ("POST", "/v1/messages"): AnthropicWire(),
         }
         self._pages: dict[tuple[str, str], Callable[[web.BaseRequest], object]] = {
@@ -75,24 +84,29 @@ class Service:
             ("POST", "/_reset"): lambda request: self.reset(),
         }
 
+    def _applies(self, fault: Fault, request: ParsedRequest) -> bool:
+        """Return whether a fault applies to a request: rules of providers refuse only requests that break them."""
+        return not isinstance(fault, _RULES) or refusal(fault, request, self._sent_reasoning) is not None
+
     def _new_bucket(self) -> TokenBucket | None:
         rate = self._config.requests_per_second
         return None if rate is None else TokenBucket(rate, self._config.burst)
 
     def reset(self) -> dict[str, Any]:
-        """Counters, log, scripts, attempts and quota start anew; requests in flight stay."""
+        """Reset counters, log, scripts, attempts and quota; requests in flight continue."""
         self._speaker.reset()
         self._attempts.clear()
+        self._sent_reasoning.clear()
         self._bucket = self._new_bucket()
         self.ledger.reset()
         return {}
 
     def close(self) -> None:
-        """Lets hung requests go."""
+        """End hanging requests."""
         self._closing.set()
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """The answer to any HTTP request."""
+        """Answer an HTTP request."""
         key = (http.method, http.path)
         if (wire := self._wires.get(key)) is not None:
             return await self._complete(http, wire)
@@ -105,7 +119,7 @@ class Service:
         return _json_response(OpenAIWire().error(404, f"nothing is served at {http.method} {http.path}"), status=404)
 
     def _models(self) -> dict[str, Any]:
-        """The list of models with the fields of both protocols: each client picks its own."""
+        """Return the list of models with the fields of both protocols; each client reads its own."""
         common = {"object": "model", "type": "model", "created": EPOCH, "created_at": "2023-11-14T22:13:20Z"}
         data = [{"id": name, "display_name": name, "owned_by": "test", **common} for name in self._config.models]
         ends = {"first_id": self._config.models[0], "last_id": self._config.models[-1]} if data else {}
@@ -144,7 +158,7 @@ class Service:
         try:
             body = json.loads(raw)
         except (ValueError, RecursionError) as problem:
-            raise InvalidRequestError(f"the body is not JSON: {problem}") from None
+            raise InvalidRequestError(f"the body must be JSON: {problem}") from None
         if not isinstance(body, dict):
             raise InvalidRequestError("the body must be a JSON object")
         headers = {name.lower(): value for name, value in http.headers.items()}
@@ -169,7 +183,7 @@ class Service:
             await asyncio.sleep(seconds)
         if fault is not None:
             self.ledger.faulted(fault.kind)
-        if fault is None or isinstance(fault, Slow):
+        if fault is None or isinstance(fault, Slow | CutOff):
             if isinstance(wire, ResourceWire):
                 self.ledger.answered(wire.status)
                 return _response(to_bytes(wire.body), number=request.number, status=wire.status)
@@ -178,18 +192,25 @@ class Service:
             except InvalidRequestError as problem:
                 return self._invalid(wire, problem)
             except Exception as problem:
-                # The test's own function failed: say so where the test will look, in the client's error.
+                # A function of the test failed: report it in the client's error, where the test shows it.
                 self.ledger.faulted("reply_error")
                 what = f"the rules of the model server raised {type(problem).__name__}: {problem}"
                 return self._error(wire, 500, what)
+            if isinstance(fault, CutOff):
+                limit = request.max_output_tokens if fault.tokens is None else fault.tokens
+                reply = reply if limit is None else reply.cut_to(limit)
             return await self._say(http, wire, request, reply)
         return await self._fail(http, wire, request, fault)
 
     async def _say(self, http: web.BaseRequest, wire: Wire, request: ParsedRequest, reply: Reply) -> web.StreamResponse:
         usage = reply.usage_for(request.input_tokens)
         self.ledger.answered(200, usage)
-        if not request.stream:
-            return _response(to_bytes(wire.completion(request, reply, usage)), number=request.number)
+        if not request.stream or reply.tool_calls:
+            answer = wire.completion(request, reply, usage)
+            if reply.tool_calls:
+                self._sent_reasoning.note(request, answer)
+            if not request.stream:
+                return _response(to_bytes(answer), number=request.number)
         return await self._stream(http, wire.events(request, reply, usage), request.number)
 
     async def _stream(self, http: web.BaseRequest, events: list[bytes], number: int) -> web.StreamResponse:
@@ -220,6 +241,9 @@ class Service:
                 claimed = max(request.input_tokens, limit + 1)
                 message = f"prompt is too long: {claimed} tokens > {limit} maximum"
                 return self._error(wire, 400, message, code="context_length_exceeded")
+            case ToolsNeedResponses() | ReasoningNotReturned() | TemperatureRefused():
+                found = refusal(fault, request, self._sent_reasoning) or Refusal("The request is refused.")
+                return self._error(wire, 400, found.message, code=found.code)
             case Hang(seconds):
                 try:
                     await asyncio.wait_for(self._closing.wait(), seconds)
@@ -239,7 +263,7 @@ class Service:
     async def _spoil(
         self, http: web.BaseRequest, wire: Wire, request: ParsedRequest, fault: Fault
     ) -> web.StreamResponse:
-        """The faults that begin with a promising status 200."""
+        """Answer with a fault that starts with status 200."""
         usage = _LOST.usage_for(request.input_tokens)
         body = to_bytes(wire.completion(request, _LOST, usage))
         events = wire.events(request, _LOST, usage)
@@ -255,7 +279,7 @@ class Service:
                     await response.write(body[: int(len(body) * fraction)])
                 return _hang_up(http)
             case MalformedJson():
-                # Any proper beginning of a JSON object is not JSON.
+                # A truncated JSON object is never valid JSON.
                 body = body[: len(body) * 2 // 3]
                 events = [wire.raw_event(body.decode("ascii"))]
             case WrongShape(wrong):
@@ -288,7 +312,7 @@ def _retry_after(seconds: float, form: str) -> dict[str, str]:
     if form == "milliseconds":
         return {"retry-after-ms": f"{seconds * 1000:g}"}
     if form == "date":
-        # The header has whole seconds; rounding down would invite the client too early.
+        # The header has whole seconds; if rounded down, the client would retry too early.
         return {"retry-after": formatdate(math.ceil(time.time() + seconds), usegmt=True)}
     return {"retry-after": f"{seconds:g}"}
 
@@ -308,37 +332,37 @@ def _json_response(value: object, *, status: int = 200, headers: dict[str, str] 
 
 
 def _drop(http: web.BaseRequest) -> web.Response:
-    """Resets the connection; the response is for form only and is never sent."""
+    """Reset the connection; the returned response is never sent."""
     if (transport := http.transport) is not None:
         if (sock := transport.get_extra_info("socket")) is not None:
-            # Not lingering turns the close into a reset.
+            # Without lingering, closing the socket resets the connection.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
     return web.Response()
 
 
 def _hang_up(http: web.BaseRequest) -> web.Response:
-    """Closes the connection after what has been written; the response is for form only and is never sent."""
+    """Close the connection after sending what was written; the returned response is never sent."""
     if http.transport is not None:
         http.transport.close()
     return web.Response()
 
 
 class CountingServer(web.Server):
-    """aiohttp's server, counting its connections and taking long prompts."""
+    """aiohttp's server, with a counter of connections and a higher limit for bodies."""
 
     def __init__(self, service: Service) -> None:
-        # With cancellation, a client that gives up is out of the in-flight count at once.
+        # With cancellation, the request of a client that gives up is not counted as in flight any more.
         super().__init__(service.handle, handler_cancellation=True, access_log=None, keepalive_timeout=600.0)
         self._ledger = service.ledger
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-        """Counts the connection."""
+        """Count the connection."""
         self._ledger.connected(+1)
         super().connection_made(handler, transport)
 
     def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
-        """Counts it off."""
+        """Remove the connection from the count."""
         self._ledger.connected(-1)
         super().connection_lost(handler, exc)
 

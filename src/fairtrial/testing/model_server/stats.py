@@ -1,4 +1,4 @@
-"""What the server has seen, counted."""
+"""Counters and log of the server's requests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fairtrial.testing.model_server.request import ParsedRequest
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
-    """The counters at one moment. All but `in_flight` and `connections` count from the start or the last reset.
+    """A snapshot of the counters. All but `in_flight` and `connections` count since the start or the last reset.
 
-    `requests` counts every completion request, refused ones too. `refused` were answered 429 by the concurrency cap
-    or the quota, and never were in flight. `abandoned` were given up by the client before the answer was complete.
-    `by_status` counts answers that began with a status line; a reset or hung connection has none. `by_fault` counts
-    faults by their kind, and `concurrency_cap`, `quota`, `invalid_request` and `reply_error`.
+    `requests` counts every completion request, including refused ones. `refused` counts requests that got status 429
+    because of the concurrency cap or the quota and were never in flight. `abandoned` counts requests that the client
+    gave up before the answer was complete. `by_status` counts answers by their status; reset and hanging connections
+    have none. `by_fault` counts faults by kind, and `concurrency_cap`, `quota`, `invalid_request` and `reply_error`.
     """
 
     requests: int
@@ -34,7 +34,7 @@ class ServerStats:
     by_fault: dict[str, int]
 
 
-class Ledger:
+class RequestLog:
     """The counters and the log of requests. Written by the server's event loop, read from any thread."""
 
     def __init__(self, *, log_limit: int, log_bytes: int) -> None:
@@ -55,23 +55,23 @@ class Ledger:
         self._logged_bytes = 0
 
     def reset(self) -> None:
-        """Starts counting anew, with an empty log."""
+        """Reset the counters and empty the log."""
         with self._lock:
             self._clear()
 
     def connected(self, change: int) -> None:
-        """A connection was opened (+1) or closed (-1)."""
+        """Count a connection that was opened (+1) or closed (-1)."""
         with self._lock:
             self._connections += change
 
     def next_number(self) -> int:
-        """Counts one more completion request and gives its number."""
+        """Count a completion request; returns its number."""
         with self._lock:
             self._requests += 1
             return self._requests
 
     def received(self, request: ParsedRequest) -> None:
-        """A request was understood: it goes to the log, which forgets the oldest beyond its limits."""
+        """Add a valid request to the log, and drop the oldest ones beyond its limits."""
         with self._lock:
             self._by_model[request.model] += 1
             self._log.append(request)
@@ -80,18 +80,18 @@ class Ledger:
                 self._logged_bytes -= self._log.popleft().size
 
     def began(self) -> None:
-        """A request was admitted."""
+        """Count a request that was admitted."""
         with self._lock:
             self.in_flight += 1
             self._max_in_flight = max(self._max_in_flight, self.in_flight)
 
     def ended(self) -> None:
-        """An admitted request is over, in whatever way."""
+        """Count the end of an admitted request, successful or not."""
         with self._lock:
             self.in_flight -= 1
 
     def answered(self, status: int, usage: Usage | None = None) -> None:
-        """An answer with this status was begun."""
+        """Count an answer with this status."""
         with self._lock:
             self._by_status[status] += 1
             if usage is not None:
@@ -99,23 +99,23 @@ class Ledger:
                 self._output_tokens += usage.output_tokens
 
     def faulted(self, kind: str) -> None:
-        """A fault of this kind was met."""
+        """Count a fault of this kind."""
         with self._lock:
             self._by_fault[kind] += 1
 
     def refused(self, reason: str) -> None:
-        """A request was turned away by a limit."""
+        """Count a request that a limit refused."""
         with self._lock:
             self._refused += 1
             self._by_fault[reason] += 1
 
     def abandoned(self) -> None:
-        """The client went away before the answer was complete."""
+        """Count a request whose client disconnected before the answer was complete."""
         with self._lock:
             self._abandoned += 1
 
     def stats(self) -> ServerStats:
-        """The counters now."""
+        """Return the current counters."""
         with self._lock:
             return ServerStats(
                 requests=self._requests,
@@ -132,23 +132,23 @@ class Ledger:
             )
 
     def log(self) -> tuple[ParsedRequest, ...]:
-        """The requests of the log, oldest first."""
+        """Return the requests in the log, oldest first."""
         with self._lock:
             return tuple(self._log)
 
 
 def stats_to_json(stats: ServerStats) -> dict[str, Any]:
-    """The counters as `GET /_stats` shows them."""
+    """Return the counters as `GET /_stats` returns them."""
     return asdict(stats)
 
 
 def stats_from_json(data: dict[str, Any]) -> ServerStats:
-    """The counters from what `GET /_stats` shows; JSON has turned the statuses into text."""
+    """Parse the answer of `GET /_stats`; the statuses are text in JSON."""
     return ServerStats(**{**data, "by_status": {int(status): n for status, n in data["by_status"].items()}})
 
 
 def request_to_json(request: ParsedRequest) -> dict[str, Any]:
-    """A logged request as `GET /_requests` shows it."""
+    """Return a logged request as `GET /_requests` returns it."""
     return {
         "number": request.number,
         "attempt": request.attempt,

@@ -1,4 +1,4 @@
-"""What the two protocols have in common."""
+"""The interface of the protocols."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairtrial.testing.model_server.reply import Reply, Usage
 from fairtrial.testing.model_server.request import ParsedRequest
 from fairtrial.testing.model_server.request import Protocol as ProtocolName
 
-# A fixed birthday: two runs against equal servers must be able to compare equal byte for byte.
+# A fixed creation time, so that equal servers give answers that are equal byte for byte.
 EPOCH = 1_700_000_000
 
 
@@ -20,7 +20,7 @@ class Wire(Protocol):
     name: ProtocolName
 
     def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-        """The request in neutral form; raises `InvalidRequestError` if the provider would not take it."""
+        """Parse a request; raises `InvalidRequestError` if the provider would refuse it."""
         ...
 
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Wire(Protocol):
 
 
 def to_bytes(value: object) -> bytes:
-    """JSON, ASCII only: whatever a test puts in a reply, even a lone surrogate, can be sent. Bytes stay as they are."""
+    """Encode a value as ASCII JSON, so that even a lone surrogate can be sent. Bytes are returned unchanged."""
     if isinstance(value, bytes):
         return value
     return json.dumps(value, separators=(",", ":")).encode("ascii")

@@ -1,0 +1,70 @@
+"""Count gates of the same code: repeated attempts make a wrong pass more likely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fairtrial.analysis.source import ExperimentSource
+from fairtrial.store.notes import GateNote
+
+MANY_GATES = 20
+"""From this many gates on, one baseline's luck has been shared by all of them."""
+
+_RUNS_READ = 200  # Number of newest runs that are searched for earlier gates.
+
+
+@dataclass(frozen=True, slots=True)
+class GateAttempt:
+    """The attempt number of a gate (from 1), the note to store if it is new, and warnings."""
+
+    number: int = 1
+    note: GateNote | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def count_attempts(
+    candidate: ExperimentSource, baseline: ExperimentSource, trials: int, *, spends: bool
+) -> GateAttempt:
+    """Count the gates of the same code from the notes in the runs of the baseline's suite.
+
+    An attempt is a gate of the same code, experiment and data, against this baseline or a newer run of it.
+    Looking at the same results again is none: they are the same if the run is and the number of its trials.
+    """
+    store, run = baseline.store, baseline.store.get_run(baseline.run.run_id)
+    own = run.noted.gates
+    entry = GateNote(
+        baseline.name,
+        candidate.run.run_id,
+        candidate.name,
+        candidate.run.code_hash,
+        candidate.run.dataset_fingerprint,
+        trials,
+    )
+    new = entry not in own
+    others = [found for other in store.runs(suite=run.suite, limit=_RUNS_READ) for found in other.noted.gates]
+    warnings = []
+    attempt = 1 + sum(_is_attempt(one, entry) for one in others if one != entry)
+    if attempt > 1 and not spends:
+        warnings.append(
+            f"This is attempt {attempt} to pass this gate with the same code. Each further attempt makes it more "
+            "likely that a bad run passes by chance: set spend_alpha to allow for it."
+        )
+    used = sum(one.baseline == baseline.name for one in own) + new
+    if used >= MANY_GATES:
+        warnings.append(
+            f"This baseline has been used in {used:,} gates. If it was lucky or unlucky by chance, all of them are "
+            "affected: run a new baseline."
+        )
+    return GateAttempt(attempt, entry if new else None, tuple(warnings))
+
+
+def _is_attempt(one: GateNote, entry: GateNote) -> bool:
+    """True if an earlier gate was about the same code; without a hash, only the same run counts."""
+    if (one.baseline, one.experiment) != (entry.baseline, entry.experiment):
+        return False
+    return (one.code, one.data) == (entry.code, entry.data) if entry.code else one.run == entry.run
+
+
+def spent_alpha(alpha: float, attempt: int) -> float:
+    """Return the part of alpha for the k-th attempt, alpha/(k(k + 1)); all parts sum to alpha."""
+    return alpha / (attempt * (attempt + 1))

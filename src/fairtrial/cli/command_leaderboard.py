@@ -1,0 +1,113 @@
+"""`fairtrial leaderboard`: rank several systems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from fairtrial.cli import options
+from fairtrial.cli.pairs import parse_pairs
+from fairtrial.cli.user_errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("leaderboard")(leaderboard)
+
+
+def leaderboard(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Runs (all their experiments) or experiments.",
+            autocompletion=options.complete_run,
+        ),
+    ],
+    metric: Annotated[
+        str,
+        typer.Option(
+            "--metric", metavar="NAME", help="passed, value, latency_ms, tokens, cost_usd, or a metric's name."
+        ),
+    ] = "passed",
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="SYSTEM", help="Also show differences from this system.")
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option("--weight", metavar="DATASET=W", help="Weight of a dataset, if there are several."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="KEY", help="Metadata key: samples with the same value form a cluster."),
+    ] = None,
+    alpha: Annotated[
+        float,
+        typer.Option("--alpha", metavar="SHARE", help="Accepted probability that an interval misses the true value."),
+    ] = 0.05,
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help="Lower values of the metric are better.")
+    ] = False,
+    higher_is_better: Annotated[
+        bool, typer.Option("--higher-is-better", help="Higher values of the metric are better.")
+    ] = False,
+    smallest_difference: Annotated[
+        float,
+        typer.Option(
+            "--smallest-difference", metavar="SHARE", help="The smallest difference in a rate that matters to you."
+        ),
+    ] = 0.05,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random number generator.")] = 0,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
+    """Rank systems on the same samples, with rank intervals.
+
+    Shows the mean of each system, the interval of its rank, and the share of resamples in which it is best. The rank
+    intervals hold for all systems together. Runs of several datasets are averaged: experiments with the same name
+    are one system.
+
+    \b
+    Examples:
+      fairtrial leaderboard support
+      fairtrial leaderboard support@3 support@4 --baseline "careful #3"
+      fairtrial leaderboard support --metric cost_usd --json
+    """
+    from fairtrial.cli.names import find_run
+    from fairtrial.cli.reporting import record_of
+    from fairtrial.cli.screen import out, print_json
+    from fairtrial.report import EvalReport
+    from fairtrial.report.leaderboard import leaderboard as ranked
+
+    if lower_is_better and higher_is_better:
+        raise UserError("--lower-is-better and --higher-is-better cannot both be given", "remove one of them")
+    opened = options.open_existing(store)
+    named = [find_run(opened, name) for name in runs]
+    board = ranked(
+        *(EvalReport(opened, named_run.run)[name] for named_run in named for name in named_run.experiments),
+        metric=metric,
+        baseline=baseline,
+        weights=_weights(weight) if weight else None,
+        cluster=cluster,
+        alpha=alpha,
+        lower_is_better=(metric,) if lower_is_better else (),
+        higher_is_better=(metric,) if higher_is_better else (),
+        smallest_difference_that_matters=smallest_difference,
+        seed=seed,
+    )
+    if json:
+        print_json(record_of(board))
+        return 0
+    out().print(board)
+    return 0
+
+
+def _weights(pairs: Sequence[str]) -> dict[str, float]:
+    weights = {}
+    for dataset, value in parse_pairs("--weight", pairs):
+        if not isinstance(value, int | float):
+            raise UserError(f"a weight must be a number (got {value!r})", f"as in: --weight {dataset}=2")
+        weights[dataset] = float(value)
+    return weights

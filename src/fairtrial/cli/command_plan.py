@@ -1,0 +1,140 @@
+"""`fairtrial plan`: how many samples a comparison needs, and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairtrial.cli import options
+from fairtrial.cli.user_errors import UserError
+
+if TYPE_CHECKING:
+    from fairtrial.report import EvalReport, ExperimentReport
+
+RUNS_READ = 5
+"""The newest runs of a suite that a plan is made from."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("plan")(plan)
+
+
+def plan(
+    history: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SUITE or RUN]",
+            help="A suite (its newest runs), a run, or an experiment (default: worst case).",
+            autocompletion=options.complete_run,
+            show_default=False,
+        ),
+    ] = None,
+    difference: Annotated[
+        float | None,
+        typer.Option(
+            "--difference",
+            metavar="SIZE",
+            help="True difference to detect; 0.05 is five points (default: from [tool.fairtrial.gate]).",
+        ),
+    ] = None,
+    power: Annotated[float, typer.Option("--power", metavar="SHARE", help="Probability of detecting it.")] = 0.8,
+    repeats: Annotated[
+        list[int] | None,
+        typer.Option("--repeats", metavar="N", min=1, help="Number of repeats to plan for (repeatable)."),
+    ] = None,
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help="passed, value, latency_ms, or a metric's name.")
+    ] = "passed",
+    tests: Annotated[
+        int | None,
+        typer.Option("--tests", metavar="N", min=1, help="Number of metrics and candidates compared together."),
+    ] = None,
+    alpha: Annotated[
+        float, typer.Option("--alpha", metavar="SHARE", help="Accepted probability of a false alarm.")
+    ] = 0.05,
+    sample_cost: Annotated[
+        float, typer.Option("--sample-cost", metavar="USD", min=0, help="Cost of writing one new sample.")
+    ] = 0.0,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="KEY", help="Metadata key: samples with the same value form a cluster."),
+    ] = None,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
+    """Plan a comparison: how many samples it needs, and their cost.
+
+    Earlier runs tell how often two sides differed, how much repeats varied and what a trial cost; the difference they
+    showed is never used. Anything the runs do not tell is assumed, and the assumption is printed. Without a suite,
+    the worst case is assumed.
+
+    \b
+    Examples:
+      fairtrial plan support --difference 0.05
+      fairtrial plan support@3 --repeats 1 --repeats 4 --sample-cost 0.50
+      fairtrial plan --difference 0.02 --power 0.9
+    """
+    from fairtrial.analysis.planning import REPEATS
+    from fairtrial.cli.reporting import record_of
+    from fairtrial.cli.screen import out, print_json
+    from fairtrial.report.plan import plan as planned
+
+    result = planned(
+        *(() if history is None else _reports(history, store)),
+        difference=_difference(metric) if difference is None else difference,
+        metric=metric,
+        power=power,
+        alpha=alpha,
+        repeats=tuple(repeats) if repeats else REPEATS,
+        tests=tests,
+        cluster=cluster,
+        sample_cost_usd=sample_cost,
+    )
+    if json:
+        print_json(record_of(result))
+        return 0
+    out().print(result)
+    return 0
+
+
+def _reports(name: str, store: str | None) -> list[EvalReport | ExperimentReport]:
+    """Return the reports to plan from, newest first: the last runs of a suite, or one named run."""
+    from fairtrial.cli.names import UnknownName, find_run
+    from fairtrial.report import EvalReport
+
+    opened = options.open_existing(store)
+    try:
+        named = find_run(opened, name)
+    except UnknownName as error:
+        raise UserError(error.what, f"{error.remedy}; without a name, the worst case is assumed") from None
+    suite = name.partition(":")[0] == named.run.suite
+    runs = opened.runs(suite=named.run.suite, limit=RUNS_READ) if suite else [named.run]
+    reports = [
+        EvalReport(opened, run) for run in runs if named.experiment is None or named.experiment in run.experiments
+    ]
+    return [report if named.experiment is None else report[named.experiment] for report in reports]
+
+
+def _difference(metric: str) -> float:
+    """Return the smallest difference that matters from the gate rules."""
+    from collections.abc import Mapping
+
+    from fairtrial.analysis.gate_rules import GateRules
+    from fairtrial.analysis.metrics import PASSED, SMALLEST_DIFFERENCE, VALUE, is_verdict
+    from fairtrial.cli.settings import load_settings
+
+    settings = load_settings()
+    smallest: float | Mapping[str, float] = SMALLEST_DIFFERENCE
+    if settings.gate and settings.root is not None:
+        smallest = GateRules.load(
+            settings.root / "pyproject.toml", "tool.fairtrial.gate"
+        ).smallest_difference_that_matters
+    if isinstance(smallest, Mapping):
+        if metric in smallest:
+            return smallest[metric]
+        smallest = SMALLEST_DIFFERENCE
+    if not is_verdict(metric) and metric not in (PASSED, VALUE):
+        raise UserError(f"the difference in {metric} that matters must be given", "as in: --difference 100")
+    return smallest

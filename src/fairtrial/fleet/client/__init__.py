@@ -1,0 +1,1 @@
+"""Submits the trials of a run to a fleet and collects their results."""

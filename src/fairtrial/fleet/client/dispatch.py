@@ -1,0 +1,224 @@
+"""Executes a run on a fleet: windowed submission, collection of results, recovery of lost requests.
+
+The store is authoritative; the mailboxes only transport. Each part keeps its own state: `Submission` the requests sent,
+`ResultReceivers` the results, `Recovery` the lost requests, `Silence` the time without results. `Dispatch` decides
+which of them acts next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from fairtrial.backoff import retry_while_unavailable
+from fairtrial.errors import MailboxConnectionError, MailboxError, MailboxFullError
+from fairtrial.fleet.client.commits import ResultCommitter
+from fairtrial.fleet.client.config import DispatchConfig
+from fairtrial.fleet.client.fleet_run import FleetRun, RunOwnership, Wakeup, raise_if_cancelled
+from fairtrial.fleet.client.ledger import Ledger
+from fairtrial.fleet.client.recovery import Recovery
+from fairtrial.fleet.client.result_receivers import ResultReceivers
+from fairtrial.fleet.client.silence import Silence
+from fairtrial.fleet.client.submission import StoredCursor, Submission
+from fairtrial.fleet.client.withdrawal import withdraw_requests
+from fairtrial.fleet.log import log
+from fairtrial.fleet.queues import Broker
+from fairtrial.mailbox.protocol import MailboxDepth
+from fairtrial.offload import finish, in_thread, require_asyncio
+from fairtrial.runs.request import RunRequest
+from fairtrial.runs.retries import RetrySet
+from fairtrial.runs.runner import Interrupt, OnResult, OpenRun, carry_out
+from fairtrial.runs.scheduler import Limits, run_trials, unwrap_error_groups
+from fairtrial.runs.writer import Writer
+from fairtrial.store.protocol import RunRecord
+
+__all__ = ["DispatchConfig", "dispatch_run"]
+
+
+async def dispatch_run(
+    request: RunRequest,
+    broker: Broker,
+    *,
+    fingerprint: str = "",
+    interrupt: Interrupt | None = None,
+    on_result: OnResult | None = None,
+    config: DispatchConfig | None = None,
+) -> RunRecord:
+    """Execute a run on the workers of a broker, with the usual rules for resuming."""
+    require_asyncio("a fleet", "run this suite under it, or without a mailbox")
+    settings = config or DispatchConfig()
+    if request.config.warmup:
+        log.warning(
+            "warmup=%d has no effect on a fleet: workers start at any time, without warm-up", request.config.warmup
+        )
+
+    async def carry(work: OpenRun) -> None:
+        # In a separate task, which is cancelled once, however often the caller is.
+        await finish(_carry(work, broker, fingerprint, settings), cancel=True)
+
+    return await carry_out(request, carry, interrupt=interrupt, on_result=on_result)
+
+
+async def _carry(work: OpenRun, broker: Broker, fingerprint: str, config: DispatchConfig) -> None:
+    """Open the mailboxes of a run and dispatch it; then close them, and delete the run's own if it is complete."""
+    suite, run_id = work.request.suite, work.run.run_id
+    opening, seconds = f"opening the mailboxes of {suite!r}", config.open_seconds
+    requests = await retry_while_unavailable(lambda: broker.requests(suite), opening, log, seconds=seconds)
+    results = await retry_while_unavailable(lambda: broker.results(suite, run_id), opening, log, seconds=seconds)
+    complete = False
+    try:
+        dispatch = await open_dispatch(FleetRun(work, requests, results, fingerprint, config))
+        complete = await dispatch.run()
+    finally:
+        try:
+            await broker.leave(requests)
+            await (broker.retire(results) if complete else broker.leave(results))
+        except MailboxError as error:
+            log.warning("the mailbox of run %s could not be deleted: %s", run_id, error)
+
+
+async def open_dispatch(fleet: FleetRun) -> Dispatch:
+    """Acquire the run, score stored outputs, and read the progress of earlier clients."""
+    ownership = RunOwnership(fleet)
+    await ownership.acquire()
+    work, request = fleet.work, fleet.work.request
+    done = await work.done()
+    retries = await in_thread(
+        lambda: RetrySet(request.store, request.dataset, fleet.run, request.rules, retry_errors=request.retry_errors)
+    )
+    await work.follow(retries.ordinals, window=fleet.config.ahead)
+    limits = await work.start(retries.costs())
+    if retries.to_score:
+        await _score_stored_outputs(fleet, retries, limits)
+    attempts = await in_thread(retries.attempts)
+    cursor = await StoredCursor.load(fleet)
+    if cursor.is_stale:
+        await withdraw_requests(fleet, stale_only=True)
+    ledger = Ledger(fleet.run, request.dataset, done, cursor=cursor.position, attempts=attempts)
+    return Dispatch(fleet, ownership, ledger, cursor, ResultCommitter(fleet, ledger, retries, limits))
+
+
+async def _score_stored_outputs(fleet: FleetRun, retries: RetrySet, limits: Limits) -> None:
+    """Score stored outputs in this process: the task is not called again, so no worker is needed."""
+    work, config = fleet.work, fleet.work.request.config
+    work.writer = Writer(fleet.store, fleet.run_id, epoch=work.epoch)
+    await run_trials(
+        retries.trials(only_score=True),
+        retries.score,
+        work.writer,
+        workers=min(config.max_concurrent, len(retries.to_score)),
+        stop=fleet.stop,
+        limits=limits,
+        observers=fleet.observers,
+        grace_seconds=config.grace_seconds,
+        on_result=work.on_result,
+    )
+    await work.writer.close()
+    work.writer = None
+
+
+class Dispatch:
+    """The execution of one run on a fleet: submitting, then stopping if requested, then ending."""
+
+    def __init__(
+        self,
+        fleet: FleetRun,
+        ownership: RunOwnership,
+        ledger: Ledger,
+        cursor: StoredCursor,
+        committer: ResultCommitter,
+    ) -> None:
+        self._fleet = fleet
+        self._ownership = ownership
+        self._ledger = ledger
+        self._resumed = cursor.is_found
+        self._wakeup = Wakeup()
+        self._silence = Silence(fleet)
+        self._submission = Submission(fleet, ledger, cursor, committer)
+        self._lanes = ResultReceivers(fleet, ledger, committer, self._silence, self._wakeup)
+        self._recovery = Recovery(fleet, ledger, self._submission, committer, self._silence, stale=cursor.is_stale)
+        self._looked = 0.0
+
+    async def run(self) -> bool:
+        """Execute the run; returns whether every trial has a result."""
+        with unwrap_error_groups():
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watch_stop())
+                self._lanes.start(group)
+                try:
+                    await self._submit()
+                except (MailboxConnectionError, MailboxFullError):
+                    if not self._fleet.is_stopped():
+                        raise  # Otherwise the run was stopped while the server is unavailable: do not wait for it.
+                if self._fleet.is_stopped():
+                    await self._stop()
+                self._lanes.close()
+                watching.cancel()
+        await self._ownership.acquire(ending=True)
+        complete = self._ledger.missing == 0
+        if complete:
+            await self._lanes.drain()
+            if self._resumed or self._recovery.resent:
+                await self._withdraw()  # Requests may have been sent twice: remove the remaining duplicates.
+        return complete
+
+    async def _submit(self) -> None:
+        """Send the missing trials and monitor them until every trial has a result or the run is stopped."""
+        config, recovery = self._fleet.config, self._recovery
+        turned = time.monotonic()
+        while not self._fleet.is_stopped():
+            raise_if_cancelled()
+            now = time.monotonic()
+            if now - turned > config.recovery_seconds:
+                await recovery.read_store()  # This process was frozen: another client may have continued the run.
+            turned = now
+            if self._ledger.missing == 0 and not await recovery.resend_vanished():
+                return
+            if await self._submission.send_next():
+                continue
+            if time.monotonic() - self._looked >= config.poll_seconds:
+                await self._look()
+            else:
+                await self._wakeup.pause(config.poll_seconds)
+
+    async def _look(self) -> None:
+        """Check the mailboxes: adjust the window, look for lost requests and for workers."""
+        fleet = self._fleet
+        depth = await fleet.ask_mailbox(fleet.requests.depth, "looking at the requests")
+        if fleet.clear_store_failure():
+            await self._recovery.resend_vanished()
+        now = self._looked = time.monotonic()
+        coming = await fleet.ask_mailbox(fleet.results.approximate_count, "looking at the results")
+        self._submission.adjust_window(depth, coming)
+        self._silence.note_depth(depth)
+        self._show_progress(depth)
+        look = self._ledger.outstanding > 0 and self._silence.is_worth_a_look(now)
+        hint_due = self._silence.is_worth_a_hint(now)
+        await self._recovery.look(depth, now)  # Restarts the silence if it resends anything.
+        if look:
+            await self._silence.look_for_workers(depth, hint_due=hint_due)
+        await self._ownership.renew_if_due(now)
+
+    def _show_progress(self, depth: MailboxDepth) -> None:
+        if (progress := self._fleet.work.progress) is not None:
+            progress.depths[self._fleet.requests.name] = depth
+            progress.stored = progress.planned - self._ledger.missing
+            progress.outstanding = self._ledger.outstanding
+
+    async def _stop(self) -> None:
+        """Withdraw requests that no worker has begun, and wait a moment for results in flight."""
+        await self._withdraw()
+        end = time.monotonic() + self._fleet.work.request.config.grace_seconds
+        while self._ledger.outstanding and (left := end - time.monotonic()) > 0:
+            raise_if_cancelled()
+            await self._wakeup.pause(min(left, 1.0) if self._silence.handed_back else left)
+            if self._silence.handed_back:
+                await self._withdraw()  # Requests that workers with other code had handed back with a delay.
+        await self._submission.save_position()
+
+    async def _withdraw(self) -> None:
+        self._ledger.mark_withdrawn(await withdraw_requests(self._fleet))
+
+    async def _watch_stop(self) -> None:
+        await self._fleet.stop.requested.wait()
+        self._wakeup.wake()

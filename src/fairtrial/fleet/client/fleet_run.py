@@ -1,0 +1,137 @@
+"""The run, store and mailboxes that all parts of a client share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from fairtrial.backoff import retry_while_unavailable
+from fairtrial.errors import RunBusyError
+from fairtrial.fleet.client.config import DispatchConfig
+from fairtrial.fleet.log import log
+from fairtrial.fleet.messages import EvalReply, EvalRequest
+from fairtrial.mailbox.protocol import Mailbox
+from fairtrial.offload import in_thread
+from fairtrial.runs import run_lease
+from fairtrial.runs.runner import OpenRun
+from fairtrial.runs.writer import call_store
+
+
+class FleetRun:
+    """One run, its store and its two mailboxes. Calls are retried while the store or mailbox is unavailable."""
+
+    def __init__(
+        self,
+        work: OpenRun,
+        requests: Mailbox[EvalRequest],
+        results: Mailbox[EvalReply],
+        fingerprint: str,
+        config: DispatchConfig,
+    ) -> None:
+        self.work = work
+        self.run = work.run
+        self.run_id = work.run.run_id
+        self.store = work.request.store
+        self.observers = work.request.observers
+        self.stop = work.stop
+        self.requests = requests
+        self.results = results
+        self.fingerprint = fingerprint
+        self.config = config
+        self._store_failed = False
+
+    async def ask_store[T](self, call: Callable[[], T]) -> T:
+        """Call the store in a thread and return the result."""
+        return await in_thread(lambda: call_store(call, f"reading run {self.run_id}", self.note_store_failure))
+
+    async def ask_mailbox[T](self, call: Callable[[], Awaitable[T]], doing: str) -> T:
+        """Call a mailbox and return the result; once the run is stopped, failures are raised instead of retried."""
+        return await retry_while_unavailable(call, doing, log, enough=self.is_stopped)
+
+    def is_stopped(self) -> bool:
+        """Whether the run was stopped before the end of its plan."""
+        return self.stop.reason is not None
+
+    def note_store_failure(self) -> None:
+        """Remember that the store was unavailable: it may have lost commits, see `StoredResults.find_vanished`."""
+        self._store_failed = True
+
+    def clear_store_failure(self) -> bool:
+        """Return whether the store was unavailable since the last call, and reset the flag."""
+        failed, self._store_failed = self._store_failed, False
+        return failed
+
+
+class RunOwnership:
+    """The lease of a run, held by one of its clients. Further clients may join without it.
+
+    A client never takes a run from a process that executes it locally, and such a process never takes one from a
+    client.
+    """
+
+    def __init__(self, fleet: FleetRun) -> None:
+        self._fleet = fleet
+        self._joined = False  # Another client owns the run.
+        self._checked = time.monotonic()
+
+    async def acquire(self, *, ending: bool = False) -> None:
+        """Acquire the lease, or join the client that holds it.
+
+        A client that joined takes over when the other one is gone, unless it is `ending`.
+
+        Raises:
+            RunBusyError: a process executes the run locally.
+        """
+        fleet, work, run_id = self._fleet, self._fleet.work, self._fleet.run_id
+        if work.lease is not None:
+            try:
+                await fleet.ask_store(work.lease.heartbeat)
+                return
+            except RunBusyError:
+                work.lease.stop()
+                work.lease = None  # The lease was taken over while this process was frozen.
+        owner = await fleet.ask_store(lambda: run_lease.active_owner(fleet.store, run_id))
+        if ending and owner is None:
+            return
+        if owner is None or not await fleet.ask_store(lambda: run_lease.is_client(fleet.store, run_id)):
+            work.lease = await run_lease.acquire(fleet.store, run_id, client=True)
+        elif not self._joined:
+            self._joined = True
+            log.warning("run %s already has an active client (%s); duplicate results count once", run_id, owner)
+
+    async def renew_if_due(self, now: float) -> None:
+        """Call `acquire` again once per heartbeat interval."""
+        if now - self._checked >= run_lease.HEARTBEAT_SECONDS:
+            self._checked = now
+            await self.acquire()
+
+
+class Wakeup:
+    """Lets one task end the pause of another."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        """End the current pause, if any."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait until `wake` is called, at most for this time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if this task was cancelled earlier.
+
+    asyncio delivers a cancellation once: a loop over mailbox calls that swallowed it would run for ever.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

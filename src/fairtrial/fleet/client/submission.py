@@ -1,0 +1,147 @@
+"""Submits the requests of a run in plan order, within a window.
+
+The position is stored with the run before anything is sent, so a client that is killed and restarted does not resend
+requests that are still queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Self
+
+from fairtrial.fleet.client.batches import send_all
+from fairtrial.fleet.client.commits import ResultCommitter
+from fairtrial.fleet.client.fleet_run import FleetRun
+from fairtrial.fleet.client.ledger import Ledger
+from fairtrial.fleet.client.window import Window
+from fairtrial.fleet.messages import PLAIN, EvalRequest
+from fairtrial.mailbox.protocol import MailboxDepth
+from fairtrial.runs.events import TrialStarted
+from fairtrial.runs.plan import PlannedTrial
+from fairtrial.store.notes import FleetNote, write_notes
+
+
+class StoredCursor:
+    """The position of the submission, stored in the run's notes.
+
+    Attributes:
+        position: All trials before this ordinal have been sent, or were about to be.
+        is_found: Whether an earlier client stored a position.
+        is_stale: Whether that client had other code, so that workers with this client's code refuse its requests.
+    """
+
+    def __init__(self, fleet: FleetRun, note: FleetNote | None) -> None:
+        self._fleet = fleet
+        self.is_found = note is not None
+        self.is_stale = note is not None and note.fingerprint != fleet.fingerprint
+        self.position = 0 if note is None or self.is_stale else note.cursor
+
+    @classmethod
+    async def load(cls, fleet: FleetRun) -> Self:
+        """Read the position that an earlier client stored."""
+        return cls(fleet, (await fleet.ask_store(lambda: fleet.store.get_run(fleet.run_id))).noted.fleet)
+
+    async def save(self, position: int) -> None:
+        """Store the position."""
+        fleet = self._fleet
+        note = write_notes(fleet=FleetNote(position, fleet.fingerprint))
+        await fleet.ask_store(lambda: fleet.store.update_run(fleet.run_id, notes=note))
+
+
+class Submission:
+    """Sends the requests of a run, at most as many at a time as the window allows."""
+
+    def __init__(self, fleet: FleetRun, ledger: Ledger, cursor: StoredCursor, committer: ResultCommitter) -> None:
+        self._fleet = fleet
+        self._ledger = ledger
+        self._cursor = cursor
+        self._committer = committer
+        self._window = Window(fleet.config.floor)
+        self._unsent: Iterator[PlannedTrial] = ledger.to_send()
+        self._was_full = False  # Whether the window was the limit since it was last adjusted.
+        self._elsewhere = 0  # Outstanding trials that are not among the requests: results in flight, or lost.
+
+    async def send_next(self) -> bool:
+        """Send the next batch if the window has room; returns whether anything was sent."""
+        batch = self._fleet.config.batch
+        room = self._window.size - max(0, self._ledger.outstanding - self._elsewhere)
+        if room < max(1, min(self._window.size // 8, batch)):
+            self._was_full = True
+            return False
+        trials = self._next(min(room, batch))
+        if trials:
+            await self._send(trials)
+        return bool(trials)
+
+    def send_again(self, trials: Iterator[PlannedTrial]) -> None:
+        """Send these trials before all others."""
+        self._unsent = chain(trials, self._unsent)
+
+    def adjust_window(self, depth: MailboxDepth, results_waiting: int) -> None:
+        """Adjust the window to the requests and results that are in the mailboxes."""
+        config = self._fleet.config
+        # A backlog of results slows submission down; results leased by a dead client and lost requests must not.
+        crowded = results_waiting > 2 * config.receivers * config.batch
+        self._window.look(depth, full=self._was_full, crowded=crowded)
+        self._was_full = False
+        self._elsewhere = 0 if crowded else max(0, self._ledger.outstanding - count_requests(depth))
+
+    async def save_position(self) -> None:
+        """Store the final position. With nothing outstanding, the next client can send at once."""
+        await self._cursor.save(self._ledger.position if self._ledger.outstanding else 0)
+
+    def _next(self, count: int) -> list[PlannedTrial]:
+        """Return the next trials to send, up to the horizon of adaptive stopping."""
+        adaptive = self._fleet.stop.adaptive
+        missing = (trial for trial in self._unsent if not self._ledger.is_done(trial.ordinal))
+        if adaptive is None:
+            return list(islice(missing, count))
+        trials: list[PlannedTrial] = []
+        for trial in islice(missing, count):
+            if trial.ordinal >= adaptive.horizon:
+                self._unsent = chain((trial,), self._unsent)
+                break
+            trials.append(trial)
+        return trials
+
+    async def _send(self, trials: list[PlannedTrial]) -> None:
+        fleet, ledger = self._fleet, self._ledger
+        end = max(trial.ordinal for trial in trials) + 1
+        if end > ledger.cursor:
+            ledger.cursor = end  # Stored before sending: a client killed in between leaves a batch to recover.
+            await self._cursor.save(end)
+        ledger.mark_sent(trials)
+        if fleet.observers:
+            for trial in trials:
+                fleet.observers.publish(TrialStarted(fleet.run_id, trial.key))
+        refused = await send_all(
+            fleet.requests, self._bodies(trials), reply_to=fleet.results.name, enough=fleet.is_stopped
+        )
+        for body, problem in refused:
+            trial = next(trial for trial in trials if trial.ordinal == body.ordinal)
+            await self._committer.give_up([trial], f"the request cannot be sent: {problem}")
+
+    def _bodies(self, trials: list[PlannedTrial]) -> list[EvalRequest]:
+        request = self._fleet.work.request
+        tags = dict(request.rules.tags)
+        return [
+            EvalRequest(
+                trial.key,
+                trial.sample,
+                trial.ordinal,
+                trial.sample_ordinal,
+                trial.attempt,
+                request.experiments[trial.experiment].params,
+                self._fleet.run.suite,
+                self._fleet.fingerprint,
+                tags=tags,
+                types=PLAIN,  # Workers know the types from the suite's dataset.
+            )
+            for trial in trials
+        ]
+
+
+def count_requests(depth: MailboxDepth) -> int:
+    """Return the number of requests in the mailbox, of all runs."""
+    return depth.waiting + depth.delayed + depth.in_flight

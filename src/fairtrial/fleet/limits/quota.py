@@ -1,0 +1,410 @@
+"""A rate limiter for a provider quota that a whole fleet shares through Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Self
+from weakref import WeakKeyDictionary
+
+from redis.exceptions import RedisError
+
+from fairtrial.backoff import backoff
+from fairtrial.errors import ConfigurationError, MailboxAccessError, MailboxError
+from fairtrial.fleet.limits.connections import LoopConnections, running_loop
+from fairtrial.fleet.limits.scripts import LEASE, LISTEN, LONGEST_COOLDOWN, REFUSED
+from fairtrial.mailbox.protocol import validate_name
+from fairtrial.mailbox.redis import RedisConnection
+from fairtrial.mailbox.redis.errors import translated
+from fairtrial.mailbox.redis.scripts import LuaScript
+from fairtrial.models.limiter import Permit, Verdict
+
+_log = logging.getLogger(__name__)
+
+BLOCK_SECONDS: Final = 0.05
+"""A block is this much of the fleet's rate, at least one call: small, so that all processes are served in turn."""
+FRESH_SECONDS: Final = 0.5
+"""A call that begins this long after the last answer of Redis first checks for new refusals."""
+_LATE_SECONDS = 0.1
+_LATE_GAPS = 5
+_INEXACT = 0.01  # Seconds by which two answers of Redis about the same time may differ in this process.
+_MOST_AT_ONCE = 100_000.0
+_LONGEST_BACKOFF = 5.0
+
+
+@dataclass(slots=True)
+class FleetPermit(Permit):
+    """The permission for one call; `tokens` is its expected usage."""
+
+    tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    key: str
+    cost_us: float  # Per request; if adaptive, at the largest rate.
+    burst: float
+    token_cost_us: float
+    token_burst: float
+    first: float
+    largest: float
+    share: float | None
+
+
+class FleetLimiter:
+    """Limits the rate of calls to one model across all processes that use the same limiter name.
+
+    Each process reserves blocks of start times in Redis, one per waiting call and at most a twentieth of a second's
+    worth, so one round trip serves many calls and all processes are served in turn. A `retry-after` that one call
+    receives holds back the whole fleet within half a second. A process that crashes loses its block: a moment of the
+    rate, and nothing else.
+
+    While Redis is unavailable, calls wait for it, within their own deadlines: a worker without Redis has no work
+    anyway. With `share_without_redis` they continue at that share of the rate instead.
+
+    Args:
+        source: The URL of a Redis server, or a `RedisConnection`.
+        name: The name of the quota, such as "openai:gpt-6.1-sol". Processes that use the same name share it.
+        requests_per_second: Maximum rate of calls. Alternatively `requests_per_minute`.
+        requests_per_minute: The same per minute, as most providers state it.
+        tokens_per_minute: Maximum rate of tokens, input and output together. The usage of a call is estimated from
+            earlier calls and corrected when the call has finished.
+        adaptive: Learn the rate from refusals, for the whole fleet. It starts with `initial` requests per second and
+            never exceeds the given rate, if any.
+        initial: The initial rate if adaptive.
+        fill: The share of the quota to use: clocks and networks are inexact, and refusals cost more than short waits.
+        tokens_per_call: The expected usage of the first calls.
+        share_without_redis: The share of the rate that this process may use while Redis is unavailable.
+        options: Options of the connection, as `RedisConnection` takes them.
+    """
+
+    def __init__(
+        self,
+        source: str | RedisConnection,
+        name: str,
+        *,
+        requests_per_second: float | None = None,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        adaptive: bool = False,
+        initial: float = 5.0,
+        fill: float = 0.97,
+        tokens_per_call: float = 1000.0,
+        share_without_redis: float | None = None,
+        **options: Any,
+    ) -> None:
+        if requests_per_second is not None and requests_per_minute is not None:
+            raise ConfigurationError("requests_per_second and requests_per_minute are mutually exclusive")
+        rate = requests_per_minute / 60 if requests_per_minute is not None else requests_per_second
+        if rate is None and tokens_per_minute is None and not adaptive:
+            raise ConfigurationError("FleetLimiter requires a rate of requests or of tokens, or adaptive=True")
+        numbers = {"rate": rate, "tokens_per_minute": tokens_per_minute, "initial": initial}
+        numbers |= {"tokens_per_call": tokens_per_call, "share_without_redis": share_without_redis}
+        for what, number in numbers.items():
+            if number is not None and not 0 < number < float("inf"):
+                raise ConfigurationError(f"{what} must be a finite number more than 0 (got {number})")
+        if not 0 < fill <= 1:
+            raise ConfigurationError(f"fill must be more than 0 and at most 1 (got {fill})")
+        used = min(_MOST_AT_ONCE, _MOST_AT_ONCE if rate is None else rate * fill)
+        per_second = 0.0 if tokens_per_minute is None else tokens_per_minute * fill / 60
+        self.name = validate_name(name)
+        self._settings = _Settings(
+            key=f"{{fairtrial:limits:{name}}}:state",
+            cost_us=1e6 / used,
+            burst=max(1.0, used * BLOCK_SECONDS),
+            token_cost_us=1e6 / per_second if per_second else 0.0,
+            token_burst=per_second,
+            first=min(initial, used) if adaptive else 0.0,
+            largest=used,
+            share=share_without_redis,
+        )
+        self._tokens_per_call = tokens_per_call
+        self._connections = LoopConnections(source, **options)
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopLimiter] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"FleetLimiter({self.name!r}, {self._connections!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection of this event loop; it is reopened on next use."""
+        limiter = self._by_loop.pop(running_loop(), None)
+        if limiter is not None:
+            await limiter.close()
+        await self._connections.aclose()
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """Metrics of this process: admitted calls, reserved blocks, refusals."""
+        limiters = list(self._by_loop.values())
+        return {
+            "limiter_admitted": sum(limiter.admitted for limiter in limiters),
+            "limiter_blocks": sum(limiter.blocks for limiter in limiters),
+            "limiter_refused": sum(limiter.refusals for limiter in limiters),
+        }
+
+    @property
+    def rate(self) -> float:
+        """Last known rate of the whole fleet in requests per second; 0 at the start."""
+        return max((limiter.rate for limiter in self._by_loop.values()), default=0.0)
+
+    @property
+    def episodes(self) -> int:
+        """Last known number of episodes in which the provider refused calls."""
+        return max((limiter.epoch for limiter in self._by_loop.values()), default=0)
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[Permit]:
+        """Wait until one call may begin."""
+        yield await self._for_this_loop().admission()
+
+    def report(self, permit: Permit, verdict: Verdict, *, retry_after: float | None = None) -> None:
+        """Publish a refusal to the fleet; other verdicts have no effect."""
+        if verdict == "rate_limited":
+            self._for_this_loop().refused(permit, retry_after)
+
+    def used(self, permit: Permit, tokens: int) -> None:
+        """Report the actual token usage of a finished call."""
+        self._for_this_loop().settle(permit, tokens)
+
+    def _for_this_loop(self) -> _LoopLimiter:
+        loop = running_loop()
+        limiter = self._by_loop.get(loop)
+        if limiter is None:
+            limiter = self._by_loop[loop] = _LoopLimiter(
+                self.name, self._settings, self._connections, self._tokens_per_call
+            )
+        return limiter
+
+
+class _LoopLimiter:
+    """The state of the limiter in one event loop: waiting calls, and the start times reserved for them."""
+
+    def __init__(self, name: str, settings: _Settings, connections: LoopConnections, tokens: float) -> None:
+        self._name = name
+        self._settings = settings
+        self._connections = connections
+        self._waiting: deque[asyncio.Future[FleetPermit]] = deque()
+        self._slots: deque[float] = deque()
+        self._expected = tokens if settings.token_cost_us else 0.0  # Tokens of one call.
+        self._slot_tokens = self._expected  # The tokens per call for which the start times were reserved.
+        self._debt = 0.0
+        self._not_before = 0.0
+        self._heard_at = 0.0
+        self._own_turn = 0.0  # When the next call may begin while Redis is away.
+        self._away = 0
+        self._pump: asyncio.Task[None] | None = None
+        self._chores: set[asyncio.Task[None]] = set()
+        self._settling: asyncio.Task[None] | None = None
+        self.epoch = 0
+        self.rate = 0.0
+        self.admitted = 0
+        self.blocks = 0
+        self.refusals = 0
+
+    async def admission(self) -> FleetPermit:
+        """Wait until a call may begin."""
+        future: asyncio.Future[FleetPermit] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        if self._pump is None:
+            self._pump = self._task(self._run(), "fairtrial limiter")
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                try:
+                    self._waiting.remove(future)
+                except ValueError:
+                    pass
+            raise
+
+    def refused(self, permit: Permit, retry_after: float | None) -> None:
+        """Hold back this process at once, and the others through Redis."""
+        self.refusals += 1
+        if isinstance(permit, FleetPermit):
+            self._debt -= permit.tokens  # A refused call has used none.
+        if retry_after:
+            until = time.monotonic() + min(retry_after, LONGEST_COOLDOWN)
+            self._not_before = max(self._not_before, until)
+        chore = self._task(self._tell(permit.epoch, retry_after), "fairtrial limiter refusal")
+        self._chores.add(chore)
+        chore.add_done_callback(self._chores.discard)
+
+    def settle(self, permit: Permit, tokens: int) -> None:
+        """Correct the expected usage of a call to the actual one."""
+        if not self._settings.token_cost_us or not isinstance(permit, FleetPermit):
+            return
+        self._debt += tokens - permit.tokens
+        self._expected += 0.1 * (tokens - self._expected)
+        if self._settling is None:
+            self._settling = self._task(self._settle_soon(), "fairtrial limiter tokens")
+
+    async def close(self) -> None:
+        """Cancel all tasks and waiting calls."""
+        tasks = [task for task in (self._pump, self._settling, *self._chores) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for future in self._waiting:
+            future.cancel()
+
+    def _task(self, work: Any, name: str) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work, name=name)
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                if self._chores:  # Publish refusals before further calls are admitted.
+                    await asyncio.wait(list(self._chores))
+                self._forget_old()
+                if not self._slots:
+                    await self._lease(min(len(self._waiting), self._block()))
+                    continue
+                pause = self._slots[0] - time.monotonic()
+                if pause > 0:
+                    await asyncio.sleep(pause)
+                if time.monotonic() - self._heard_at > FRESH_SECONDS and not self._away:
+                    await self._listen()
+                elif not self._chores and self._slots and self._slots[0] >= self._not_before - _INEXACT:
+                    self._slots.popleft()
+                    self._admit()
+        except Exception as error:  # Waiting calls must receive any error.
+            if not isinstance(error, MailboxError):
+                _log.exception("the limiter %s failed", self._name)
+            said = error if isinstance(error, MailboxError) else MailboxError(f"the limiter {self._name}: {error!r}")
+            for future in self._waiting:
+                if not future.done():
+                    future.set_exception(said)
+            self._waiting.clear()
+        finally:
+            self._pump = None
+
+    def _forget_old(self) -> None:
+        """Discard start times that were missed or that fall into a cool-down.
+
+        Otherwise a process that was stuck, or the whole fleet, would make all these calls at once.
+        """
+        late = max(_LATE_SECONDS, _LATE_GAPS / (self.rate or self._settings.largest))
+        end = max(time.monotonic() - late, self._not_before - _INEXACT)
+        while self._slots and self._slots[0] < end:
+            self._slots.popleft()
+            self._debt -= self._slot_tokens
+
+    def _admit(self) -> None:
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                self.admitted += 1
+                future.set_result(FleetPermit(self.epoch, self._slot_tokens))
+                return
+        self._debt -= self._slot_tokens  # The call for this slot was cancelled.
+
+    def _block(self) -> int:
+        rate = self.rate if self._settings.first and self.rate else self._settings.largest
+        return max(1, int(rate * BLOCK_SECONDS)) if self.rate or not self._settings.first else 1
+
+    async def _lease(self, count: int) -> None:
+        settings, debt = self._settings, self._debt
+        args = (count, settings.cost_us, settings.burst, settings.token_cost_us, settings.token_burst)
+        expected, self._debt = self._expected, 0.0
+        try:
+            answer = await self._script(LEASE, (*args, expected, debt, settings.first, settings.largest))
+        except BaseException:
+            self._debt += debt
+            raise
+        if answer is None:
+            self._debt += debt
+            if count:
+                await self._without_redis()
+            return
+        epoch, wait, rate, *offsets = answer
+        self.epoch, self.rate = epoch, rate / 1000
+        self.blocks += 1
+        self._slot_tokens = expected
+        self._slots.extend(self._heard_at + offset / 1e6 for offset in offsets)
+        if not offsets and count:
+            await asyncio.sleep(wait / 1e6 * (1 + 0.1 * random.random()))  # noqa: S311 - only to spread them
+
+    async def _listen(self) -> None:
+        answer = await self._script(LISTEN, ())
+        if answer is not None:
+            self._learn(*answer)
+        else:
+            self._heard_at = time.monotonic()  # Reserved start times remain valid.
+
+    async def _tell(self, epoch: int, retry_after: float | None) -> None:
+        told = -1 if retry_after is None else round(retry_after * 1e6)
+        try:
+            answer = await self._script(REFUSED, (epoch, told, self._settings.cost_us, self._settings.first))
+        except MailboxError as error:
+            _log.warning("a refusal could not be published to the fleet: %s", error)
+            return
+        if answer is not None:
+            self._learn(*answer)
+
+    def _learn(self, epoch: int, wait: int) -> None:
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._debt -= len(self._slots) * self._slot_tokens
+            self._slots.clear()  # Reserved before the refusal: reserve new ones.
+        if wait > 0:
+            self._not_before = max(self._not_before, time.monotonic() + wait / 1e6)
+
+    async def _settle_soon(self) -> None:
+        # Usually sent with the next block; otherwise send it soon, so that others can use the unused tokens.
+        await asyncio.sleep(FRESH_SECONDS)
+        try:
+            if self._debt:
+                await self._lease(0)
+        except MailboxError as error:
+            _log.warning("token usage could not be published to the fleet: %s", error)
+        finally:
+            self._settling = None
+
+    async def _script(self, script: LuaScript, args: tuple[Any, ...]) -> Any:
+        """Run a script and return its answer; None while Redis is unavailable.
+
+        Raises:
+            MailboxAccessError: Redis denies access, so waiting would not help.
+        """
+        try:
+            connection = await self._connections.get()
+            answer = await connection.script(script, (self._settings.key,), args)
+        except (RedisError, OSError, MailboxError) as problem:
+            error = translated(problem, f"asking for the limit {self._name}")
+            if isinstance(error, MailboxAccessError):
+                raise error from None
+            if not self._away:
+                _log.warning("the limiter waits for Redis: %s", error)
+            self._away += 1
+            return None
+        if self._away:
+            _log.warning("the limiter reaches Redis again")
+        self._away = 0
+        self._heard_at = time.monotonic()
+        return answer
+
+    async def _without_redis(self) -> None:
+        pause = backoff(self._away + 1, first=0.05, longest=_LONGEST_BACKOFF)
+        if self._settings.share is None:
+            await asyncio.sleep(pause)
+            return
+        # A local block at this process's share of the rate; then Redis is tried again.
+        gap = 1 / (self._settings.share * (self.rate or self._settings.first or self._settings.largest))
+        now = time.monotonic()
+        turn = max(self._own_turn, now, self._not_before)
+        count = max(1, round(pause / gap))
+        self._slots.extend(turn + number * gap for number in range(count))
+        self._own_turn = turn + count * gap

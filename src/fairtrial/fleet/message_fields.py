@@ -1,0 +1,183 @@
+"""Fast serialization of message bodies, with validation of everything that is read.
+
+A worker handles ten thousand bodies a second, so they are written by the C encoder in one go wherever their values
+are plain JSON, and read by a table of fields with a check of the exact type. The output is identical to the codec's:
+values that are not plain JSON are encoded by the codec itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from fairtrial.codec import dumps
+from fairtrial.codec.encode import compact
+from fairtrial.codec.escape import parse_json, restore
+from fairtrial.errors import CodecError, NewerFormatError
+from fairtrial.frozen import EMPTY, freeze
+
+VERSION: Final = 1
+MAX_INT: Final = (1 << 62) - 1
+REQUIRED: Final[Any] = object()
+_SPECIAL = re.compile("\\\\u0000|[\ufdd0\ud800-\udfff]")
+_MARK = "\ufdd0".encode()
+
+
+def write(tree: dict[str, Any]) -> bytes:
+    """Return a body as JSON: the same text as the codec's, but faster where nothing needs escaping."""
+    try:
+        text = compact(tree)
+    except (TypeError, ValueError, RecursionError):
+        return dumps(tree).encode("utf-8")
+    if text.isascii():
+        if "\\u0000" not in text:
+            return text.encode("ascii")
+    elif _SPECIAL.search(text) is None:
+        return text.encode("utf-8")
+    return dumps(tree).encode("utf-8")
+
+
+def read(data: bytes, what: str) -> dict[str, Any]:
+    """Parse a body and check its format version.
+
+    A body states the oldest format whose readers understand it, and fields that a reader does not know are ignored:
+    clients and workers of two versions work together.
+
+    Raises:
+        NewerFormatError: only newer versions can read it. A mailbox hands such a message back.
+        CodecError: the data is not a message body.
+    """
+    tree: dict[str, Any] = parse_json(data)
+    if type(tree) is not dict:
+        raise CodecError(f"{what} must be an object (got {type(tree).__name__})")
+    # Escaped text is rare, so the whole body is traversed only if the escape marker occurs in it.
+    if _MARK in data or b"\\u" in data:
+        try:
+            tree = restore(tree)
+        except RecursionError:
+            raise CodecError("nested too deeply") from None
+    version = tree.pop("v", None)
+    if type(version) is not int or version < 1:
+        raise CodecError(f"the format of {what} must be a whole number from 1 (got {version!r})")
+    if version > VERSION:
+        raise NewerFormatError(f"{what} has format {version}, this version reads up to {VERSION}")
+    return tree
+
+
+class Field(NamedTuple):
+    """The specification of one field of a body.
+
+    Attributes:
+        name: Its name.
+        kind: The exact type it must have; `object` for any.
+        least: The least number it may be; None for what is not a number.
+        convert: Converts the JSON value. Raises ValueError, TypeError or `CodecError` if the value is invalid.
+        expected: A description of valid values, for error messages.
+        default: Its value when it is left out; without one it is required.
+    """
+
+    name: str
+    kind: type
+    least: int | None
+    convert: Callable[[Any], Any] | None
+    expected: str
+    default: Any = REQUIRED
+
+
+class BodyReader:
+    """Reads the bodies of one type: checks the fields that it knows and ignores all others."""
+
+    def __init__(self, what: str, *fields: Field) -> None:
+        self._what = what
+        self._fields: dict[str, tuple[Any, ...]] = {
+            field.name: (place, *field[1:5]) for place, field in enumerate(fields)
+        }
+        self._defaults = [field.default for field in fields]
+        self._required = {field.name for field in fields if field.default is REQUIRED}
+
+    def read(self, data: bytes) -> list[Any]:
+        """Return the values of the fields, in the order in which they were declared.
+
+        Raises:
+            CodecError: a field is missing or invalid. Null is accepted where it is the default.
+        """
+        tree = read(data, self._what)
+        if not self._required <= tree.keys():
+            name = next(name for name in self._fields if name in self._required and name not in tree)
+            raise CodecError(f"{self._what} needs {name!r}, {self._fields[name][4]}")
+        values = self._defaults.copy()
+        known = self._fields.get
+        for name, value in tree.items():
+            if (field := known(name)) is None:
+                continue
+            place, kind, least, convert, expected = field
+            if type(value) is kind and (least is None or least <= value <= MAX_INT):
+                if convert is not None:
+                    try:
+                        value = convert(value)
+                    except CodecError as error:
+                        raise error.under(name) from None
+                    except (TypeError, ValueError):
+                        raise _mismatch(name, expected, value) from None
+            elif kind is float and type(value) is int and 0 <= value <= MAX_INT:
+                value = float(value)
+            elif kind is not object and (value is not None or values[place] is not None):
+                raise _mismatch(name, expected, value)
+            values[place] = value
+        return values
+
+
+def _mismatch(name: str, expected: str, value: Any) -> CodecError:
+    return CodecError(f"must be {expected} (got {repr(value)[:100]})").under(name)
+
+
+def anything(name: str) -> Field:
+    """Declare a field of any JSON type; None if absent."""
+    return Field(name, object, None, None, "a value", None)
+
+
+def text(name: str, default: str | None = REQUIRED, convert: Callable[[str], Any] | None = None) -> Field:
+    """Declare a text field, optionally converted by a function."""
+    return Field(name, str, None, convert, "text", default)
+
+
+def flag(name: str) -> Field:
+    """Declare a boolean field; False if absent."""
+    return Field(name, bool, None, None, "true or false", False)
+
+
+def whole(name: str, default: int = REQUIRED, *, least: int = 0) -> Field:
+    """Declare an integer field of at least `least` that fits a database column."""
+    return Field(name, int, least, None, f"a whole number of at least {least}", default)
+
+
+def number(name: str, default: float | None = REQUIRED) -> Field:
+    """Declare a field with a finite number of at least 0."""
+    return Field(name, float, 0, None, "a finite number that is not negative", default)
+
+
+def mapping(name: str, convert: Callable[[dict[str, Any]], Any] = freeze) -> Field:
+    """Declare an object field, frozen when read; empty if absent."""
+    return Field(name, dict, None, convert, "an object", EMPTY)
+
+
+def array(name: str, expected: str, convert: Callable[[list[Any]], Any], default: Any = REQUIRED) -> Field:
+    """Declare an array field, converted by a function."""
+    return Field(name, list, None, convert, expected, default)
+
+
+def check_count(value: Any) -> int:
+    """Return the value if it is an integer of at least 0 that fits a database column."""
+    if type(value) is not int or not 0 <= value <= MAX_INT:
+        raise ValueError(value)
+    return value
+
+
+def check_cost(value: Any) -> float | None:
+    """Return the value if it is None or a finite number of at least 0."""
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value <= MAX_INT:
+        raise ValueError(value)
+    return float(value)

@@ -1,0 +1,629 @@
+"""The messages between clients and workers. They carry data only, never code.
+
+Every type here serializes itself (`fairtrial.mailbox.WireBody`). Reading validates every known field. An invalid body
+raises `CodecError`, and the mailbox moves it to the dead letters before a worker sees it. A body that only a newer
+version can read raises `NewerFormatError`, and the mailbox hands it back.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Self, cast
+
+from typing_extensions import TypeVar
+
+from fairtrial.codec import decode, dumps, from_json, to_json
+from fairtrial.codec.escape import MARK, parse_json
+from fairtrial.data.sample import Sample
+from fairtrial.errors import CodecError, ConfigurationError
+from fairtrial.fleet.message_fields import (
+    VERSION,
+    BodyReader,
+    anything,
+    array,
+    check_cost,
+    check_count,
+    flag,
+    mapping,
+    number,
+    text,
+    whole,
+    write,
+)
+from fairtrial.frozen import EMPTY, FrozenDict, allow_type_arguments, freeze
+from fairtrial.scoring.score import Metric, Score
+from fairtrial.session.events import TokenUsage
+from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import NO_USAGE, EvalResult, OutputT
+from fairtrial.trials.sample_types import value_type_name
+from fairtrial.types import JSON
+
+_OUTCOMES = frozenset({"scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"})
+_STAGES = frozenset({"setup", "task", "output", "score", "delivery", "store", None})
+_NO_CALLS = (None, 0, 0, 0, 0)
+_AS_THEY_ARE = frozenset({str, int, float, bool})
+PLAIN = ("", "")
+"""The type names of a sample with plain JSON values, or whose types are declared by the dataset."""
+
+InputT = TypeVar("InputT", default=Any)
+ExpectedT = TypeVar("ExpectedT", default=Any)
+
+
+def new_id() -> str:
+    """Return a unique random id."""
+    return f"{random.getrandbits(96):024x}"  # Ids need not be secret; this is a hundred times faster than a UUID.
+
+
+_BY_HAND = "by-hand-"
+_run_by_hand: str | None = None
+
+
+def run_by_hand() -> str:
+    """Return the id of the run for requests without a key: one per process, until that run is collected."""
+    global _run_by_hand
+    if _run_by_hand is None:
+        _run_by_hand = f"{_BY_HAND}{new_id()[:12]}"
+    return _run_by_hand
+
+
+def current_run_by_hand() -> str | None:
+    """Return the id of the run for requests without a key, if there have been any since the last collection."""
+    return _run_by_hand
+
+
+def is_run_by_hand(run_id: str) -> bool:
+    """Return whether the requests of a run were made without a key, and so have no position in a plan."""
+    return run_id.startswith(_BY_HAND)
+
+
+def end_run_by_hand(run_id: str) -> None:
+    """Start a new run for later requests without a key, if this is the current one."""
+    global _run_by_hand
+    if _run_by_hand == run_id:
+        _run_by_hand = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRequest(Generic[InputT, ExpectedT]):
+    """A request to execute and score one trial.
+
+    `EvalRequest(sample=sample)` is a trial of the default experiment. All requests that a process makes without a key
+    belong to one run. The reply includes the sample, and `collect_results` collects the run.
+
+    Attributes:
+        key: The key of the trial; derived from the sample by default.
+        sample: The sample. After transport, input and expected are plain JSON values: decode them with `typed`.
+        ordinal: The position of the trial in the plan.
+        sample_ordinal: The position of the sample in the dataset.
+        attempt: The number of the attempt; more than 1 when failed trials are retried.
+        params: The experiment's parameters.
+        suite: The name of the suite, for logs; a worker's suite comes from its own command line.
+        fingerprint: The fingerprint of the suite's code. A worker with other code refuses the request. Empty matches
+            any.
+        echo: Whether the reply includes the sample, for collectors that do not have the dataset.
+        request_id: The unique id of the request.
+        created_at: Creation time, in seconds since the epoch.
+        tags: Labels of the run, for the trial's session.
+        types: The type names of input and expected value, for workers that do not have the dataset; determined when
+            the request is sent by default. Empty for plain JSON.
+    """
+
+    key: TrialKey = None  # type: ignore[assignment]  # made from the sample
+    sample: Sample[InputT, ExpectedT] = None  # type: ignore[assignment]  # checked below: it follows a default
+    ordinal: int = 0
+    sample_ordinal: int = 0
+    attempt: int = 1
+    params: Mapping[str, JSON] = EMPTY
+    suite: str = ""
+    fingerprint: str = ""
+    echo: bool = False
+    request_id: str = field(default_factory=new_id)
+    created_at: float = field(default_factory=time.time)
+    tags: Mapping[str, str] = EMPTY
+    types: tuple[str, str] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.sample is None:
+            raise ConfigurationError("an EvalRequest must be given a sample: EvalRequest(sample=sample)")
+        if cast("TrialKey | None", self.key) is None:
+            object.__setattr__(self, "key", TrialKey(run_by_hand(), Experiment().name, self.sample.id))
+            object.__setattr__(self, "echo", True)
+        elif self.sample.id != self.key.sample_id:
+            raise ConfigurationError(f"the key must name sample {self.sample.id!r} (got {self.key})")
+        if type(self.params) is not FrozenDict:
+            object.__setattr__(self, "params", freeze(dict(self.params)))
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment: its name and parameters."""
+        return Experiment(self.key.experiment, self.params)
+
+    @property
+    def type_names(self) -> tuple[str, str]:
+        """Return the type names of input and expected value."""
+        if self.types is not None:
+            return self.types
+        return value_type_name(self.sample.input), value_type_name(self.sample.expected)
+
+    def typed(self, input_type: Any = object, expected_type: Any = object) -> Sample[Any, Any]:
+        """Return the sample with input and expected decoded as these types. Raises `CodecError` if that fails."""
+        sample = self.sample
+        given = _typed(input_type, sample.input, "input")
+        wanted = None if sample.expected is None else _typed(expected_type, sample.expected, "expected")
+        if given is sample.input and wanted is sample.expected:
+            return sample
+        return Sample(sample.id, given, wanted, sample.metadata)
+
+    def to_wire(self) -> bytes:
+        """The request as JSON."""
+        sample = self.sample
+        tree: dict[str, Any] = {
+            "v": VERSION,
+            "key": self.key,
+            "ordinal": self.ordinal,
+            "sample_ordinal": self.sample_ordinal,
+            "input": sample.input,
+        }
+        if sample.expected is not None:
+            tree["expected"] = sample.expected
+        if sample.metadata:
+            tree["metadata"] = sample.metadata
+        if self.attempt != 1:
+            tree["attempt"] = self.attempt
+        if self.params:
+            tree["params"] = self.params
+        if self.suite:
+            tree["suite"] = self.suite
+        if self.fingerprint:
+            tree["fingerprint"] = self.fingerprint
+        if self.echo:
+            tree["echo"] = True
+        if self.tags:
+            tree["tags"] = dict(self.tags)
+        names = self.type_names
+        if names != PLAIN:
+            tree["types"] = names
+        tree["id"] = self.request_id
+        tree["at"] = self.created_at
+        return write(tree)
+
+    @classmethod
+    def from_wire(cls, data: bytes) -> Self:
+        """The request from JSON."""
+        key, given, expected, metadata, *rest = _REQUEST.read(data)
+        return cls(key, Sample(key.sample_id, given, expected, metadata), *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReply:
+    """The reply to an `EvalRequest`: the result of one trial.
+
+    Attributes:
+        result: The result, including `output_json` and `snapshot`, ready to be stored.
+        sample_ordinal: The position of the sample in the dataset.
+        sample: The sample, if the request asked for it (`echo`).
+        request_id: The id of the request.
+        worker: The name of the worker.
+    """
+
+    result: EvalResult
+    sample_ordinal: int = 0
+    sample: Sample[Any, Any] | None = None
+    request_id: str = ""
+    worker: str = ""
+
+    @property
+    def samples(self) -> Mapping[int, Sample[Any, Any]]:
+        """The sample by its position, as `RunStore.commit` takes it; empty if the reply does not include it."""
+        return EMPTY if self.sample is None else {self.sample_ordinal: self.sample}  # type: ignore[return-value]  # empty
+
+    def to_wire(self) -> bytes:
+        """The reply as JSON."""
+        result = self.result
+        tree: dict[str, Any] = {
+            "v": VERSION,
+            "key": result.key,
+            "ordinal": result.ordinal,
+            "sample_ordinal": self.sample_ordinal,
+            "outcome": result.outcome,
+            "latency_ms": result.latency_ms,
+            "attempt": result.attempt,
+            "execution": result.execution,
+            "started_at": result.started_at,
+        }
+        if (score := result.score) is not None:
+            tree["score"] = _score_tree(score)
+        output = result.output_json
+        if output is None and result.output is not None:
+            output = dumps(result.output)
+        if output is not None:
+            tree["output"] = output
+        if result.usage is not NO_USAGE:
+            tree["usage"] = _usage_tree(result.usage)
+        calls = (
+            result.judge_cost_usd,
+            result.cache_hits,
+            result.unpriced_calls,
+            result.unpriced_judge_calls,
+            result.cut_off_calls,
+        )
+        if calls != _NO_CALLS:
+            tree["calls"] = calls
+        if result.error is not None:
+            tree["error"] = result.error
+        if result.stage is not None:
+            tree["stage"] = result.stage
+        if result.metadata:
+            tree["metadata"] = result.metadata
+        if result.snapshot is not None:
+            tree["snapshot"] = _snapshot_text(result.snapshot)
+        if self.sample is not None:
+            sample = self.sample
+            tree["sample"] = [sample.input, sample.expected, sample.metadata]
+        if self.request_id:
+            tree["id"] = self.request_id
+        if self.worker:
+            tree["worker"] = self.worker
+        return write(tree)
+
+    @classmethod
+    def from_wire(cls, data: bytes) -> Self:
+        """The reply from JSON."""
+        sample_ordinal, sample, request_id, worker, calls, snapshot, *fields = _REPLY.read(data)
+        key, ordinal, outcome, score, output_json, latency_ms, usage, error, stage, *rest = fields
+        attempt, execution, started_at, metadata = rest
+        judge_cost_usd, cache_hits, unpriced_calls, unpriced_judge_calls, cut_off_calls = calls
+        result: EvalResult = EvalResult(
+            key,
+            ordinal,
+            outcome,
+            score,
+            None if output_json is None else _read_output(output_json),
+            latency_ms=latency_ms,
+            usage=usage,
+            error=error,
+            stage=stage,
+            attempt=attempt,
+            execution=execution,
+            started_at=started_at,
+            metadata=metadata,
+            judge_cost_usd=judge_cost_usd,
+            cache_hits=cache_hits,
+            unpriced_calls=unpriced_calls,
+            unpriced_judge_calls=unpriced_judge_calls,
+            cut_off_calls=cut_off_calls,
+            output_json=output_json,
+            snapshot=snapshot,
+        )
+        if (result.outcome == "scored") is (result.score is None):
+            raise CodecError(
+                f'a result must have a score if and only if its outcome is "scored" (got {result.outcome!r})'
+            )
+        echoed = None if sample is None else Sample(result.key.sample_id, *sample)
+        return cls(result, sample_ordinal, echoed, request_id, worker)
+
+
+def by_run(replies: Iterable[EvalReply]) -> Mapping[str, tuple[list[EvalResult], dict[int, Sample[Any, Any]]]]:
+    """Group replies by run, as `RunStore.commit` takes them: results, and the samples that came with them."""
+    runs: dict[str, tuple[list[EvalResult], dict[int, Sample[Any, Any]]]] = {}
+    for reply in replies:
+        results, samples = runs.setdefault(reply.result.key.run_id, ([], {}))
+        results.append(reply.result)
+        if reply.sample is not None:
+            samples[reply.sample_ordinal] = reply.sample
+    return runs
+
+
+def without_payload(reply: EvalReply) -> EvalReply | None:
+    """Return the result without its transcript, or else without its output; None if nothing is left to remove.
+
+    For results that exceed the size limit of the mailbox: the score is kept, because it was paid for.
+    """
+    result = reply.result
+    if result.snapshot is not None:
+        smaller = replace(result, snapshot=None, metadata={**result.metadata, "dropped": ["transcript"]})
+    elif result.output is not None or result.output_json is not None:
+        dropped = ["transcript", "output"] if "dropped" in result.metadata else ["output"]
+        smaller = replace(result, output=None, output_json=None, metadata={**result.metadata, "dropped": dropped})
+    else:
+        return None
+    return replace(reply, result=smaller)
+
+
+@dataclass(frozen=True, slots=True)
+class MainLoopRequest:
+    """A request to execute the task for one input.
+
+    Attributes:
+        input: The input; plain JSON after transport.
+        request_id: The unique id of the request; the result repeats it.
+        params: The experiment's parameters.
+        experiment: The experiment's name.
+        key: The key of the trial, if there is one.
+        metadata: The metadata of the sample. The expected value is not sent: only the evaluator sees it.
+        seed: The run's seed.
+        attempt: The number of the attempt.
+        timeout_seconds: Time after which the sender no longer waits for the result.
+    """
+
+    input: Any
+    request_id: str = field(default_factory=new_id)
+    params: Mapping[str, JSON] = EMPTY
+    experiment: str = "baseline"
+    key: TrialKey | None = None
+    metadata: Mapping[str, JSON] = EMPTY
+    seed: int = 0
+    attempt: int = 1
+    timeout_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("params", "metadata"):
+            if type(getattr(self, name)) is not FrozenDict:
+                object.__setattr__(self, name, freeze(dict(getattr(self, name))))
+
+    def typed(self, input_type: Any = object) -> Any:
+        """Return the input decoded as this type. Raises `CodecError` if that fails."""
+        return _typed(input_type, self.input, "input")
+
+    def to_wire(self) -> bytes:
+        """The request as JSON."""
+        tree: dict[str, Any] = {"v": VERSION, "id": self.request_id, "input": self.input}
+        if self.params:
+            tree["params"] = self.params
+        if self.experiment != "baseline":
+            tree["experiment"] = self.experiment
+        if self.key is not None:
+            tree["key"] = self.key
+        if self.metadata:
+            tree["metadata"] = self.metadata
+        if self.seed:
+            tree["seed"] = self.seed
+        if self.attempt != 1:
+            tree["attempt"] = self.attempt
+        if self.timeout_seconds is not None:
+            tree["timeout_seconds"] = self.timeout_seconds
+        return write(tree)
+
+    @classmethod
+    def from_wire(cls, data: bytes) -> Self:
+        """The request from JSON."""
+        return cls(*_MAIN_REQUEST.read(data))
+
+
+@dataclass(frozen=True, slots=True)
+class MainLoopResult(Generic[OutputT]):  # noqa: UP046 - they have defaults
+    """The reply to a `MainLoopRequest`: the output of the task, or its error.
+
+    Attributes:
+        request_id: The id of the request.
+        output: The output; plain JSON after transport.
+        error: The error, if the task failed.
+        session: The snapshot of the session, if it is sent with the result.
+        session_id: The id of the session in the shared session store, if it is kept there.
+        usage: What the model calls used.
+        latency_ms: The duration of the call.
+    """
+
+    request_id: str
+    output: OutputT = None  # type: ignore[assignment]  # a failed request has no output
+    error: str | None = None
+    session: bytes | None = None
+    session_id: str | None = None
+    usage: TokenUsage = NO_USAGE
+    latency_ms: int = 0
+    session_snapshot = property(operator.attrgetter("session"), doc="The same bytes as `session`.")
+
+    def to_wire(self) -> bytes:
+        """The result as JSON."""
+        tree: dict[str, Any] = {"v": VERSION, "id": self.request_id, "latency_ms": self.latency_ms}
+        if self.output is not None:
+            tree["output"] = self.output
+        if self.error is not None:
+            tree["error"] = self.error
+        if self.session is not None:
+            tree["session"] = _snapshot_text(self.session)
+        if self.session_id is not None:
+            tree["session_id"] = self.session_id
+        if self.usage is not NO_USAGE:
+            tree["usage"] = _usage_tree(self.usage)
+        return write(tree)
+
+    @classmethod
+    def from_wire(cls, data: bytes) -> Self:
+        """The result from JSON."""
+        return cls(*_MAIN_RESULT.read(data))
+
+
+def _typed(kind: Any, value: Any, what: str) -> Any:
+    if kind is object or kind is Any or (kind in _AS_THEY_ARE and type(value) is kind):
+        return value
+    try:
+        return from_json(kind, to_json(value))
+    except CodecError as error:
+        raise error.under(what) from None
+
+
+def _score_tree(score: Score) -> list[Any]:
+    metrics = [_metric_tree(metric) for metric in score.metrics]
+    return [score.value, score.passed, score.reason, metrics, score.name]
+
+
+def _metric_tree(metric: Metric) -> list[Any]:
+    tree: list[Any] = [metric.name, metric.value, metric.weight, metric.metadata]
+    if metric.higher_is_better is not None:
+        return [*tree, metric.passed, metric.reason, metric.higher_is_better]
+    return tree if metric.passed is None and not metric.reason else [*tree, metric.passed, metric.reason]
+
+
+def _read_score(tree: list[Any]) -> Score:
+    value, passed, reason, metrics, name = tree
+    if type(value) not in (int, float) or type(passed) is not bool or type(metrics) is not list:
+        raise ValueError(tree)
+    return Score(value, passed, reason, [_read_metric(metric) for metric in metrics] if metrics else (), name=name)
+
+
+def _read_metric(tree: Any) -> Metric:
+    name, value, weight, metadata, *verdict = tree
+    if type(name) is not str or not {type(value), type(weight)} <= {int, float} or type(metadata) is not dict:
+        raise ValueError(tree)
+    return Metric(name, value, weight, metadata, *verdict)
+
+
+def _read_output(text: str) -> Any:
+    """Check that the output is valid JSON: it is stored as it is."""
+    try:
+        return decode(object, text) if MARK in text else parse_json(text)
+    except CodecError as error:
+        raise error.under("output") from None
+
+
+def _read_key(tree: list[Any]) -> TrialKey:
+    run_id, experiment, sample_id, repeat = tree
+    if type(run_id) is type(experiment) is type(sample_id) is str and sample_id:
+        return TrialKey(run_id, _experiment_name(experiment), sample_id, check_count(repeat))
+    raise ValueError(tree)
+
+
+def _read_sample(tree: list[Any]) -> list[Any]:
+    _, _, metadata = tree
+    if type(metadata) is not dict:
+        raise ValueError(tree)
+    return tree
+
+
+def _read_usage(tree: list[Any]) -> TokenUsage:
+    given, made, cached, cost, *others = tree
+    reasoned, written = others or (0, 0)
+    counts = (check_count(given), check_count(made), check_count(cached))
+    return TokenUsage(*counts, check_cost(cost), check_count(reasoned), check_count(written))
+
+
+def _read_calls(tree: list[Any]) -> tuple[float | None, int, int, int, int]:
+    cost, hits, unpriced, unpriced_judges, cut_off = tree
+    counts = (check_count(hits), check_count(unpriced), check_count(unpriced_judges), check_count(cut_off))
+    return check_cost(cost), *counts
+
+
+def _read_types(tree: list[Any]) -> tuple[str, str]:
+    given, expected = tree
+    if type(given) is not str or type(expected) is not str:
+        raise ValueError(tree)
+    return given, expected
+
+
+def _read_tags(tree: dict[str, Any]) -> Mapping[str, str]:
+    if not all(type(value) is str for value in tree.values()):
+        raise ValueError(tree)
+    return FrozenDict(tree)
+
+
+def _one_of(allowed: frozenset[Any]) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if value not in allowed:
+            raise ValueError(value)
+        return value
+
+    return check
+
+
+def _usage_tree(usage: TokenUsage) -> list[Any]:
+    tree = [usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cost_usd]
+    if usage.reasoning_tokens or usage.cache_write_tokens:
+        tree += [usage.reasoning_tokens, usage.cache_write_tokens]
+    return tree
+
+
+def _snapshot_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _snapshot_text(snapshot: bytes) -> str:
+    try:
+        return snapshot.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CodecError(f"a session snapshot must be valid UTF-8: {error.reason}").under("snapshot") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _experiment_name(name: str) -> str:
+    try:
+        return Experiment(name).name
+    except ConfigurationError as error:
+        raise CodecError(str(error)[:200]) from None
+
+
+_KEY = "run, experiment, sample and repeat"
+_USAGE = array("usage", "counts and a cost", _read_usage, NO_USAGE)
+_REQUEST = BodyReader(
+    "an EvalRequest",
+    array("key", _KEY, _read_key),
+    anything("input"),
+    anything("expected"),
+    mapping("metadata"),
+    whole("ordinal"),
+    whole("sample_ordinal"),
+    whole("attempt", 1, least=1),
+    mapping("params"),
+    text("suite", ""),
+    text("fingerprint", ""),
+    flag("echo"),
+    text("id"),
+    number("at"),
+    mapping("tags", _read_tags),
+    array("types", "the names of two types", _read_types, PLAIN),
+)
+_REPLY = BodyReader(
+    "an EvalReply",
+    whole("sample_ordinal"),
+    array("sample", "input, expected and metadata", _read_sample, None),
+    text("id", ""),
+    text("worker", ""),
+    array("calls", "a cost and four counts", _read_calls, (None, 0, 0, 0, 0)),
+    text("snapshot", None, _snapshot_bytes),
+    # The rest has the order of `EvalResult`.
+    array("key", _KEY, _read_key),
+    whole("ordinal"),
+    text("outcome", convert=_one_of(_OUTCOMES)),
+    array("score", "value, verdict, reason, metrics and name", _read_score, None),
+    text("output", None),
+    whole("latency_ms"),
+    _USAGE,
+    text("error", None),
+    text("stage", None, _one_of(_STAGES)),
+    whole("attempt", least=1),
+    whole("execution"),
+    number("started_at"),
+    mapping("metadata"),
+)
+_MAIN_REQUEST = BodyReader(
+    "a MainLoopRequest",
+    anything("input"),
+    text("id"),
+    mapping("params"),
+    text("experiment", "baseline", _experiment_name),
+    array("key", _KEY, _read_key, None),
+    mapping("metadata"),
+    whole("seed", 0),
+    whole("attempt", 1, least=1),
+    number("timeout_seconds", None),
+)
+_MAIN_RESULT = BodyReader(
+    "a MainLoopResult",
+    text("id"),
+    anything("output"),
+    text("error", None),
+    text("session", None, _snapshot_bytes),
+    text("session_id", None),
+    _USAGE,
+    whole("latency_ms"),
+)
+
+
+allow_type_arguments(EvalRequest)
+allow_type_arguments(MainLoopResult)

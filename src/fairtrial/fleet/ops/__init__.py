@@ -1,0 +1,1 @@
+"""Worker processes in operation: supervision, watchdogs, probes and metrics."""

@@ -1,0 +1,271 @@
+"""Executes and scores requested trials: in this process, or in child processes if suspected to be poison."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fairtrial.data.sample import Sample
+from fairtrial.errors import CodecError, ConfigurationError
+from fairtrial.fleet.messages import EvalReply, EvalRequest
+from fairtrial.fleet.worker.config import EvalLoopConfig
+from fairtrial.fleet.worker.counters import LoopCounters
+from fairtrial.fleet.worker.isolated import ExecuteInChild, SuspectPool, emit_answers
+from fairtrial.fleet.worker.jobs import Job
+from fairtrial.fleet.worker.remote import RemoteMainLoop, transport_problem
+from fairtrial.isolation import ChildDiedError, IsolatedError, NotSendableError
+from fairtrial.lru import LruCache
+from fairtrial.scoring.evaluator import resolve
+from fairtrial.session.session import Session
+from fairtrial.trials.context import TrialContext
+from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.result import EvalResult, Outcome, Stage
+from fairtrial.trials.run_trial import TrialRules, run_trial
+from fairtrial.trials.sample_types import KnownTypes, UnknownTypeError
+from fairtrial.trials.task import ResolvedTask, resolve_task
+
+_log = logging.getLogger("fairtrial.fleet")
+_CACHED_EXPERIMENTS = 256
+
+
+class TrialExecutor:
+    """Executes and scores trials in this process.
+
+    A suite's `rules` have all experiments of the suite. A single task has the experiment that each request names.
+
+    Args:
+        rules: Settings that all trials share.
+        task: The task to execute; None if `rules` have their own.
+        remote: The remote MainLoop that executes inputs, if any.
+        types: The types of inputs and expected values; None to use those that the request names.
+        counters: The counters to update.
+        known: Resolves the types that requests name.
+    """
+
+    def __init__(
+        self,
+        rules: TrialRules,
+        task: ResolvedTask | None,
+        remote: RemoteMainLoop | None,
+        types: tuple[Any, Any],
+        counters: LoopCounters,
+        known: KnownTypes,
+    ) -> None:
+        self.rules = rules
+        self._task = task
+        self._remote = remote
+        self._types = types
+        self._known = known
+        self._counters = counters
+        self._indexes = {experiment.name: index for index, experiment in enumerate(rules.experiments)}
+        self._rules_of_experiments: LruCache[Any, TrialRules] = LruCache(_CACHED_EXPERIMENTS)
+
+    async def run(self, request: EvalRequest) -> EvalResult:
+        """Execute a request; raises if the remote MainLoop could not be reached."""
+        if self._remote is None:
+            return await self.execute(request)
+        problems: list[BaseException] = []
+        transport_problem.set(problems)
+        result = await self.execute(request)
+        if problems and result.outcome in ("task_error", "timeout"):
+            raise problems[-1]  # A transport error: retry or give up, according to the policy.
+        return result
+
+    async def execute(self, request: EvalRequest) -> EvalResult:
+        """Execute and score one request, here and now."""
+        try:
+            rules, experiment, sample = self._prepare(request)
+        except UnknownTypeError as error:
+            return failed(request, "scorer_error", "score", str(error))
+        except (CodecError, ConfigurationError) as error:
+            return failed(request, "task_error", "setup", str(error))
+        result = await run_trial(rules, request.key, request.ordinal, sample, experiment, attempt=request.attempt)
+        if result.metadata.get("orphaned"):
+            self._counters.hung += 1
+        return result
+
+    async def for_child(self, request: EvalRequest) -> tuple[Any, ...]:
+        """Return the arguments of `execute_trials`. A remote task is called here; the child scores its output."""
+        rules, experiment, sample = self._prepare(request)
+        if self._remote is not None:
+            context = TrialContext(
+                request.key,
+                sample,
+                rules.experiments[experiment],
+                Session(),
+                run_seed=rules.seed,
+                attempt=request.attempt,
+            )
+            rules = replace(rules, tasks=(self._remote.answered(await self._remote.ask(sample.input, context)),))
+        return rules, request.key, request.ordinal, sample, experiment, request.attempt
+
+    def _prepare(self, request: EvalRequest) -> tuple[TrialRules, int, Sample[Any, Any]]:
+        rules, experiment = self._rules_for(request)
+        if request.tags:
+            rules = replace(rules, tags=tuple(request.tags.items()))
+        return rules, experiment, self._typed(request)
+
+    def _typed(self, request: EvalRequest) -> Sample[Any, Any]:
+        input_type, expected_type = self._types
+        if input_type is not None and expected_type is not None:
+            return request.typed(input_type, expected_type)
+        if request.types is None:
+            return request.sample  # Passed by reference, so it has its original types.
+        input_name, expected_name = request.types
+        if input_type is None:
+            # A remote MainLoop decodes the input itself.
+            name = "" if self._remote is not None else input_name
+            input_type = self._known.find(name, "the input", "input_type")
+        if expected_type is None:
+            expected_type = self._known.find(expected_name, "the expected value", "expected_type")
+        return request.typed(input_type, expected_type)
+
+    def _rules_for(self, request: EvalRequest) -> tuple[TrialRules, int]:
+        name = request.key.experiment
+        if self._task is None:
+            index = self._indexes.get(name)
+            if index is None:
+                known = ", ".join(self._indexes)
+                raise ConfigurationError(f"the suite of this worker has no experiment {name!r} (it has {known})")
+            return self.rules, index
+        cached = (name, request.params)
+        rules = self._rules_of_experiments.get(cached)
+        if rules is None:
+            rules = replace(self.rules, tasks=(self._task,), experiments=(Experiment(name, request.params),))
+            self._rules_of_experiments.put(cached, rules)
+        return rules, 0
+
+
+def executor_of_task(
+    task: Any,
+    remote: RemoteMainLoop | None,
+    evaluator: Any,
+    config: EvalLoopConfig,
+    types: tuple[Any, Any],
+    counters: LoopCounters,
+) -> TrialExecutor:
+    """Create an executor of one task or remote MainLoop, with rules from the worker's settings."""
+    # `RemoteMainLoop` limits the time to wait for an answer; the trial's own timeout is only a fallback.
+    remote_seconds = config.mainloop_timeout + config.buffer_seconds if remote is not None else 0.0
+    rules = TrialRules(
+        tasks=(),
+        experiments=(),
+        scorer=resolve(evaluator),
+        timeout_seconds=max(config.timeout_seconds, remote_seconds),
+        max_retries=config.max_retries,
+        seed=config.seed,
+    )
+    resolved = resolve_task(task if remote is None else remote)
+    known = KnownTypes(getattr(task, "input_type", None), resolved.fn, resolved.output_type, evaluator)
+    return TrialExecutor(rules, resolved, remote, types, counters, known)
+
+
+class SuspectExecutor:
+    """Executes the trials of suspected poison messages in child processes, so that a crash affects nothing else.
+
+    Args:
+        executor: Executes trials in this process.
+        config: Settings.
+        counters: The counters to update.
+        load_in_child: Called in the child with the bytes of requests. By default, the task and the evaluator are sent
+            to the child.
+    """
+
+    def __init__(
+        self,
+        executor: TrialExecutor,
+        config: EvalLoopConfig,
+        counters: LoopCounters,
+        load_in_child: ExecuteInChild | None,
+    ) -> None:
+        self._executor = executor
+        self._config = config
+        self._counters = counters
+        self._loads_in_child = load_in_child is not None
+        self._trial_seconds = executor.rules.longest_seconds
+        self._in_hand = 0
+        self.pool = SuspectPool(
+            load_in_child or execute_trials,
+            executor.rules.isolated,
+            processes=config.isolated_processes,
+            concurrency=config.concurrency,
+            limit_seconds=self._trial_seconds,
+            buffer_seconds=config.buffer_seconds,
+            stall_seconds=config.lease_seconds,
+        )
+
+    async def run(self, job: Job[EvalRequest]) -> EvalResult:
+        """Execute a suspected trial.
+
+        Raises:
+            ChildDiedError: the trial crashed a process in which nothing else was executed.
+        """
+        request = job.message.body
+        self._counters.suspects += 1
+        self._in_hand += 1
+        # It may wait for earlier trials, twice, and each may use its whole time limit.
+        turns = 3 + self._in_hand // self._config.isolated_processes
+        job.keep_until(time.monotonic() + turns * (self._trial_seconds + self._config.buffer_seconds))
+        try:
+            return await self._run_in_child(request)
+        except ChildDiedError:
+            raise
+        except (IsolatedError, NotSendableError) as error:
+            if job.message.expiries > 1:
+                raise
+            # One lost worker proves little, and this code cannot be sent to a child process.
+            _log.warning("executing suspected trial %s in this process: %s", request.key, error)
+            return await self._executor.run(request)
+        finally:
+            self._in_hand -= 1
+
+    async def _run_in_child(self, request: EvalRequest) -> EvalResult:
+        try:
+            prepared = await self.prepare(request)
+        except UnknownTypeError as error:
+            return failed(request, "scorer_error", "score", str(error))
+        except (CodecError, ConfigurationError) as error:
+            return failed(request, "task_error", "setup", str(error))
+        try:
+            return EvalReply.from_wire(await self.pool.run(prepared)).result
+        except TimeoutError:
+            text = f"the trial did not end within {self._trial_seconds:g} s in an isolated process and was killed"
+            return failed(request, "timeout", "task", text)
+
+    async def prepare(self, request: EvalRequest) -> Any:
+        """Return the arguments to send to a child process for a request."""
+        return request.to_wire() if self._loads_in_child else await self._executor.for_child(request)
+
+
+def execute_trials(trials: Sequence[tuple[Any, ...]]) -> None:
+    """Execute trials in this child process, with the rules that were sent with them."""
+    try:
+        asyncio.run(emit_answers(_execute_trial, trials))
+    finally:
+        for rules, *_ in trials:
+            rules.close()
+
+
+async def _execute_trial(trial: tuple[Any, ...]) -> bytes:
+    rules, key, ordinal, sample, experiment, attempt = trial
+    result = await run_trial(rules, key, ordinal, sample, experiment, attempt=attempt)
+    return EvalReply(result, 0).to_wire()
+
+
+def failed(request: EvalRequest, outcome: Outcome, stage: Stage, error: str) -> EvalResult:
+    """Build the result of a trial that could not be executed normally."""
+    return EvalResult(
+        key=request.key,
+        ordinal=request.ordinal,
+        outcome=outcome,
+        error=error[:10_000],
+        stage=stage,
+        attempt=request.attempt,
+        execution=random.getrandbits(62),
+        started_at=time.time(),
+    )

@@ -1,0 +1,310 @@
+"""The worker that executes inputs without scoring them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fairtrial.data.sample import Sample
+from fairtrial.errors import (
+    BodyError,
+    CodecError,
+    ConfigurationError,
+    FairtrialError,
+    LeaseLostError,
+    ReplyNotAvailableError,
+)
+from fairtrial.fleet.messages import MainLoopRequest, MainLoopResult, new_id
+from fairtrial.fleet.worker.config import MainLoopConfig
+from fairtrial.fleet.worker.counters import LoopCounters
+from fairtrial.fleet.worker.isolated import SuspectPool, emit_answers
+from fairtrial.fleet.worker.jobs import Job
+from fairtrial.fleet.worker.retries import DeliveryAttempts
+from fairtrial.fleet.worker.sessions import SessionStore, discard_session
+from fairtrial.fleet.worker.worker import Worker, run_interruptibly, worker_from_config
+from fairtrial.isolation import ChildDiedError, IsolatedRunner
+from fairtrial.logs import log_fields
+from fairtrial.mailbox.body import bind_body_type
+from fairtrial.mailbox.protocol import Mailbox
+from fairtrial.models.adapter import ProviderAdapter
+from fairtrial.models.main_loop import InputT, OutputT, TaskLoop
+from fairtrial.session.dispatcher import ControlDispatcher
+from fairtrial.session.session import Session
+from fairtrial.trials.config import EvalConfig
+from fairtrial.trials.context import TrialContext, _current
+from fairtrial.trials.experiment import Experiment
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.run_trial import describe_error
+from fairtrial.trials.task import ResolvedTask, Task, resolve_task
+
+_log = logging.getLogger("fairtrial.fleet")
+_CLOSE_SECONDS = EvalConfig().close_seconds
+
+
+class InputExecutor:
+    """Executes the input of one request with a task loop, in this process or in a child.
+
+    Args:
+        loop: Calls the task.
+        input_type: The type of inputs.
+        timeout_seconds: Time limit for one input; a request may ask for less.
+    """
+
+    def __init__(self, loop: TaskLoop[Any, Any], input_type: Any, timeout_seconds: float) -> None:
+        self._loop = loop
+        self._input_type = input_type
+        self._timeout_seconds = timeout_seconds
+        self._task: ResolvedTask | None = None
+
+    def resolve(self) -> None:
+        """Resolve the loop as a task, before the first request."""
+        self._task = resolve_task(self._loop)
+
+    async def answer(self, request: MainLoopRequest) -> MainLoopResult:
+        """Execute a request; always returns a result, unless it is cancelled from outside."""
+        session = Session()
+        started = time.monotonic()
+        error: str | None = None
+        output: Any = None
+        try:
+            output = await self._execute(request, session)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # Cancelled by the worker: the lease is lost, or the worker stops.
+            error = "the task was cancelled by its own code"
+        except CodecError as problem:
+            error = f"the input does not match the input type of this MainLoop: {problem}"
+        except BaseException as problem:  # User code may raise anything, SystemExit too.
+            error = describe_error(problem)
+        latency = round((time.monotonic() - started) * 1000)
+        if not len(session):
+            return MainLoopResult(request.request_id, output, error, latency_ms=latency)
+        return MainLoopResult(
+            request.request_id, output, error, session.snapshot(), None, session.usage(), latency_ms=latency
+        )
+
+    async def _execute(self, request: MainLoopRequest, session: Session) -> Any:
+        given = request.typed(self._input_type)
+        key = request.key or TrialKey("", request.experiment, request.request_id or "input")
+        limit = min(self._timeout_seconds, request.timeout_seconds or self._timeout_seconds)
+        context = TrialContext(
+            key,
+            Sample(key.sample_id, given, None, request.metadata),
+            Experiment(request.experiment, request.params),
+            session,
+            run_seed=request.seed,
+            attempt=request.attempt,
+            deadline=time.monotonic() + limit,
+        )
+        assert self._task is not None  # noqa: S101 - `resolve` made it
+        token = _current.set(context)
+        scope = asyncio.timeout(limit)
+        try:
+            async with scope:
+                return await self._loop._call(self._task, given, context)
+        except TimeoutError:
+            if not scope.expired():
+                raise  # The task's own.
+            raise TimeoutError(f"the task did not finish within {limit:g} s") from None
+        finally:
+            _current.reset(token)
+            if context.has_resources:
+                await _close(context)
+
+
+class MainLoop(TaskLoop[InputT, OutputT]):
+    """Executes one input at a time: a subclass with `initialize`, or any task; directly or over a mailbox.
+
+        loop = Answer(adapter=OpenAIAdapter(model="gpt-4o-mini"), requests=mailbox)     # or MainLoop(my_function, ...)
+        loop.run_sync()
+
+    `execute` runs one input in this process. `run` serves `MainLoopRequest`s and replies with `MainLoopResult`s: the
+    output or the error, and the session, as a snapshot in the result or, with a session store, by its id.
+
+    Args:
+        task: The task to execute, unless a subclass defines `initialize`.
+        adapter: The model adapter for the prompts of `initialize`.
+        requests: The mailbox of the inputs.
+        config: Settings of `run`.
+        sessions: The store for sessions that are too large to be sent with a result.
+        input_type: The type of inputs; the type argument of the subclass by default.
+        bus: Passed on to sessions by `initialize`, to observe what they record: `Session(dispatcher=self._bus)`.
+    """
+
+    def __init__(
+        self,
+        task: Task | None = None,
+        *,
+        adapter: ProviderAdapter | None = None,
+        requests: Mailbox[MainLoopRequest] | None = None,
+        config: MainLoopConfig | None = None,
+        sessions: SessionStore | None = None,
+        input_type: Any = None,
+        bus: ControlDispatcher | None = None,
+    ) -> None:
+        super().__init__(task, adapter=adapter, bus=bus)
+        self.config = config or MainLoopConfig()
+        self.counters = LoopCounters()
+        inputs = self.input_type if input_type is None else input_type
+        self._sessions = sessions
+        self._executor = InputExecutor(self, inputs, self.config.timeout_seconds)
+        self._worker: Worker[MainLoopRequest] | None = None
+        self._needed = self.config.timeout_seconds + _CLOSE_SECONDS
+        self._isolated = IsolatedRunner()
+        self._suspects = SuspectPool(
+            partial(_answer_requests, self._executor),
+            self._isolated,
+            processes=self.config.isolated_processes,
+            concurrency=self.config.concurrency,
+            limit_seconds=self._needed,
+            buffer_seconds=self.config.buffer_seconds,
+            stall_seconds=self.config.lease_seconds,
+        )
+        if requests is not None:
+            bind_body_type(requests, MainLoopRequest)
+            hold_seconds = self.config.hold_seconds(self._needed, "one input")
+            self._worker = worker_from_config(
+                requests, self._handle, self.config, self.counters, hold_seconds=hold_seconds
+            )
+
+    @property
+    def name(self) -> str:
+        """The name of the loop in logs and metrics."""
+        return type(self).__name__ if self._task is None else self._task.name
+
+    @property
+    def beat(self) -> float:
+        """The time of the last heartbeat on the clock `time.monotonic()`: about once a second during `run`."""
+        return 0.0 if self._worker is None else self._worker.beat
+
+    @property
+    def running(self) -> bool:
+        """Whether `run` is in progress."""
+        return self._worker is not None and self._worker.running
+
+    @property
+    def ready(self) -> bool:
+        """Whether `run` is in progress and has reached its mailbox."""
+        return self._worker is not None and self._worker.ready
+
+    def stop(self) -> None:
+        """Receive no more and end; see `EvalLoop.stop`."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    def hurry(self) -> None:
+        """Receive no more and end now; see `EvalLoop.hurry`."""
+        if self._worker is not None:
+            self._worker.hurry()
+
+    async def run(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
+        """Serve requests until stopped; see `EvalLoop.run`."""
+        if self._worker is None:
+            raise ConfigurationError(f"{type(self).__name__}.run requires a mailbox: pass requests=...")
+        self._executor.resolve()
+        try:
+            with log_fields(worker=self.name):
+                await self._worker.run(max_iterations=max_iterations, until_empty=until_empty)
+        finally:
+            self._isolated.close()
+
+    def run_sync(self, *, max_iterations: int | None = None, until_empty: bool = False) -> None:
+        """Call `run` from synchronous code, with the same signals as `EvalLoop.run_sync`."""
+        call = partial(self.run, max_iterations=max_iterations, until_empty=until_empty)
+        run_interruptibly(call, self.stop, self.hurry, self.config.drain_seconds)
+
+    async def _handle(self, job: Job[MainLoopRequest]) -> None:
+        message = job.message
+        crash: ChildDiedError | None = None
+        if message.expiries and self.config.dlq.treatment(message.expiries) == "run_isolated":
+            job.keep_until(
+                time.monotonic() + (1 + self.config.concurrency) * (self._needed + self.config.buffer_seconds)
+            )
+            try:
+                result = await self._answer_in_child(message.body)
+            except ChildDiedError as error:
+                crash = error
+                self.counters.crashes += 1
+                result = MainLoopResult(message.body.request_id, error=f"the input crashes its process: {error}")
+        else:
+            result = await self._executor.answer(message.body)
+        result = await self._save_session(result)
+        job.executed()
+        sent = False
+        try:
+            sent = await self._reply(job, result)
+        except ReplyNotAvailableError as error:
+            # The sender is gone, or will send the request again: executing it once more is useless.
+            _log.warning("the answer to %s could not be delivered: %s", message.body.request_id, error)
+        finally:
+            if not sent:
+                await discard_session(self._sessions, result.session_id)
+        if crash is None:
+            await message.acknowledge()
+        else:
+            await message.dead_letter(f"the input crashes its process: {crash}", error=type(crash).__name__)
+            self.counters.dead_lettered += 1
+        self.counters.finished += 1
+        self.counters.outcomes["scored" if result.error is None else "task_error"] += 1
+
+    async def _answer_in_child(self, request: MainLoopRequest) -> MainLoopResult:
+        """Execute a suspected poison message in a child process."""
+        self.counters.suspects += 1
+        try:
+            return MainLoopResult.from_wire(await self._suspects.run(request.to_wire()))
+        except TimeoutError:
+            text = f"the task did not end within {self._needed:g} s in an isolated process and was killed"
+            return MainLoopResult(request.request_id, error=text)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state that a child process needs: no mailboxes, and nothing bound to this event loop."""
+        return {**self.__dict__, "_worker": None, "_sessions": None, "_suspects": None}
+
+    async def _save_session(self, result: MainLoopResult) -> MainLoopResult:
+        if self._sessions is None or result.session is None:
+            return result
+        session_id = new_id()
+        await self._sessions.save(session_id, result.session)
+        return replace(result, session=None, session_id=session_id)
+
+    async def _reply(self, job: Job[MainLoopRequest], result: MainLoopResult) -> bool:
+        """Reply, with retries while the mailbox is unavailable; False if the answer cannot be sent and an error was."""
+        attempts = DeliveryAttempts(job, self.config, self.counters)
+        whole = True
+        while True:
+            try:
+                await job.message.reply(result)
+                return whole
+            except (LeaseLostError, ReplyNotAvailableError):
+                raise
+            except BodyError as error:
+                if result.output is None and result.session is None:
+                    raise
+                whole = False
+                result = MainLoopResult(result.request_id, error=f"the answer cannot be sent: {error}")
+            except FairtrialError as error:
+                if not await attempts.pause(error, f"the answer to {result.request_id}"):
+                    raise
+
+
+def _answer_requests(executor: InputExecutor, requests: Sequence[bytes]) -> None:
+    """Execute requests in the child process."""
+
+    async def answer(request: bytes) -> bytes:
+        return (await executor.answer(MainLoopRequest.from_wire(request))).to_wire()
+
+    asyncio.run(emit_answers(answer, requests))
+
+
+async def _close(context: TrialContext) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await context.resources.aclose()
+    except Exception as error:
+        _log.warning("closing what trial %s opened failed: %r", context.key, error)

@@ -1,0 +1,213 @@
+"""Delivers results and settles their requests, in batches where possible.
+
+    put ──> batch delivered ──> batch acknowledged ──> ended
+                │                     └── failed: each request is acknowledged separately
+                └── failed: each result is delivered separately, with backoff, until it arrives or is given up
+
+A request is settled only after its result is delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from fairtrial.errors import (
+    BodyError,
+    FairtrialError,
+    LeaseLostError,
+    MailboxConnectionError,
+    MessageTooLargeError,
+    ReplyNotAvailableError,
+)
+from fairtrial.fleet.messages import EvalReply, EvalRequest, without_payload
+from fairtrial.fleet.worker.config import EvalLoopConfig
+from fairtrial.fleet.worker.counters import LoopCounters
+from fairtrial.fleet.worker.delivery import Delivery
+from fairtrial.fleet.worker.execution import failed
+from fairtrial.fleet.worker.jobs import Job
+from fairtrial.fleet.worker.retries import DeliveryAttempts, backoff
+from fairtrial.logs import trial_fields
+from fairtrial.mailbox.bulk import acknowledge_all
+from fairtrial.mailbox.protocol import Mailbox, Message
+from fairtrial.trials.result import EvalResult
+
+_log = logging.getLogger("fairtrial.fleet")
+_MAX_SENDERS = 2
+_MAX_BATCH = 500
+_REOPEN_SECONDS = 5.0  # How long to wait for a reply mailbox that does not exist.
+
+
+class ResultDelivery:
+    """Delivers one result at a time, with retries, and settles its request.
+
+    Args:
+        delivery: The destination of results.
+        requests: The name of the request mailbox, for the log.
+        worker: The name of this worker in results.
+        config: Settings.
+        counters: The counters to update.
+    """
+
+    def __init__(
+        self, delivery: Delivery, requests: str, worker: str, config: EvalLoopConfig, counters: LoopCounters
+    ) -> None:
+        self._delivery = delivery
+        self._requests = requests
+        self._worker = worker
+        self._config = config
+        self._counters = counters
+        self._unreachable: dict[str, float] = {}  # Reply address -> deadline; grows only with invalid addresses.
+
+    def reply(self, request: EvalRequest, result: EvalResult) -> EvalReply:
+        """Build the reply with a result."""
+        sample = request.sample if request.echo or self._delivery.needs_sample else None
+        return EvalReply(result, request.sample_ordinal, sample, request.request_id, self._worker)
+
+    async def finish(self, job: Job[EvalRequest], *, reply: EvalReply) -> None:
+        """Deliver a result, then acknowledge its request."""
+        if await self._deliver(job, reply):
+            await self.acknowledge(job)
+
+    async def acknowledge(self, job: Job[EvalRequest]) -> None:
+        """Acknowledge a request whose result is delivered."""
+        await self._settle(job, job.message.acknowledge)
+
+    async def dead_letter(self, job: Job[EvalRequest], reason: str, error: BaseException) -> None:
+        """Make a request a dead letter; its outcome is delivered first, so that the run can end."""
+        request = job.message.body
+        fields = trial_fields(request.key, request.attempt)
+        _log.error("dead-lettering trial %s: %s", request.key, reason, extra=fields)
+        job.executed()
+        if await self._deliver(job, self.reply(request, failed(request, "dead_letter", "task", reason))):
+            await self._settle(job, lambda: job.message.dead_letter(reason, error=type(error).__name__))
+            self._counters.dead_lettered += 1
+
+    async def set_aside(self, message: Message[EvalRequest], reason: str, error: str = "") -> None:
+        """Make a request whose outcome cannot be delivered a dead letter."""
+        fields = trial_fields(message.body.key, message.body.attempt)
+        _log.error("dead-lettering request %s of %s: %s", message.id, self._requests, reason, extra=fields)
+        await message.dead_letter(reason, error=error)
+        self._counters.dead_lettered += 1
+        self._counters.finished += 1
+
+    async def _deliver(self, job: Job[EvalRequest], reply: EvalReply) -> bool:
+        """Deliver a result; False if that failed, and its message has been settled."""
+        message = job.message
+        attempts = DeliveryAttempts(job, self._config, self._counters)
+        address = message.reply_to or ""
+        fields = trial_fields(reply.result.key, reply.result.attempt)
+        replaced = False
+        while True:
+            try:
+                await self._delivery.deliver(message, reply)
+            except LeaseLostError:
+                raise
+            except BodyError as error:
+                if isinstance(error, MessageTooLargeError) and (smaller := without_payload(reply)) is not None:
+                    _log.warning("delivering a part of the result of %s: %s", reply.result.key, error, extra=fields)
+                    reply = smaller
+                    continue
+                if replaced:
+                    raise
+                replaced = True
+                text = f"the result cannot be delivered: {error}"
+                reply = self.reply(message.body, failed(message.body, "task_error", "delivery", text))
+            except FairtrialError as error:
+                if isinstance(error, ReplyNotAvailableError):
+                    # After a data loss of Redis a client reopens its mailbox within seconds. Otherwise it is gone, and
+                    # its requests must not block this worker.
+                    limit = self._unreachable.setdefault(address, time.monotonic() + _REOPEN_SECONDS)
+                    attempts.give_up_at = min(attempts.give_up_at, limit)
+                if not await attempts.pause(error, f"the result of {reply.result.key}", fields):
+                    await self.set_aside(message, f"the result could not be delivered: {error}", type(error).__name__)
+                    return False
+            else:
+                self._unreachable.pop(address, None)
+                self._counters.outcomes[reply.result.outcome] += 1
+                return True
+
+    async def _settle(self, job: Job[EvalRequest], settle: Callable[[], Awaitable[None]]) -> None:
+        """Settle a message whose result is delivered, with retries while the lease lasts."""
+        failures = 0
+        while True:
+            try:
+                await settle()
+            except MailboxConnectionError as error:
+                failures += 1
+                _log.warning("settling message %s again: %s", job.message.id, error)
+                await asyncio.sleep(backoff(failures))
+            else:
+                self._counters.finished += 1
+                return
+
+
+class Outbox:
+    """Delivers the results of jobs in batches: all that are ready in one iteration of the event loop, or meanwhile.
+
+    Args:
+        delivery: The destination of results.
+        requests: The request mailbox.
+        worker: The name of this worker in results.
+        config: Settings.
+        counters: The counters to update.
+
+    Attributes:
+        single: Delivers results one by one, when a batch fails.
+    """
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        requests: Mailbox[EvalRequest],
+        worker: str,
+        config: EvalLoopConfig,
+        counters: LoopCounters,
+    ) -> None:
+        self._delivery = delivery
+        self._requests = requests
+        self.single = ResultDelivery(delivery, requests.name, worker, config, counters)
+        self._counters = counters
+        self._waiting: list[tuple[Job[EvalRequest], EvalReply]] = []
+        self._senders: set[asyncio.Task[None]] = set()
+
+    def put(self, job: Job[EvalRequest], result: EvalResult) -> None:
+        """Queue a job's result for the next batch; the job is detached until then."""
+        job.detach()
+        self._waiting.append((job, self.single.reply(job.message.body, result)))
+        if len(self._senders) < _MAX_SENDERS:
+            sender = asyncio.get_running_loop().create_task(self._send())
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
+
+    async def _send(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
+            try:
+                await self._delivery.deliver_all([(job.message, reply) for job, reply in batch])
+            except BaseException as error:
+                self._counters.delivery_retries += len(batch)
+                for job, reply in batch:
+                    job.schedule(partial(self.single.finish, reply=reply))
+                if not isinstance(error, Exception):
+                    raise
+                continue
+            for _, reply in batch:
+                self._counters.outcomes[reply.result.outcome] += 1
+            await self._acknowledge([job for job, _ in batch])
+
+    async def _acknowledge(self, jobs: list[Job[EvalRequest]]) -> None:
+        try:
+            acknowledged = await acknowledge_all(self._requests, [job.message for job in jobs])
+        except BaseException as error:
+            for job in jobs:
+                job.schedule(self.single.acknowledge)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for job, ours in zip(jobs, acknowledged, strict=True):
+            self._counters.finished += ours
+            job.end(lost=not ours)

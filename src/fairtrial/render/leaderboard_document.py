@@ -1,0 +1,75 @@
+"""The document of a leaderboard: which systems may be the best, then each with its rank interval."""
+
+from __future__ import annotations
+
+from fairtrial import formatting
+from fairtrial.analysis.leaderboard import LeaderboardEntry, LeaderboardRecord
+from fairtrial.analysis.metrics import is_verdict
+from fairtrial.render.comparison_document import SHORT, TONES, mean_of, span
+from fairtrial.render.document import Cell, Column, Conclusion, Content, Document, Remarks, Table, Tone
+
+
+def leaderboard_document(leaderboard: LeaderboardRecord, cases: int) -> Document:
+    """Return the document; a leaderboard has no single trials, whatever `cases` is."""
+    sentence = leaderboard.sentence.removeprefix(f"{leaderboard.metric}: ")
+    tone: Tone = "good" if len(leaderboard.may_be_best) == 1 else ""
+    remarks = [*leaderboard.warnings]
+    if len(leaderboard.suites) > 1:
+        parts = ", ".join(f"{suite.name} {formatting.rate(suite.weight)}" for suite in leaderboard.suites)
+        remarks.insert(0, f"Means are over {len(leaderboard.suites)} datasets, weighted: {parts}.")
+    return Document(
+        f"{len(leaderboard.systems)} systems by {leaderboard.metric}",
+        (_about(leaderboard),),
+        (Conclusion(leaderboard.metric, sentence, tone), _table(leaderboard), Remarks(tuple(remarks))),
+    )
+
+
+def _about(leaderboard: LeaderboardRecord) -> str:
+    samples = formatting.count(leaderboard.n, "sample")
+    clusters = "" if leaderboard.clusters is None else f" in {formatting.count(leaderboard.clusters, 'cluster')}"
+    better = "; lower is better" if leaderboard.lower_is_better else ""
+    return f"{samples}{clusters} that every system has{better}"
+
+
+def _table(leaderboard: LeaderboardRecord) -> Table:
+    level = formatting.level(1 - leaderboard.alpha)
+    columns = [
+        Column("rank"),
+        Column(f"{level}\nranks"),
+        Column("system", "left", name=True),
+        Column(leaderboard.metric),
+    ]
+    if leaderboard.baseline is None:
+        columns += [Column(f"{level} interval"), Column("P(best)")]
+    else:
+        columns += [Column("P(best)"), Column("change"), Column(f"{level} interval"), Column("verdict", "left")]
+    rows = tuple(_row(entry, leaderboard) for entry in leaderboard.systems)
+    against = "" if leaderboard.baseline is None else f" and changes against {leaderboard.baseline}"
+    caption = f"Ranks{against}, with simultaneous intervals"
+    return Table(caption, tuple(columns), rows)
+
+
+def _row(entry: LeaderboardEntry, leaderboard: LeaderboardRecord) -> tuple[Content, ...]:
+    metric = leaderboard.metric
+    row: tuple[Content, ...] = (
+        f"{entry.rank}",
+        f"{entry.rank_low} to {entry.rank_high}",
+        entry.name,
+        mean_of(metric, entry.mean),
+    )
+    best = formatting.rate(entry.best)
+    if leaderboard.baseline is None:
+        ends = entry.low is not None and f"{mean_of(metric, entry.low)} to {mean_of(metric, entry.high)}"
+        return (*row, ends or formatting.UNDEFINED, best)
+    difference = entry.against_baseline
+    if difference is None:
+        return (*row, best, formatting.UNDEFINED, formatting.UNDEFINED, "baseline")
+    tone = TONES[difference.verdict]
+    change = formatting.signed(difference.difference, percent=is_verdict(metric))
+    return (
+        *row,
+        best,
+        Cell(change, tone),
+        span(metric, difference.low, difference.high),
+        Cell(SHORT[difference.verdict], tone),
+    )

@@ -1,0 +1,431 @@
+"""What a run's record keeps beside its plan: one record for each fact.
+
+They are stored as one JSON object. Whoever changes it writes some of its keys with `write_notes`; the store merges them
+into those it has, and keys that this version does not know stay as they are. Everybody else reads `RunRecord.noted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal, Self, TypedDict, Unpack
+
+from fairtrial.errors import ConfigurationError, StoreError
+from fairtrial.frozen import EMPTY
+from fairtrial.trials.stopping import StopWhen
+from fairtrial.types import JSON
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveRate:
+    """The pass rate of one experiment of a run that may stop by itself, with an interval valid at any stopping time.
+
+    Attributes:
+        n: Samples.
+        passed: How many passed.
+        errors: Trials that ended in an error, counted as failures.
+        missing: Trials without a score; the interval holds whatever it would have been.
+        estimate: The share of passes among trials that are not missing; None if there are none.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        level: Its confidence.
+        method: How it was made.
+    """
+
+    n: int
+    passed: int
+    errors: int
+    missing: int
+    estimate: float | None
+    low: float
+    high: float
+    level: float
+    method: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as they are stored."""
+        return _fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptivePair:
+    """Two experiments of a run that stops once it can tell them apart.
+
+    The e-value decides; the interval is cautious and may touch 0.
+
+    Attributes:
+        baseline: The experiment to compare with.
+        candidate: The experiment that is compared.
+        wins: Pairs that only the candidate passed.
+        losses: Pairs that only the baseline passed.
+        ties: Pairs in which both passed or both failed.
+        missing: Pairs of which a side has no score.
+        estimate: Candidate less baseline; None if there are no pairs.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        level: Its confidence.
+        method: How it was made.
+        e_value: At the last look.
+        p_value: 1/the largest e-value at any look; valid at any time.
+        verdict: What the candidate is; None while undecided.
+    """
+
+    baseline: str
+    candidate: str
+    wins: int
+    losses: int
+    ties: int
+    missing: int
+    estimate: float | None
+    low: float
+    high: float
+    level: float
+    method: str
+    e_value: float
+    p_value: float
+    verdict: Literal["better", "worse"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveNote:
+    """What a run that may stop by itself has found.
+
+    Attributes:
+        stopped: Whether the rule ended the run early.
+        reason: What the rule decided, in a sentence, or None. It may come to its decision only with the last sample.
+        rule: The rule.
+        samples: How many samples, from the start of the plan, are in the figures.
+        planned: Of how many.
+        beyond: Stored results after that prefix. They are kept and are in no figure here.
+        experiments: The figures of each experiment, by name.
+        pair: The figures of the two experiments that `rule.decides` names.
+    """
+
+    stopped: bool
+    reason: str | None
+    rule: StopWhen
+    samples: int
+    planned: int
+    beyond: int
+    experiments: Mapping[str, AdaptiveRate]
+    pair: AdaptivePair | None
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        """Read the note; what a newer version has added to it is left out."""
+        rates = {name: AdaptiveRate(**_known(AdaptiveRate, part)) for name, part in stored["experiments"].items()}
+        rule, pair = StopWhen(**_known(StopWhen, stored["rule"])), stored["pair"]
+        made = {
+            "rule": rule,
+            "experiments": rates,
+            "pair": None if pair is None else AdaptivePair(**_known(AdaptivePair, pair)),
+        }
+        return cls(**_known(cls, stored) | made)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the note as it is stored."""
+        return _fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNote:
+    """How far the plan has been sent to a fleet, and the fingerprint of the requests."""
+
+    cursor: int
+    fingerprint: str
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        """Read the note; without a fingerprint, it matches no code."""
+        cursor, fingerprint = stored.get("cursor"), stored.get("fingerprint")
+        if not isinstance(cursor, int):
+            return cls(0, "")
+        return cls(cursor, fingerprint if isinstance(fingerprint, str) else "")
+
+
+@dataclass(frozen=True, slots=True)
+class MissingNote:
+    """Results that did not arrive in time: their number, and the first of them."""
+
+    count: int
+    first: tuple[str, ...]
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        """Read the note."""
+        count = stored.get("count")
+        return cls(count if isinstance(count, int) else 0, _texts(stored.get("first")) or ())
+
+
+@dataclass(frozen=True, slots=True)
+class CrashNote:
+    """The crashes of a run's processes.
+
+    Attributes:
+        count: Number of consecutive processes that crashed while executing the run.
+        started: The last ordinal that may have started; -1 if unknown.
+        alone: The suspected trial that is being executed alone in this process; -1 if none.
+        alone_deaths: Number of crashes while that trial was executed alone.
+    """
+
+    count: int = 0
+    started: int = -1
+    alone: int = -1
+    alone_deaths: int = 0
+
+    @classmethod
+    def read(cls, stored: object) -> Self:
+        """Read the note; without one, there were no crashes."""
+        if not isinstance(stored, list | tuple) or len(stored) != 4 or not all(type(part) is int for part in stored):
+            return cls()
+        return cls(*stored)
+
+    def to_json(self) -> JSON:
+        """Return the note as it is stored; None without a crash."""
+        return [self.count, self.started, self.alone, self.alone_deaths] if self.count else None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportNote:
+    """The origin of a run that another tool executed.
+
+    Attributes:
+        format: The format of the source.
+        source: The id in the source.
+        content: A digest of the imported data.
+        imported_at: Time of the import, in seconds since the epoch.
+        remarks: Differences from the figures of the source.
+        origin: Further data of the source.
+    """
+
+    format: str
+    source: str
+    content: str
+    imported_at: float
+    remarks: tuple[str, ...] = ()
+    origin: Mapping[str, JSON] = EMPTY
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        """Read the note."""
+        at = stored.get("imported_at")
+        named = {entry.name for entry in fields(cls)}
+        return cls(
+            str(stored.get("format")),
+            str(stored.get("source")),
+            str(stored.get("content")),
+            float(at) if isinstance(at, int | float) else 0.0,
+            _texts(stored.get("remarks")) or (),
+            {name: value for name, value in stored.items() if name not in named},
+        )
+
+    def to_json(self) -> JSON:
+        """Return the note as it is stored."""
+        return {
+            **self.origin,
+            "format": self.format,
+            "source": self.source,
+            "content": self.content,
+            "imported_at": self.imported_at,
+            "remarks": list(self.remarks),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GateNote:
+    """A gate for which the run was the baseline.
+
+    Attributes:
+        baseline: The experiment of this run that was the baseline.
+        run: The id of the run that was gated.
+        experiment: Its experiment.
+        code: The hash of its code; empty if unknown.
+        data: The fingerprint of its dataset.
+        trials: Number of its trials with a score.
+    """
+
+    baseline: str
+    run: str
+    experiment: str
+    code: str
+    data: str
+    trials: int
+
+
+class NoteChanges(TypedDict, total=False):
+    """Notes to write; None removes one. Keys are the stored names and the properties of `RunNotes`."""
+
+    order: str | None
+    stopped: str | None
+    cost_cap_usd: float | None
+    executed_seconds: float | None
+    redacted: int | None
+    adaptive: AdaptiveNote | None
+    imported: ImportNote | None
+    fleet: FleetNote | None
+    missing: MissingNote | None
+    crashes: CrashNote | None
+    code_changed: bool
+    collected: bool
+    command_line: Sequence[str]
+    resume_words: Sequence[str]
+    sample_types: tuple[str, str]
+    gates: Sequence[GateNote]
+
+
+def write_notes(**changes: Unpack[NoteChanges]) -> dict[str, JSON]:
+    """Return notes as they are stored."""
+    return {name: _written(value) for name, value in changes.items()}
+
+
+def _written(value: Any) -> Any:
+    """Return a note as JSON. Text is escaped by the store when it is encoded."""
+    if isinstance(value, CrashNote | ImportNote):
+        return value.to_json()
+    if is_dataclass(value):
+        return _fields(value)
+    if isinstance(value, Mapping):
+        return {name: _written(part) for name, part in value.items()}
+    return [_written(part) for part in value] if isinstance(value, tuple | list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class RunNotes:
+    """The notes of one run, decoded on access; `stored` has all of them, including those of newer versions."""
+
+    stored: Mapping[str, JSON]
+
+    @property
+    def order(self) -> str | None:
+        """A digest of the order of the samples."""
+        return self._text("order")
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run ended before the end of its plan."""
+        return self._text("stopped")
+
+    @property
+    def cost_cap_usd(self) -> float | None:
+        """The cost cap that ended the run."""
+        found = self.stored.get("cost_cap_usd")
+        return found if isinstance(found, int | float) else None
+
+    @property
+    def executed_seconds(self) -> float | None:
+        """How long processes have executed the run, without the time between them; None if that was never resumed.
+
+        The time of processes that were killed is missing.
+        """
+        found = self.stored.get("executed_seconds")
+        return found if isinstance(found, int | float) else None
+
+    @property
+    def redacted(self) -> int:
+        """The number of trials that were not rescored because secrets had been redacted."""
+        found = self.stored.get("redacted")
+        return found if isinstance(found, int) else 0
+
+    @property
+    def code_changed(self) -> bool:
+        """Whether the code changed while the run was unfinished. Later versions count in `RunRecord.identity`."""
+        return bool(self.stored.get("code_changed"))
+
+    @property
+    def collected(self) -> bool:
+        """Whether the run was collected from a mailbox."""
+        return bool(self.stored.get("collected"))
+
+    @property
+    def sample_types(self) -> tuple[str, str]:
+        """The names of the types of inputs and expected values; `...` where samples differ, empty for plain JSON."""
+        found = _texts(self.stored.get("sample_types")) or ("", "")
+        return found[0], found[-1]
+
+    @property
+    def gates(self) -> tuple[GateNote, ...]:
+        """The gates for which the run was the baseline, the oldest first."""
+        found = self.stored.get("gates")
+        stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
+        wanted = {entry.name for entry in fields(GateNote)}
+        return tuple(GateNote(**_known(GateNote, part)) for part in stored if wanted <= part.keys())
+
+    @property
+    def had_owner(self) -> bool:
+        """Whether a process of an earlier version executed the run."""
+        return "at_work" in self.stored
+
+    @property
+    def command_line(self) -> tuple[str, ...] | None:
+        """The arguments of `fairtrial run` that name what to run."""
+        return _texts(self.stored.get("command_line"))
+
+    @property
+    def resume_words(self) -> tuple[str, ...] | None:
+        """The arguments of `fairtrial` that resume the run, without passwords."""
+        return _texts(self.stored.get("resume_words"))
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the run had adaptive stopping."""
+        return isinstance(self.stored.get("adaptive"), Mapping)
+
+    @property
+    def adaptive(self) -> AdaptiveNote | None:
+        """The state of adaptive stopping; None without it."""
+        found = self.stored.get("adaptive")
+        if not isinstance(found, Mapping):
+            return None
+        try:
+            return AdaptiveNote.read(found)
+        except (ConfigurationError, KeyError, AttributeError, TypeError) as error:
+            raise StoreError(
+                f"the note about adaptive stopping is damaged or was stored by another version: {error}"
+            ) from error
+
+    @property
+    def fleet(self) -> FleetNote | None:
+        """How far the plan was sent to a fleet."""
+        found = self.stored.get("fleet")
+        return FleetNote.read(found) if isinstance(found, Mapping) and found else None
+
+    @property
+    def missing(self) -> MissingNote | None:
+        """The results that did not arrive in time."""
+        found = self.stored.get("missing")
+        return MissingNote.read(found) if isinstance(found, Mapping) else None
+
+    @property
+    def crashes(self) -> CrashNote:
+        """The crashes of the run's processes."""
+        return CrashNote.read(self.stored.get("crashes"))
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether another tool executed the run."""
+        return "imported" in self.stored
+
+    @property
+    def imported(self) -> ImportNote | None:
+        """The origin of the run, if another tool executed it."""
+        found = self.stored.get("imported")
+        return ImportNote.read(found) if isinstance(found, Mapping) else None
+
+    def _text(self, name: str) -> str | None:
+        found = self.stored.get(name)
+        return None if found is None else str(found)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {entry.name: _written(getattr(record, entry.name)) for entry in fields(record)}
+
+
+def _known(kind: type[Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that are fields of a record."""
+    return {entry.name: stored[entry.name] for entry in fields(kind) if entry.name in stored}
+
+
+def _texts(stored: object) -> tuple[str, ...] | None:
+    if isinstance(stored, Sequence) and not isinstance(stored, str):
+        return tuple(str(part) for part in stored)
+    return None

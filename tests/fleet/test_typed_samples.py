@@ -1,0 +1,235 @@
+"""Typed samples keep their types on the way to workers that were put together by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import date
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from fairtrial import Dataset, Experiment, Sample, Session, TrialContext, exact_match, open_store
+from fairtrial.fleet import (
+    EvalLoop,
+    EvalReply,
+    EvalRequest,
+    MainLoop,
+    MainLoopRequest,
+    collect_results,
+    submit_dataset,
+)
+from fairtrial.fleet.client import collect
+from fairtrial.mailbox import InMemoryMailbox, RedisMailbox
+from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.sample_types import (
+    KnownTypes,
+    UnknownTypeError,
+    input_type_of,
+    sample_type_names,
+    type_name,
+    value_type_name,
+)
+from tests.fleet.loop_process import Answer, Problem
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Model(BaseModel):
+    value: int
+
+
+PROBLEMS = Dataset([Sample(f"s{i}", Problem(i, i), Answer(2 * i)) for i in range(5)])
+
+
+class Adds(MainLoop[Problem, Answer]):
+    def initialize(self, input: Problem) -> tuple[Prompt[Answer], Session]:
+        section = MarkdownSection[Problem]("", "$a plus $b", "q")
+        return Prompt(PromptTemplate[Answer]("m", "k", "math", [section])).bind(input), Session()
+
+
+def script(messages: Any) -> dict[str, int]:
+    a, _, b = messages[-1].text.split()
+    return {"value": int(a) + int(b)}
+
+
+async def add(problem: Problem) -> Answer:
+    return Answer(problem.a + problem.b)
+
+
+async def add_anything(problem: Any) -> Any:
+    return Answer(problem.a + problem.b)
+
+
+def _answers(given) -> Answer:  # type: ignore[no-untyped-def]
+    return Answer(given)
+
+
+def _with_context(given, ctx: TrialContext) -> Answer:  # type: ignore[no-untyped-def]
+    return Answer(given)
+
+
+class _Callable:
+    def __call__(self, given: Problem, ctx: TrialContext) -> Answer:
+        return Answer(given.a)
+
+
+def same(output: Answer, expected: Answer) -> bool:
+    return output == expected
+
+
+@asynccontextmanager
+async def mailbox(where: str, kind: type[Any], url: str) -> AsyncIterator[Any]:
+    name = f"typed-{uuid.uuid4().hex}"
+    if where == "redis":
+        async with RedisMailbox(name, kind, url) as made:
+            yield made
+    else:
+        yield InMemoryMailbox(name, kind if where == "encoded" else None)
+
+
+async def scored(where: str, url: str, dataset: Any = PROBLEMS, main: Any = None, **loop: Any) -> Any:
+    """The report of a dataset that was submitted, executed and collected."""
+    async with AsyncExitStack() as stack:
+        requests = await stack.enter_async_context(mailbox(where, EvalRequest, url))
+        results = await stack.enter_async_context(mailbox(where, EvalReply, url))
+        working: list[Any] = []
+        if main is not None:
+            inputs = loop["mainloop_requests"] = await stack.enter_async_context(mailbox(where, MainLoopRequest, url))
+            serving = main(requests=inputs)
+            working.append((serving, asyncio.create_task(serving.run())))
+        evals = EvalLoop(requests=requests, results=results, **{"evaluator": exact_match, **loop})
+        working.append((evals, asyncio.create_task(evals.run())))
+        run_id = await submit_dataset(dataset, Experiment(), requests)
+        report = await collect_results(results, len(dataset), timeout_seconds=30, run_id=run_id)
+        for one, task in working:
+            one.stop()
+            await task
+        return report
+
+
+@pytest.mark.parametrize("where", ["by reference", "encoded", "redis"])
+@pytest.mark.parametrize(
+    "task", [Adds(adapter=ScriptedAdapter(script)), add, MainLoop(add)], ids=["loop", "fn", "main"]
+)
+async def test_one_hop_types_come_from_the_loop_or_the_task(where: str, task: Any, redis_url: str) -> None:
+    report = await scored(where, redis_url, loop=task)
+    assert (report.pass_rate, report.total, dict(report.errors)) == (1.0, 5, {})
+
+
+@pytest.mark.parametrize("where", ["by reference", "encoded", "redis"])
+@pytest.mark.parametrize("said", [{"output_type": Answer}, {"output_type": Answer, "evaluator": same}])
+async def test_two_hops_types_come_from_the_worker_that_scores(where: str, said: Any, redis_url: str) -> None:
+    for main in (partial(Adds, adapter=ScriptedAdapter(script)), partial(MainLoop, add)):
+        report = await scored(where, redis_url, main=main, **said)
+        assert (report.pass_rate, report.total, dict(report.errors)) == (1.0, 5, {})
+
+
+async def test_a_type_that_is_not_declared_is_an_error(redis_url: str) -> None:
+    report = await scored("redis", redis_url, loop=add_anything)
+    assert dict(report.errors) == {"scorer_error": 5}
+    (error, *_) = [result.error for result in report.results]
+    assert error == (
+        "the input of the sample has type Problem, which this worker cannot resolve: pass "
+        "input_type=Problem, or annotate the task"
+    )
+    report = await scored("redis", redis_url, loop=add_anything, input_type=Problem, expected_type=Answer)
+    assert report.pass_rate == 1.0
+    report = await scored("redis", redis_url, main=partial(MainLoop, add))
+    assert (
+        "the expected value of the sample has type Answer, which this worker cannot resolve" in report.results[0].error
+    )
+
+
+async def test_requests_that_are_sent_again_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "_LOST_SECONDS", 0.05)
+    requests, results = InMemoryMailbox("requests", EvalRequest), InMemoryMailbox("results", EvalReply)
+    store = open_store("memory:")
+    run_id = await submit_dataset(PROBLEMS, Experiment(), requests, store=store)
+    await requests.purge()
+    loop = EvalLoop(loop=add, evaluator=exact_match, requests=requests, results=results)
+    working = asyncio.create_task(loop.run())
+    report = await collect_results(results, 5, timeout_seconds=20, store=store, run_id=run_id, requests=requests)
+    assert (report.pass_rate, report.total) == (1.0, 5)
+    loop.stop()
+    await working
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [(1, 2), {1, 2}, Decimal("1.10"), date(2026, 1, 2), b"x", [1, {"a": None}], {"a": [1.5]}, "text", None],
+    ids=repr,
+)
+async def test_standard_types_are_known_to_every_worker(expected: Any, redis_url: str) -> None:
+    async def task(input: str) -> Any:
+        return expected
+
+    def equal(output: Any, expected: Any) -> bool:
+        return bool(output == expected and isinstance(expected, type(output)))
+
+    report = await scored("redis", redis_url, Dataset([Sample("s", "x", expected)]), loop=task, evaluator=equal)
+    assert report.pass_rate == 1.0, report.results[0].error
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "name"),
+    [
+        ("text", str, ""),
+        ([1, 2], list[int], ""),
+        ({"a": 1}, dict[str, int], ""),
+        (Problem(1, 2), Problem, "Problem"),
+        (Problem(1, 2), Problem | None, "Problem"),
+        (Model(value=1), Model, "Model"),
+        ([Problem(1, 2)], list[Problem], "list[Problem]"),
+        ({"k": Problem(1, 2)}, dict[str, Problem], "dict[str, Problem]"),
+        ((1, 2), tuple[int, ...], "tuple"),
+        ((Problem(1, 2),), tuple[Problem, ...], "tuple[Problem, ...]"),
+        ({"k": [Answer(1)]}, dict[str, list[Answer]], "dict[str, list[Answer]]"),
+    ],
+)
+def test_a_type_has_the_name_under_which_its_values_are_sent(value: Any, kind: Any, name: str) -> None:
+    assert value_type_name(value) == type_name(kind) == name
+    if name:
+        assert KnownTypes(kind).find(name, "the input", "input_type") is not object
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        (add, Problem),
+        (partial(add), Problem),
+        (lambda given: given, object),
+        (_answers, object),
+        (_with_context, object),
+        (_Callable(), Problem),
+        (len, object),
+    ],
+)
+def test_the_input_of_a_task_has_the_type_of_its_first_parameter(task: Any, kind: Any) -> None:
+    assert input_type_of(task) is kind
+
+
+def test_lists_with_values_of_several_types_have_no_type() -> None:
+    assert value_type_name([Problem(1, 2), Answer(1)]) == "list[...]"
+    assert sample_type_names([Sample("a", Problem(1, 2)), Sample("b", Answer(1), Answer(2))]) == ("...", "...")
+    with pytest.raises(UnknownTypeError, match=r"has type list\[\.\.\.\]"):
+        KnownTypes(Problem, Answer).find("list[...]", "the input", "input_type")
+
+
+def test_plain_samples_are_sent_unchanged() -> None:
+    request = EvalRequest.from_wire(
+        EvalRequest(key=TrialKey("r", "a", "s"), sample=Sample("s", {"a": [1]}, "x")).to_wire()
+    )
+    assert request.types == ("", "")
+    assert b"types" not in request.to_wire()

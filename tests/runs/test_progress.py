@@ -1,0 +1,215 @@
+"""The progress display of a run."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fairtrial import Dataset, EvalSuite, Score, TokenUsage, TrialKey, exact_match, open_store, sync
+from fairtrial.runs import progress
+from fairtrial.runs.events import EvalRunStarted, SampleEvaluated, TrialStarted
+from fairtrial.runs.progress import Display, Tally, interval, shown
+from fairtrial.stats import wilson
+from fairtrial.store.protocol import RunRecord
+from fairtrial.trials.result import EvalResult
+
+RUN = RunRecord("r1", "support", "data", "1", "f", 10, ("baseline",), 1, number=1)
+
+
+def key(number: int) -> TrialKey:
+    return TrialKey("r1", "baseline", f"s{number}")
+
+
+def result(number: int, **fields: Any) -> EvalResult:
+    fields.setdefault("outcome", "scored")
+    if fields["outcome"] == "scored":
+        fields.setdefault("score", Score(1.0))
+    return EvalResult(key(number), number, **fields)
+
+
+def started(tally: Tally, done: int = 0) -> None:
+    tally.publish(EvalRunStarted("r1", "data", 10, 10, done, RUN))
+
+
+def lines(tally: Tally, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(Display(tally))
+    return captured.get().splitlines()
+
+
+@pytest.mark.parametrize(("passed", "scored"), [(0, 1), (1, 1), (3, 10), (10, 10), (977, 1000)])
+def test_the_interval_is_the_one_reports_print(passed: int, scored: int) -> None:
+    found, wanted = interval(passed, scored), wilson(passed, scored)
+    assert found == pytest.approx((wanted.low, wanted.high))  # type: ignore[union-attr]
+    assert interval(0, 0) is None
+
+
+def test_it_counts_what_happens() -> None:
+    tally = Tally()
+    assert lines(tally) == ["starting".ljust(8)]
+    started(tally)
+    for number in range(6):
+        tally.publish(TrialStarted("r1", key(number)))
+    tally.publish(SampleEvaluated("r1", result(0, usage=TokenUsage(100, 20, 0, 0.5))))
+    tally.publish(SampleEvaluated("r1", result(1, score=Score(0.0))))
+    tally.publish(SampleEvaluated("r1", result(2, outcome="timeout")))
+    tally.publish(SampleEvaluated("r1", result(3, outcome="timeout")))
+    first, second, third = lines(tally)
+    assert first.startswith("support ")
+    assert "4/10 40% eta " in first
+    assert second.rstrip() == "  passed 50.0% [9.5%, 90.5%]   2 timeouts"
+    assert third.split("   ")[0] == "  2 in flight"
+    assert third.rstrip().endswith("/s   120 tokens   $0.5000")
+    tally.remark = "interrupted: finishing"
+    assert lines(tally)[3].rstrip() == "interrupted: finishing"
+    assert Display(tally).plain_line().startswith("support: 4 of 10 trials, passed 50.0% [9.5%, 90.5%], 2 timeouts, ")
+
+
+@pytest.mark.parametrize("several", [{"repeats": 3}, {"experiments": ("plain", "terse")}])
+def test_several_trials_of_a_sample_have_no_interval_as_if_they_were_independent(several: dict[str, Any]) -> None:
+    tally = Tally()
+    tally.publish(EvalRunStarted("r1", "data", 10, 10, 0, replace(RUN, **several)))
+    tally.publish(SampleEvaluated("r1", result(0)))
+    assert lines(tally)[1].rstrip() == "  passed 100.0% of 1 scored   no errors"
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_no_line_is_longer_than_the_screen(width: int) -> None:
+    tally = Tally()
+    started(tally)
+    tally.suite = "a-name-" * 20
+    tally.errors.update(dict.fromkeys(("task_error", "timeout", "scorer_error", "dead_letter"), 123456))
+    assert max(len(line) for line in lines(tally, width)) <= width
+    assert len(lines(tally, width)) == 3
+
+
+@pytest.mark.parametrize("retries", [False, True])
+def test_a_resumed_run_starts_where_it_stopped(retries: bool) -> None:
+    store = open_store("memory:")
+    store.create_run(RUN)
+    stored = [
+        result(0, usage=TokenUsage(10, 0, 0, 0.1)), result(1, score=Score(0.0)), result(2, outcome="timeout"),
+        result(3, outcome="scorer_error", output="x", output_json='"x"'),
+    ]  # fmt: skip
+    store.commit("r1", stored)
+    seen: list[EvalRunStarted] = []
+    tally = Tally(store, seen.append, retries=retries)
+    started(tally, done=4)
+    assert len(seen) == 1
+    # What could not be scored is scored again in any case; a timeout is tried again if that was asked for.
+    assert tally.done == tally.first == (2 if retries else 3)
+    assert dict(tally.errors) == ({} if retries else {"timeout": 1})
+    assert (tally.scored, tally.passed, tally.tokens, tally.cost) == (2, 1, 10, 0.1)
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_PLAIN_SECONDS", 0.01)
+    file = io.StringIO()
+    console = Console(file=file, width=80)
+    tally = Tally()
+    with shown(tally, console):
+        started(tally)
+        tally.publish(SampleEvaluated("r1", result(0)))
+        for _ in range(1000):
+            if file.getvalue():
+                break
+            threading.Event().wait(0.01)
+    assert file.getvalue().startswith("support: 1 of 10 trials, passed 100.0% [20.7%, 100.0%], no errors, ")
+
+
+def test_quiet_shows_nothing() -> None:
+    file = io.StringIO()
+    with shown(Tally(), Console(file=file, force_terminal=True), quiet=True):
+        pass
+    assert file.getvalue() == ""
+
+
+def test_a_terminal_gets_it_live() -> None:
+    file = io.StringIO()
+    tally = Tally()
+    with shown(tally, Console(file=file, force_terminal=True, width=80), prints=False):
+        started(tally)
+    assert "\x1b[" in file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(5, "eta 0:01"), (0, "eta -:--"), (5 * 3600, "eta 1:15:00"), (5 * 60, "eta 1:15")]
+)
+def test_the_time_left_is_told_from_the_pace(seconds: float, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fairtrial.runs.progress.time.monotonic", lambda: now[0])
+    tally = Tally()
+    started(tally)
+    display = Display(tally)
+    if seconds:
+        tally.done = 8
+        now[0] += seconds
+    assert display._eta() == said
+    tally.done = 10
+    assert display._eta() == "eta 0:00"
+    now[0] += 100
+    display.rate()
+    now[0] += 1
+    assert display.rate() == 0.0
+
+
+def test_a_run_in_a_program_shows_its_progress_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    suite = EvalSuite("letters", Dataset.of({"a": "A", "b": "x"}), str.upper, exact_match)
+    suite.run_sync(store="memory:")
+    assert capsys.readouterr().err == ""
+    suite.run_sync(store="memory:", progress=True)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("letters: 2 of 2 trials, passed 50.0%")
+    sync.EvalSuite("letters", suite.dataset, str.upper, exact_match).run(store="memory:", progress=True)
+    assert "2 of 2 trials" in capsys.readouterr().err
+
+
+@pytest.mark.anyio
+async def test_an_awaited_run_shows_its_progress_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    suite = EvalSuite("letters", Dataset.of({"a": "A"}), str.upper, exact_match)
+    await suite.run(store="memory:", progress=True)
+    assert "1 of 1 trials" in capsys.readouterr().err
+
+
+class NotebookShell:
+    kernel = object()
+
+
+class NotebookLine:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def display(self, data: dict[str, str], *, raw: bool, display_id: bool) -> NotebookLine:
+        assert raw
+        assert display_id
+        self.texts.append(data["text/plain"])
+        return self
+
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.texts.append(data["text/plain"])
+
+
+def test_progress_in_a_notebook_is_one_line_that_changes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = NotebookLine()
+    package, displays = ModuleType("IPython"), ModuleType("IPython.display")
+    package.get_ipython = NotebookShell  # type: ignore[attr-defined]
+    displays.display = line.display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    monkeypatch.setitem(sys.modules, "IPython.display", displays)
+    suite = EvalSuite("letters", Dataset.of({"a": "A", "b": "x"}), str.upper, exact_match)
+    suite.run_sync(store="memory:", progress=True)
+    assert line.texts[0] == "starting"
+    assert line.texts[-1].startswith("letters: 2 of 2 trials")
+    assert capsys.readouterr().err == ""
