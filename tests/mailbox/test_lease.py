@@ -16,6 +16,7 @@ import pytest
 
 from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxConnectionError
 from fairtrial.mailbox import InMemoryMailbox, Lease, LeaseExtender, Message, RedisMailbox
+from fairtrial.testing import FakeClock
 from tests.mailbox.ageing import age
 
 pytestmark = [pytest.mark.anyio, pytest.mark.proves("R75")]
@@ -326,14 +327,37 @@ class TestSettings:
             pass
 
 
+class RenewedMailbox(InMemoryMailbox[int]):
+    """A mailbox that tells when its leases have been renewed."""
+
+    def __init__(self, name: str, clock: FakeClock) -> None:
+        super().__init__(name, clock=clock)
+        self._renewed = threading.Semaphore(0)
+
+    def renew(self, receipts: Sequence[Any], seconds: float) -> Sequence[bool]:
+        kept = super().renew(receipts, seconds)
+        self._renewed.release()
+        return kept
+
+    def wait_for_renewal(self) -> None:
+        """Wait for a renewal that begins from now on, blocking the caller."""
+        while self._renewed.acquire(blocking=False):
+            pass
+        for _ in range(2):  # The first may have begun earlier.
+            assert self._renewed.acquire(timeout=20)
+
+
 class TestWithRealMailboxes:
     async def test_in_memory_a_lease_is_kept_through_a_blocked_event_loop(self) -> None:
-        mailbox = InMemoryMailbox[int]("m")
+        clock = FakeClock()
+        mailbox = RenewedMailbox("m", clock=clock)
         await mailbox.send(1)
-        (message,) = await mailbox.receive(1, 0.3, 1)
-        async with LeaseExtender(lease_seconds=0.3) as extender:
+        (message,) = await mailbox.receive(1, 30, 1)
+        async with LeaseExtender(lease_seconds=30, interval_seconds=0.02) as extender:
             with extender.hold(message, deadline=soon()):
-                time.sleep(1.0)  # noqa: ASYNC251 - a task that computes
+                for _ in range(4):  # A task that computes for 80 seconds.
+                    clock.advance(20)
+                    mailbox.wait_for_renewal()
                 assert not await mailbox.receive(1, 1, 0)
                 await message.acknowledge()
         assert await mailbox.approximate_count() == 0
@@ -344,12 +368,12 @@ class TestWithRealMailboxes:
         async with (
             RedisMailbox(name, int, redis_url, sweep_seconds=None) as mailbox,
             RedisMailbox(name, int, redis_url, sweep_seconds=None) as other,
-            LeaseExtender(lease_seconds=0.6) as extender,
+            LeaseExtender(lease_seconds=2, interval_seconds=0.2) as extender,
         ):
             await asyncio.gather(*(mailbox.send(number) for number in range(300)))
-            messages = await mailbox.receive(300, 0.6, 1)
+            messages = await mailbox.receive(300, 2, 1)
             with extender.hold(messages[0], deadline=soon()):
-                time.sleep(1.5)  # noqa: ASYNC251 - a task that computes
+                time.sleep(2.5)  # noqa: ASYNC251 - a task that computes
                 assert await other.sweep() == 299
                 await messages[0].acknowledge()
 

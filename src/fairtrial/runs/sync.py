@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 
 from fairtrial.runs.runner import Interrupt
@@ -52,16 +52,21 @@ def run_interruptibly(call: Callable[[Interrupt], Awaitable[RunRecord]], *, dura
         finally:
             ended.set()
 
-    future = blocking_portal().start_task_soon(to_its_end)
+    started: list[Future[RunRecord]] = []
 
     def drain() -> None:
         interrupt()
         _announce("interrupted: finishing the trials in flight (once more to cancel them)")
 
-    signals = StopSignals(drain, future.cancel)
-    with signals.handled():
+    def cancel() -> None:
+        for future in started:
+            future.cancel()
+
+    signals = StopSignals(drain, cancel)
+    with signals.handled():  # Before the start, so that no signal can come in between.
+        started.append(blocking_portal().start_task_soon(to_its_end))
         try:
-            run = future.result()
+            run = started[0].result()
         except CancelledError:
             ended.wait(_SETTLE_SECONDS)  # The future is done at once; closing and storing take a moment longer.
         except KeyboardInterrupt:  # From another handler.

@@ -198,10 +198,10 @@ def run_interruptibly(
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, and the loop has ended. After a SIGTERM this returns.
     """
-    future = blocking_portal().start_task_soon(call)
     signals = StopSignals(stop, hurry)
     deadline = math.inf
-    with signals.handled():
+    with signals.handled():  # Before the start, so that no signal can come in between.
+        future = blocking_portal().start_task_soon(call)
         while not wait([future], _BEAT_SECONDS).done:
             if signals.received:
                 deadline = min(deadline, time.monotonic() + drain_seconds + 2 * _CANCEL_SECONDS)
