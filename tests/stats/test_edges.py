@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom, norm
 
 import fairtrial.stats
 from fairtrial import stats
+from fairtrial.stats._arrays import binomial_ranks, binomial_tail
 
 
 def numbers_in(value: object) -> list[float]:
@@ -452,6 +455,19 @@ def test_the_package_imports_nothing_else_of_ours_but_wilson() -> None:
 def test_importing_the_top_package_brings_in_no_numpy() -> None:
     code = "import fairtrial, sys; sys.exit(any(m in sys.modules for m in ('numpy', 'scipy', 'fairtrial.stats')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_what_is_slow_to_load_is_loaded_where_it_is_needed() -> None:
+    slow = ("scipy.stats", "scipy.optimize", "scipy.sparse.csgraph")
+    code = f"import fairtrial.stats, fairtrial.report, sys; sys.exit(any(m in sys.modules for m in {slow}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@given(st.integers(1, 10**6), st.floats(0.001, 0.999), st.sampled_from([0.0005, 0.005, 0.025, 0.05]))
+def test_ranks_of_a_binomial_are_those_of_scipy(n: int, rate: float, tail: float) -> None:
+    low, high = binomial_ranks(tail, n, rate)
+    assert (low, high) == (binom.ppf(tail, n, rate), binom.isf(tail, n, rate))
+    assert binomial_tail(high, n, rate) == pytest.approx(binom.sf(high, n, rate), rel=1e-9, abs=1e-300)
 
 
 def test_the_public_names_are_all_there() -> None:

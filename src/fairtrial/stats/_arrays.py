@@ -1,6 +1,7 @@
 """Validate arguments and convert them to arrays of finite floats."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -8,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import betainc, ndtr, ndtri, stdtr, stdtrit
 
 type FloatArray = NDArray[np.float64]
 type IntArray = NDArray[np.intp]
@@ -190,3 +191,25 @@ def t_tail(value: float, df: float) -> float:
 def two_sided(level: float) -> float:
     """The upper tail point of a two-sided interval: .975 for 95%."""
     return (1 + level) / 2
+
+
+def binomial_tail(count: int, n: int, rate: float) -> float:
+    """The chance of more than `count` successes in `n` trials."""
+    return float(betainc(count + 1, n - count, rate)) if count < n else 0.0
+
+
+def binomial_ranks(tail: float, n: int, rate: float) -> tuple[int, int]:
+    """The least count k with P(X <= k) >= tail, and the least with P(X > k) <= tail, of a binomial X.
+
+    As `ppf` and `isf` of `scipy.stats.binom`, which takes as long to load as everything else together.
+    """
+    low = bisect_left(range(n), True, key=lambda count: bool(betainc(n - count, count + 1, 1 - rate) >= tail))
+    high = bisect_left(range(n), True, key=lambda count: binomial_tail(count, n, rate) <= tail)
+    return low, high
+
+
+def find_root(call: Callable[[float], float], low: float, high: float, *, xtol: float = 2e-12) -> float:
+    """Find where a function of one number is 0 between two ends at which its signs differ, by Brent's method."""
+    from scipy.optimize import brentq  # Imported late: it is slow to load, and few commands need it.
+
+    return float(brentq(call, low, high, xtol=xtol))

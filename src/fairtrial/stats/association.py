@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from math import atanh, sqrt, tanh
 
 import numpy as np
-from scipy.stats import fisher_exact, mannwhitneyu, rankdata
 
 from fairtrial.stats._arrays import Values, as_values, check_level, normal_quantile, two_sided
 from fairtrial.stats.results import Interval, Undefined
@@ -32,6 +31,8 @@ def rank_correlation(first: Values, second: Values, *, level: float = 0.95) -> R
         raise ValueError(f"Both must have the same number of values (got {x.size} and {y.size}): pair them first.")
     if x.size < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return RankCorrelation(x.size, None, None, "One of the two does not vary, so there is no correlation.")
+    from scipy.stats import rankdata  # Imported late: it takes as long to load as everything else together.
+
     r = float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
     if x.size < 5 or abs(r) > 1 - 1e-12:
         return RankCorrelation(
@@ -47,6 +48,8 @@ def groups_differ(first: Values, second: Values) -> float | Undefined:
     x, y = as_values(first, "first"), as_values(second, "second")
     if x.size == 0 or y.size == 0:
         return Undefined("One of the two groups is empty.")
+    from scipy.stats import fisher_exact, mannwhitneyu
+
     if np.all(np.isin(x, (0, 1))) and np.all(np.isin(y, (0, 1))):
         table = [[int(x.sum()), int(x.size - x.sum())], [int(y.sum()), int(y.size - y.sum())]]
         return float(fisher_exact(table).pvalue)

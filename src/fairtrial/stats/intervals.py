@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import ceil, floor, sqrt
 
 import numpy as np
-from scipy import stats
 from scipy.special import betaincinv
 
 from fairtrial.stats._arrays import (
@@ -20,6 +19,7 @@ from fairtrial.stats._arrays import (
     as_clusters,
     as_samples,
     as_values,
+    binomial_ranks,
     check_bounds,
     check_counts,
     check_level,
@@ -161,7 +161,7 @@ def beta_uniform(successes: int, n: int, *, level: float = 0.95) -> Interval:
     """
     check_counts(successes, n)
     check_level(level)
-    low, high = stats.beta(1 + successes, 1 + n - successes).interval(level)
+    low, high = betaincinv(1 + successes, 1 + n - successes, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high), level, "beta posterior, uniform prior")
 
 
@@ -443,7 +443,8 @@ def quantile_interval(
     value = float(np.quantile(array, share, method="inverted_cdf"))
     tail = (1 - level) / 2
     if clusters is None and trials == n:
-        first, last = int(stats.binom.ppf(tail, n, share)), int(stats.binom.isf(tail, n, share)) + 1
+        first, last = binomial_ranks(tail, n, share)
+        last += 1
         notes: tuple[str, ...] = ()
         count, worth, worth_n, method = None, None, float(n), "order statistics"
     else:

@@ -12,7 +12,7 @@ from math import inf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv, ndtri, stdtrit
+from scipy.special import betaincinv, ndtr, ndtri, stdtrit
 
 from fairtrial.stats._arrays import (
     FloatArray,
@@ -225,9 +225,7 @@ def weighted_groups_differ(trials: JudgedTrials) -> float | None:
     variance = max(float(pull @ pull), float(every.var()) * float(w @ w) / float(w.sum()) ** 2)
     if variance <= 0:
         return None
-    from scipy.stats import norm
-
-    return float(2 * norm.sf(abs(mean - float(every.mean())) / sqrt(variance)))
+    return float(2 * ndtr(-abs(mean - float(every.mean())) / sqrt(variance)))
 
 
 def _side(

@@ -4,10 +4,17 @@ from functools import lru_cache
 from math import sqrt
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import bdtr, bdtrc, gammaln, ndtr, xlog1py, xlogy
 
-from fairtrial.stats._arrays import FloatArray, check_level, check_power, normal_quantile, normal_tail, two_sided
+from fairtrial.stats._arrays import (
+    FloatArray,
+    check_level,
+    check_power,
+    find_root,
+    normal_quantile,
+    normal_tail,
+    two_sided,
+)
 from fairtrial.stats.results import Interval, Undefined
 
 _ENUMERATED = 100
@@ -102,7 +109,7 @@ def pairs_mde(n: int, cancelling: float, *, level: float = 0.95, power: float = 
     missing = shortfall if n > _ENUMERATED else shortfall_of_power
     if missing(1.0) > 0:
         return Undefined(f"With {n} pairs even the largest possible difference might be missed.")
-    return float(brentq(missing, 0.0, 1.0, xtol=1e-6))
+    return find_root(missing, 0.0, 1.0, xtol=1e-6)
 
 
 def _pairs_power(n: int, unequal: float, difference: float, level: float) -> float:

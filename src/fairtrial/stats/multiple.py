@@ -1,7 +1,6 @@
 """Adjust p-values for multiple tests."""
 
 import numpy as np
-from scipy import stats
 
 from fairtrial.stats._arrays import FloatArray, Values, as_values
 
@@ -27,9 +26,11 @@ def benjamini_hochberg(p_values: Values) -> FloatArray:
     through anyway. Valid for independent or positively dependent p-values.
     """
     p = _checked(p_values)
-    if p.size == 0:
-        return p
-    return np.asarray(stats.false_discovery_control(p, method="bh"), dtype=np.float64)
+    order = np.argsort(p, kind="stable")[::-1]
+    steps = np.minimum(1.0, p[order] * p.size / np.arange(p.size, 0, -1))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum.accumulate(steps)
+    return adjusted
 
 
 def _checked(p_values: Values) -> FloatArray:

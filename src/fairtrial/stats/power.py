@@ -5,11 +5,19 @@ from functools import lru_cache
 from math import ceil, floor, inf, sqrt
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import chdtri, gammaln, nctdtr, nctdtrit
-from scipy.stats import binom
 
-from fairtrial.stats._arrays import check_counts, check_level, check_power, normal_quantile, t_quantile, two_sided
+from fairtrial.stats._arrays import (
+    binomial_ranks,
+    binomial_tail,
+    check_counts,
+    check_level,
+    check_power,
+    find_root,
+    normal_quantile,
+    t_quantile,
+    two_sided,
+)
 from fairtrial.stats.results import Undefined
 
 _FEW_FLIPPED = range(6, 11)  # Units whose signs can be flipped at the usual level, and so few that it costs power.
@@ -149,8 +157,8 @@ def samples_to_reach(rate: float, bound: float, *, level: float = 0.95, power: f
         rate, bound = 1 - rate, 1 - bound
 
     def enough(count: int) -> bool:
-        beyond = binom.isf((1 - level) / 2, count, bound)  # P(X > beyond) is small enough.
-        return bool(binom.sf(beyond, count, rate) >= power)
+        _, beyond = binomial_ranks((1 - level) / 2, count, bound)  # P(X > beyond) is small enough.
+        return binomial_tail(beyond, count, rate) >= power
 
     return _least(enough)
 
@@ -222,7 +230,7 @@ def _t_shift(critical: float, df: float, power: float) -> float:
     high = critical + t_quantile(power, df)
     while shortfall(high) < 0:
         high *= 1.5
-    return float(brentq(shortfall, 0.0, high))
+    return find_root(shortfall, 0.0, high)
 
 
 @lru_cache(maxsize=256)
@@ -248,7 +256,7 @@ def _flip_shift(units: int, level: float, power: float) -> float:
     high = 2 * _t_shift(critical, units - 1, power)
     while shortfall(high) < 0:
         high *= 1.5
-    return float(brentq(shortfall, 0.0, high, xtol=1e-3))
+    return find_root(shortfall, 0.0, high, xtol=1e-3)
 
 
 def _pairs_to_clear(d: float, rate: float, bound: float, level: float, power: float) -> int | Undefined:

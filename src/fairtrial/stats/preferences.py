@@ -5,8 +5,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from fairtrial.stats._arrays import FloatArray, IntArray, as_clusters, check_level, t_quantile, two_sided
 from fairtrial.stats.ranking import Estimates, SimultaneousDifferences, SystemPairs, normal_maxima, ranking_of
@@ -250,6 +248,9 @@ class _Comparisons:
         )
 
     def _components(self, start: IntArray, end: IntArray, *, directed: bool) -> list[list[str]]:
+        from scipy.sparse import csr_array  # Imported late: slow to load, and only Bradley-Terry needs it.
+        from scipy.sparse.csgraph import connected_components
+
         m = len(self.names)
         graph = csr_array((np.ones(start.size), (start, end)), shape=(m, m))
         _, labels = connected_components(graph, directed=directed, connection="strong")

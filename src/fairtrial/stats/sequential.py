@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import betaln
 
 from fairtrial.stats._arrays import (
@@ -20,6 +19,7 @@ from fairtrial.stats._arrays import (
     as_values,
     check_counts,
     check_level,
+    find_root,
     normal_quantile,
     two_sided,
 )
@@ -97,8 +97,8 @@ def _unrefuted(successes: int, n: int, level: float) -> tuple[float, float]:
 
     # Below 1e-300 a root cannot be told from 0; at the rate itself the mixture never wins.
     rate = k / n
-    low = float(brentq(refuted_by, 1e-300, rate, xtol=1e-14)) if k else 0.0
-    high = float(brentq(refuted_by, rate, 1 - 1e-16, xtol=1e-14)) if rest else 1.0
+    low = find_root(refuted_by, 1e-300, rate, xtol=1e-14) if k else 0.0
+    high = find_root(refuted_by, rate, 1 - 1e-16, xtol=1e-14) if rest else 1.0
     return low, high
 
 
