@@ -276,10 +276,10 @@ class TestWhatItSurvives:
 
         @task(inline=True)
         def block(input: str) -> str:
-            threading.Event().wait(1.0)
+            threading.Event().wait(4.0)
             return input
 
-        config = EvalLoopConfig(lease_seconds=0.4)
+        config = EvalLoopConfig(lease_seconds=2)
         loop = EvalLoop(requests=requests, rules=rules(block), results=results, config=config)
         await loop.run(until_empty=True)
         assert (loop.counters.received, loop.counters.lease_losses) == (1, 0)

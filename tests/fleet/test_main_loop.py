@@ -338,7 +338,7 @@ class TestTwoHops:
         await requests.send(request())
 
         async def slow(input: str) -> str:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(4.5)
             return input
 
         loop = EvalLoop(
@@ -346,9 +346,9 @@ class TestTwoHops:
             evaluator=exact_match,
             mainloop_requests=main,
             results=results,
-            config=EvalLoopConfig(lease_seconds=0.3),
+            config=EvalLoopConfig(lease_seconds=1.5),
         )
-        served = MainLoop(slow, requests=main, config=MainLoopConfig(lease_seconds=0.3))
+        served = MainLoop(slow, requests=main, config=MainLoopConfig(lease_seconds=1.5))
         async with serving(served):
             await loop.run(until_empty=True)
         assert (await take(results))[0].passed

@@ -345,10 +345,10 @@ async def test_with_no_time_left_the_cause_is_the_error_not_a_timeout() -> None:
     async def ask(text: str) -> str | None:
         return (await adapter.complete(ASK)).output
 
-    rules = TrialRules((resolve_task(ask),), (Experiment(),), resolve(exact_match), timeout_seconds=5)
+    rules = TrialRules((resolve_task(ask),), (Experiment(),), resolve(exact_match), timeout_seconds=25)
     started = time.monotonic()
     result = await run_trial(rules, TrialKey("r", "baseline", "s"), 0, Sample("s", "x", "x"), 0)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 15
     assert result.outcome == "task_error"
     assert "slow down" in str(result.error)
 
