@@ -154,9 +154,11 @@ class Session:
     def mutate[T](self, kind: type[T]) -> SliceMutator[T]:
         """Return the mutator of a state slice: `seed` sets its values, `register` adds a reducer for events.
 
-        session.mutate(Plan).seed(())
-        session.mutate(Plan).register(StepDone, lambda plan, event: (*plan, event.step))
-        session.query(Plan).all()
+        For example::
+
+            session.mutate(Plan).seed(())
+            session.mutate(Plan).register(StepDone, lambda plan, event: (*plan, event.step))
+            session.query(Plan).all()
         """
         with self.__lock:
             if self.__slices is None:

@@ -73,7 +73,9 @@ def binary_mde(wins: int, losses: int, n: int, *, level: float = 0.95, power: fl
     """The smallest true difference of paired rates that `n` pairs would show with the given power. Miettinen (1968).
 
     The Bonett-Price interval centres on d n/(n+2), so d solves
+
         d n/(n+2) = z_a/2 SE(d) + z_b SD(d),
+
     SE being the interval's own error and SD that of its centre, both at a rate of disagreement q + d. Here q is the
     disagreement that cancels out: the observed one, less the part of the observed difference e that is not noise,
     sqrt(max(0, e^2 - disagreement/n)). A true difference of d adds at least d to the disagreement, so the error of two
