@@ -20,6 +20,25 @@ settings.register_profile("reproducible", settings.get_profile("here"), derandom
 settings.load_profile("here")
 
 
+# What a test uses, directly or by a fixture, that is not Python: installed by `scripts/setup`, and named by a marker.
+PROGRAMS = {
+    "redis": {"RedisServer", "redis_server", "redis_url"},
+    "postgres": {"PostgresServer", "pg_server", "pg_url", "own_postgres"},
+    "browser": {"browser", "screenshot", "Browser"},
+    "tmux": {"terminal"},
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by the programs they need, so that a person with only Python can leave them out."""
+    for item in items:
+        used = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or object)}
+        used |= {"pg_url"} if "postgresql" in item.name else set()
+        for program, names in PROGRAMS.items():
+            if used & names:
+                item.add_marker(program)
+
+
 def pytest_collection_finish() -> None:
     """Exempt what is loaded from garbage collection, and cache no bytecode of the files that tests write.
 

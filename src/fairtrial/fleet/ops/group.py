@@ -135,7 +135,8 @@ class LoopGroup:
     - A loop that crashes is restarted with exponential backoff; the others are not affected. A loop that crashes
       repeatedly makes the group not ready and is named in the log and the metrics.
     - SIGTERM and SIGINT drain: no loop takes more work, and each finishes its work in progress. After `drain_seconds`,
-      or at a second signal, the rest is cancelled, and loops hand back their messages. A third signal kills the process.
+      or at a second signal, the rest is cancelled, and loops hand back their messages. A third signal kills the
+      process.
     - With a `health_port`: `/live` (the event loop responds), `/ready` (all loops run and take work), `/health` (both),
       `/metrics`.
     - A watchdog detects a stuck event loop, logs its stack, and may end the process.

@@ -1,0 +1,64 @@
+"""The tasks of a contributor: `nox -l` lists them. Each is one of the project's own scripts, in an environment of nox.
+
+`nox -s unit` needs nothing but Python. Everything else is easier in the environment that `scripts/setup` makes.
+"""
+
+import nox
+
+nox.options.default_venv_backend = "venv"
+nox.options.sessions = ["unit", "lint"]
+PYTHONS = ["3.12", "3.13"]
+WITHOUT_PROGRAMS = "not (redis or postgres or browser or tmux or long or measured or soak)"
+UNITS = ("analysis", "codec", "data", "judging", "report", "scoring", "session", "stats", "trials")
+
+
+def install(session: nox.Session) -> None:
+    """Install the project with everything that its tests use."""
+    session.install("--constraint", "constraints.txt", "--editable", ".[all]", "--group", "dev")
+
+
+@nox.session(python="3.12")
+def unit(session: nox.Session) -> None:
+    """The tests that need nothing but Python, in less than two minutes."""
+    install(session)
+    folders = [f"tests/{name}" for name in UNITS]
+    session.run("pytest", "-q", "-n", "auto", "-m", WITHOUT_PROGRAMS, *(session.posargs or folders))
+
+
+@nox.session(python="3.12")
+def lint(session: nox.Session) -> None:
+    """Format, lint and import layers."""
+    install(session)
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("lint-imports")
+
+
+@nox.session(python="3.12")
+def types(session: nox.Session) -> None:
+    """The types of the project, and of code that uses it."""
+    install(session)
+    session.run("mypy")
+    session.run("python", "scripts/types")
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """Every test that is neither long nor measured; needs the programs that `scripts/setup` installs."""
+    install(session)
+    session.run("pytest", "-n", "auto", "-m", "not measured and not long and not soak", *session.posargs)
+
+
+@nox.session(python="3.12")
+def docs(session: nox.Session) -> None:
+    """The documentation site, with warnings as errors."""
+    install(session)
+    session.run("python", "scripts/site", *session.posargs)
+
+
+@nox.session(python="3.12")
+def release(session: nox.Session) -> None:
+    """What a release is made of, checked; see docs/reference/releases.md."""
+    session.install("--group", "release")
+    session.run("python", "scripts/release", "--check")
+    session.run("zizmor", "--offline", ".github/workflows")
