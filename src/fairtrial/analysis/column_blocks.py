@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.store.column_cache import ColumnHeader
-from fairtrial.store.numbers import NumberStore
+from fairtrial.store.numbers import BlockState, NumberStore
 from fairtrial.store.protocol import METRIC_CODES, RunRecord
-from fairtrial.store.rows import all_metrics
+from fairtrial.store.rows import SCORED, all_metrics
 
 BLOCK = 1 << 16
 """Ordinals in a block, the unit in which a column file is compared with its store and updated."""
@@ -44,20 +44,23 @@ class BlockReader:
             for declared, told in zip(self.directions, old.directions, strict=True):
                 declared.update((name, ((ordinal, place), higher)) for name, higher, ordinal, place in told)
 
-    def read(self, store: NumberStore, run_id: str, start: int, end: int) -> tuple[_Arrays, int]:
-        """Return the arrays of the ordinals from `start` to `end`, and the number of stored results."""
+    def read(self, store: NumberStore, run_id: str, start: int, end: int) -> tuple[_Arrays, BlockState]:
+        """Return the arrays of the ordinals from `start` to `end`, and the state of what was read."""
         arrays: _Arrays = {
             name: np.full(end - start, 0 if name == "outcome" else np.nan if dtype == "f8" else -1, dtype=dtype)
             for name, dtype in RESULT_ARRAYS.items()
             if name not in OPTIONAL_ARRAYS
         }
-        stored = 0
         for first in range(start, end, _CHUNK):
             rows = store.result_numbers(run_id, first, min(first + _CHUNK, end))
             if rows:
-                stored += len(rows)
                 self._add(arrays, rows, start, end - start)
-        return arrays, stored
+        stored = arrays["outcome"] > 0
+        return arrays, BlockState(
+            int(np.count_nonzero(stored)),
+            int(np.count_nonzero(arrays["outcome"] == SCORED)),
+            int(arrays["attempt"].sum(where=stored, dtype=np.int64)),
+        )
 
     def _add(self, arrays: _Arrays, rows: Sequence[tuple[Any, ...]], start: int, size: int) -> None:
         (

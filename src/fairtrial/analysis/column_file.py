@@ -133,6 +133,13 @@ def write_columns(store: RunStore, run: RunRecord) -> bool:
         return False
 
 
+def forget() -> None:
+    """Close the files that this process has open; they are checked again when they are next opened."""
+    with _lock:
+        _open.clear()
+        _in_memory.clear()
+
+
 def _load(path: Path) -> ColumnFile | None:
     """Map a file; None if it is absent or damaged. Its bytes are checked once in each process."""
     try:
@@ -181,9 +188,12 @@ def _refresh(
     build: bool,
     progress: Progress | None,
 ) -> ColumnFile | None:
-    final = 0 if old is None else _final_blocks(old.header)
-    states, highest = store.block_states(run.run_id, BLOCK, first=final)
-    if old is not None:
+    states: dict[int, BlockState] = {}
+    if old is None:
+        highest = store.highest_ordinal(run.run_id)
+    else:
+        final = _final_blocks(old.header)
+        states, highest = store.block_states(run.run_id, BLOCK, first=final)
         states = {place: BlockState(*state) for place, state in enumerate(old.header.blocks[:final])} | states
         highest = max(highest, final * BLOCK - 1)
         unchanged = [list(states.get(place, (0, 0, 0))) for place in range(-(-(highest + 1) // BLOCK))]
@@ -362,12 +372,11 @@ class _Builder:
                 self._place(target, places, name, dtype, self._extent)
         for number, start in enumerate(range(0, self._extent, BLOCK)):
             end = min(start + BLOCK, self._extent)
-            state = list(self._states.get(number, (0, 0, 0)))
+            state = self._states.get(number, BlockState(0, 0, 0))
             if old is not None and _has_block(old.header, number, state, end):
                 arrays = {name: old.array(name)[start:end] for name in old.header.arrays if is_by_ordinal(name)}
-                stored = state[0]
             else:
-                arrays, stored = reader.read(self._store, self._run.run_id, start, end)
+                arrays, state = reader.read(self._store, self._run.run_id, start, end)
             for name, array in arrays.items():
                 if name not in places:
                     self._place(target, places, name, array.dtype.str[1:], self._extent)
@@ -376,8 +385,8 @@ class _Builder:
             for name, place in places.items():
                 if is_by_ordinal(name) and name not in arrays:
                     self._fill(target, place, start, end)
-            blocks.append(state)
-            rows += stored
+            blocks.append(list(state))
+            rows += state.stored
             if self._progress is not None:
                 self._progress(end, self._run.planned)
         return blocks, rows
@@ -391,8 +400,8 @@ class _Builder:
             target.write(offset + first * empty.dtype.itemsize, empty)
 
 
-def _has_block(header: ColumnHeader, number: int, state: list[int], end: int) -> bool:
-    return number < len(header.blocks) and header.blocks[number] == state and end <= header.extent
+def _has_block(header: ColumnHeader, number: int, state: BlockState, end: int) -> bool:
+    return number < len(header.blocks) and header.blocks[number] == list(state) and end <= header.extent
 
 
 def is_by_ordinal(name: str) -> bool:

@@ -340,14 +340,14 @@ def read_columns(
     reader = _reader(source, wanted, costs=costs)
     ordinals, ids, facts = reader.facts([*keys, key] if key else list(keys))
     declared: Sequence[Hashable] = facts[-1] if key else ()
-    if cluster and len(ids) and all(label is None for label in declared):
+    if cluster and len(ids) and _all_none(declared):
         raise ConfigurationError(
             f"no sample of run {run.run_id} has {cluster!r} in its metadata, so it names no cluster"
         )
     labels, repeated = (
         _with_repeated_inputs(source, ordinals, declared, reader.repeated_inputs()) if key else (declared, None)
     )
-    clusters = _codes(labels) if any(label is not None for label in labels) else None
+    clusters = None if _all_none(labels) else _codes(labels)
     if clusters is not None and np.unique(clusters).size == len(ids):
         clusters = None  # Each sample is its own cluster: they are independent.
     groups: dict[str, Sequence[Hashable]] = dict(zip(keys, facts, strict=False))
@@ -527,6 +527,10 @@ def _drop_equal_rewards(values: dict[str, FloatArray], wanted: frozenset[str] | 
     """Leave rewards out that are the values, unless they are asked for."""
     if wanted is None and REWARD in values and np.array_equal(values[REWARD], values[VALUE], equal_nan=True):
         del values[REWARD]
+
+
+def _all_none(labels: Sequence[Hashable]) -> bool:
+    return isinstance(labels, _Nothing) or all(label is None for label in labels)
 
 
 class _Nothing(Sequence[None]):

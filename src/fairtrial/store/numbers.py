@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from sqlalchemy import Connection, Integer, Select, and_, cast, func, select
+from sqlalchemy import Connection, Select, and_, bindparam, func, select
 
 from fairtrial.store.protocol import RunRecord, Totals
 from fairtrial.store.rows import SCORED
@@ -20,6 +20,7 @@ NUMBERS = (
 )  # fmt: skip
 """The columns of `NumberStore.result_numbers`, in this order."""
 
+_STATE = select(func.count(), func.count().filter(results.c.outcome == SCORED), func.sum(results.c.attempt))
 _STORED = tuple(results.c[name] for name in NUMBERS)
 
 
@@ -58,6 +59,10 @@ class NumberStore(Protocol):
         """Return the sums per experiment."""
         ...
 
+    def highest_ordinal(self, run_id: str) -> int:
+        """Return the highest ordinal with a stored result; -1 if there is none."""
+        ...
+
     def block_states(self, run_id: str, size: int, *, first: int = 0) -> tuple[dict[int, BlockState], int]:
         """Return (block number -> its state, the highest stored ordinal or -1) of the blocks from `first` on."""
         ...
@@ -75,24 +80,23 @@ class NumberStore(Protocol):
         ...
 
 
+def highest_ordinal(connection: Connection, number: int) -> int:
+    """Return the highest ordinal with a stored result; -1 if there is none."""
+    found = connection.execute(select(func.max(results.c.ordinal)).where(results.c.run == number)).scalar()
+    return -1 if found is None else int(found)
+
+
 def block_states(connection: Connection, number: int, size: int, first: int) -> tuple[dict[int, BlockState], int]:
     """Return the state of each block of `size` ordinals from block `first` on, and the highest stored ordinal."""
-    block = results.c.ordinal.op("/")(size).label("block")  # Both databases divide integers without a remainder.
-    query = (
-        select(
-            block,
-            func.count(),
-            func.count().filter(results.c.outcome == SCORED),
-            cast(func.sum(results.c.attempt), Integer),
-            func.max(results.c.ordinal),
-        )
-        .where(results.c.run == number, results.c.ordinal >= first * size)
-        .group_by(block)
-    )
-    states, highest = {}, -1
-    for place, stored, scored, attempts, last in connection.execute(query):
-        states[int(place)] = BlockState(stored, scored, int(attempts))
-        highest = max(highest, last)
+    here, highest = results.c.run == number, highest_ordinal(connection, number)
+    states: dict[int, BlockState] = {}
+    # A query for each block: to group by blocks, SQLite would sort all results.
+    for place in range(first, highest // size + 1):
+        start, end = bindparam("start", place * size), bindparam("end", (place + 1) * size)
+        query = _STATE.where(here, results.c.ordinal >= start, results.c.ordinal < end)
+        stored, scored, attempts = connection.execute(query).one()
+        if stored:
+            states[place] = BlockState(stored, scored, int(attempts))
     return states, highest
 
 

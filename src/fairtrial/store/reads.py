@@ -306,6 +306,11 @@ class SqlReads(RunStore):
         """The address of the store, without a password."""
         return self._place
 
+    def highest_ordinal(self, run_id: str) -> int:
+        """Return the highest ordinal with a stored result; -1 if there is none."""
+        with self._read() as connection:
+            return numbers.highest_ordinal(connection, self._find(connection, run_id)[0])
+
     def block_states(self, run_id: str, size: int, *, first: int = 0) -> tuple[dict[int, BlockState], int]:
         """Return (block number -> its state, the highest stored ordinal or -1) of the blocks from `first` on."""
         with self._read() as connection:
