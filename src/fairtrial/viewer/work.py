@@ -148,17 +148,18 @@ class Jobs:
         import numpy as np
 
         from fairtrial.analysis.columns import read_columns
-        from fairtrial.analysis.metrics import PASSED, VALUE
+        from fairtrial.analysis.metrics import FAILED, PASSED, VALUE
 
         sides = [read_columns(source, metrics=[PASSED, VALUE]) for source in (baseline, candidate)]
         rates: list[Any] = []
         values: list[Any] = []
         for side in sides:
-            scored = np.isfinite(side.values[PASSED])
+            # As in a comparison: an error of the system is a failure, anything else without a score says nothing.
+            scored = np.isfinite(side.values[PASSED]) | (side.outcomes == FAILED)
             count = np.maximum(scored.sum(axis=1), 1)
             empty = ~scored.any(axis=1)
             for kept, name in ((rates, PASSED), (values, VALUE)):
-                means = np.where(scored, side.values[name], 0).sum(axis=1) / count
+                means = np.nan_to_num(np.where(scored, side.values[name], 0)).sum(axis=1) / count
                 means[empty] = np.nan
                 kept.append(means)
         places = {sample_id: place for place, sample_id in enumerate(sides[1].ids)}
