@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fairtrial import open_store
-from fairtrial.cli.rerun import resume_command
+from fairtrial.report.rerun import resume_command
 from fairtrial.cli.running import RunOptions
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from fairtrial import Metric, Sample, Score, TokenUsage
 from fairtrial.errors import RunBusyError, SessionError, StoreError, UnknownRunError
 from fairtrial.store import Label, RunStore
+from fairtrial.store.previews import preview_text
 from fairtrial.store.protocol import ScoreRow
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
@@ -231,6 +233,9 @@ class TestResults:
         assert ordinals(sample_ids=["s5", "s1", "unknown"]) == [4, 5, 6, 7, 20, 21, 22, 23]
         assert ordinals(sample_ids=["s5", "s1"], experiment="baseline", after=4, limit=2) == [5, 20]
         assert ordinals(sample_ids=[]) == []
+        assert ordinals(ordinals=[7, 3, 20, 99]) == [3, 7, 20]
+        assert ordinals(ordinals=[7, 3, 20], outcomes=["scored"], after=3) == [7]
+        assert ordinals(ordinals=[]) == []
         assert ordinals(after=20) == [21, 22, 23]
         assert ordinals(after=3, limit=4) == [4, 5, 6, 7]
         assert ordinals(limit=0) == []
@@ -259,6 +264,37 @@ class TestResults:
         assert (whole.output, whole.snapshot) == (given.output, given.snapshot)
         [session_only] = store.results("r1", outputs=False, snapshots=True)
         assert (session_only.output, session_only.snapshot) == (None, given.snapshot)
+
+    def test_previews_have_numbers_and_cut_texts_in_the_order_that_was_asked_for(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        long = 'say "é"\n' * 100
+        given = [
+            result(run, 0, output=long, score=Score(0.5, reason="r" * 400)),
+            result(run, 1, "task_error", attempt=3),
+            result(run, 2, output={"text": "é" * 400}),
+        ]
+        store.commit("r1", given, {0: Sample("s0", "in \0 \ud800", {"a": 1}, {"topic": "even", "level": 3})})
+        third, error, first = store.previews("r1", [2, 1, 0, 99], size=50)
+        assert (first.ordinal, first.sample_id, first.outcome, first.passed) == (0, "s0", "scored", True)
+        assert (first.value, first.latency_ms, first.tokens, first.cost_usd) == (0.5, 100, 15, 0.25)
+        assert (first.output, first.note) == (long[:50], "r" * 50)
+        assert first.input == "in \0 \ud800"
+        assert (first.expected, first.metadata) == ('{"a":1}', {"topic": "even", "level": 3})
+        assert (error.outcome, error.attempt, error.output, error.note) == ("task_error", 3, "", "ValueError: no")
+        assert (error.passed, error.value) == (None, None)
+        assert third.output == '{"text":"' + "é" * 41
+
+    def test_long_metadata_is_left_out_of_previews(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        long = Sample("s0", 1, None, {"x": "y" * 5000})
+        store.commit("r1", [result(run, 0), result(run, 4)], {0: long, 1: sample(1)})
+        assert [preview.metadata for preview in store.previews("r1", [0, 4])] == [None, {}]
+
+    def test_a_text_that_is_cut_within_an_escape_is_still_read(self) -> None:
+        whole = json.dumps("ab\n\U0001f600" * 3)
+        for end in range(2, len(whole)):
+            assert "ab\n\U0001f600".startswith(preview_text(whole[:end], 4)), end
+        assert preview_text(whole, 4) == "ab\n\U0001f600"
 
     def test_a_result_that_is_not_there_is_an_error(self, store: RunStore) -> None:
         store.create_run(run_record())

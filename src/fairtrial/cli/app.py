@@ -16,7 +16,7 @@ from fairtrial.cli.user_errors import ExitCode, report_error
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "plan", "run"),
-    "Look": ("runs", "show", "trials", "failures"),
+    "Look": ("runs", "show", "trials", "failures", "view"),
     "Decide": ("compare", "leaderboard", "gate", "calibrate"),
     "Keep": ("rescore", "import", "export", "delete", "store", "config", "doctor"),
     "Fleet": ("worker", "fleet", "dlq"),

@@ -207,10 +207,10 @@ def _check_collected(url: str, suite: str, store: str | None, letters: list[Any]
     """Raise if no client collects the results of some dead letters: their run has ended, or their mailbox is gone."""
     from fairtrial.cli.broker import existing_mailboxes
     from fairtrial.cli.names import name_of
-    from fairtrial.cli.rerun import base_words
     from fairtrial.cli.screen import count
     from fairtrial.fleet.queues import results_name
     from fairtrial.render.safe_text import plain
+    from fairtrial.report.rerun import base_words
     from fairtrial.store.protocol import RESUMABLE
 
     addresses = Counter(letter.reply_to for letter in letters if letter.reply_to)

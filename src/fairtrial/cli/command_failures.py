@@ -41,7 +41,7 @@ def failures(
     """
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import commands, note, out, print_json, print_table
-    from fairtrial.cli.trial_json import trial_record
+    from fairtrial.render.trial_json import trial_record
 
     opened = options.open_existing(store)
     named = find_run(opened, run)

@@ -39,9 +39,9 @@ def runs(
     """
     from fairtrial.cli.names import name_of
     from fairtrial.cli.pairs import parse_pairs
-    from fairtrial.cli.rerun import resume_command
     from fairtrial.cli.screen import note, out, print_json, print_table
     from fairtrial.render.run_json import listed_run
+    from fairtrial.report.rerun import resume_command
     from fairtrial.runs.run_lease import with_current_status
 
     opened = options.open_existing(store)

@@ -64,7 +64,7 @@ def _trials(store: RunStore, named: RunName, sample_id: str, repeat: int | None,
     from fairtrial.cli.names import find_sample
     from fairtrial.cli.screen import out, print_json
     from fairtrial.cli.trial import print_trial
-    from fairtrial.cli.trial_json import trial_record
+    from fairtrial.render.trial_json import trial_record
 
     def results_of(sample_id: str) -> list[EvalResult]:
         found = store.results(named.run.run_id, experiment=named.experiment, sample_ids=[sample_id])

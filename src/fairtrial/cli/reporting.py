@@ -61,7 +61,7 @@ def show_report(store: RunStore, named: RunName, *, json: bool, next_commands: b
 
 def follow_ups(report: EvalReport) -> list[tuple[str, str]]:
     """Return useful next commands after this report."""
-    from fairtrial.cli.rerun import resume_command
+    from fairtrial.report.rerun import resume_command
     from fairtrial.store.protocol import RESUMABLE
 
     run: RunRecord = report.run

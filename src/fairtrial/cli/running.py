@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.cli.names import name_of
-from fairtrial.cli.rerun import PART
 from fairtrial.cli.screen import count, err, note, sentence
 from fairtrial.cli.user_errors import EndedEarly, ExitCode, UserError
 from fairtrial.errors import MailboxError, RunBusyError, RunMismatchError, StoreError
 from fairtrial.formatting import duration
+from fairtrial.report.rerun import PART
 from fairtrial.runs.events import ResumeWarning
 from fairtrial.runs.progress import Tally, shown
 from fairtrial.store.notes import write_notes

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from fairtrial.cli.names import find_sample
 from fairtrial.cli.pairs import parse_pairs
-from fairtrial.cli.rerun import PART
 from fairtrial.cli.user_errors import UserError
 from fairtrial.render.safe_text import plain
+from fairtrial.report.rerun import PART
 
 if TYPE_CHECKING:
     from fairtrial.data.dataset import Dataset

@@ -9,12 +9,12 @@ from rich.text import Text
 
 from fairtrial.analysis.error_groups import error_text, traceback_of
 from fairtrial.cli.names import name_of
-from fairtrial.cli.rerun import rerun_command
 from fairtrial.cli.screen import count
 from fairtrial.render.run_json import moment
 from fairtrial.render.safe_text import plain
 from fairtrial.render.session_text import session_lines, value_text
 from fairtrial.render.trial_details import criterion_text, said_by_criteria
+from fairtrial.report.rerun import rerun_command
 from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult

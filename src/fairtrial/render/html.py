@@ -161,6 +161,16 @@ def as_fragment(document: Document) -> str:
     return f'<div class="ft"><style>{_SHEET}</style><p class="title">{escaped(document.title)}</p>\n{inside}</div>'
 
 
+def document_parts(document: Document) -> Iterator[str]:
+    """Yield the document as HTML for a page that has its own title and the style of `page_style()`."""
+    yield from _inside(document)
+
+
+def page_style() -> str:
+    """Return the style sheet of documents."""
+    return _PAGE_SHEET
+
+
 def escaped(text: str, limit: int = _LIMIT) -> str:
     """Escape text, on one line, for HTML elements and quoted attributes."""
     return html.escape(plain(text, limit=limit))
@@ -227,7 +237,7 @@ def _cell(content: Content, column: Column, *, first: bool) -> str:
     text = content.text if isinstance(content, Cell) else content if isinstance(content, str) else ""
     whole = f' title="{escaped(text)}"' if column.name and text else ""
     if isinstance(content, Bar):
-        inside = _bar(content)
+        inside = bar_svg(content)
     elif isinstance(content, Cell) and content.tone:
         inside = f'<span class="{content.tone}">{escaped(text)}</span>'
     else:
@@ -236,7 +246,7 @@ def _cell(content: Content, column: Column, *, first: bool) -> str:
     return f"<{tag}{_kind(column)}{whole}>{inside}</{'th' if first else 'td'}>"
 
 
-def _bar(bar: Bar) -> str:
+def bar_svg(bar: Bar) -> str:
     """Draw an interval; hidden from screen readers, because the numbers are in the table."""
     low, mean, high = (round(5 + 170 * bar.place(value), 1) for value in (bar.low, bar.mean, bar.high))
     mark = ""

@@ -18,6 +18,7 @@ from fairtrial.errors import CodecError, SecretInDataError, StoreError, UnknownR
 from fairtrial.frozen import EMPTY
 from fairtrial.session.snapshot import restore_session
 from fairtrial.session.views import RecordedView, SessionView
+from fairtrial.store.previews import TrialPreview, preview_metadata, preview_text
 from fairtrial.store.protocol import (
     NO_SAMPLES,
     Committed,
@@ -44,6 +45,7 @@ from fairtrial.store.records import (
 from fairtrial.store.redact import current, refuse_secret
 from fairtrial.store.rows import (
     NOT_RUN,
+    OUTCOME_NAMES,
     OUTCOMES,
     READ_RESULT,
     READ_SCORES,
@@ -293,6 +295,7 @@ class MemoryStore(RunStore):
         outcomes: Sequence[Outcome] | None = None,
         passed: bool | None = None,
         sample_ids: Iterable[str] | None = None,
+        ordinals: Sequence[int] | None = None,
         after: int = -1,
         limit: int | None = None,
         outputs: bool = True,
@@ -305,12 +308,14 @@ class MemoryStore(RunStore):
         column = None if experiment is None else experiment_index(run.record, experiment)
         codes = None if outcomes is None else {OUTCOMES[outcome] for outcome in outcomes}
         ids = None if sample_ids is None else {stored_id(sample_id) for sample_id in sample_ids}
+        places = None if ordinals is None else frozenset(ordinals)
         source = StoreSource(self, run.record)
 
         def wanted(entry: Entry) -> bool:
             row = entry.row
             return (
                 entry.ordinal > after
+                and (places is None or entry.ordinal in places)
                 and (column is None or row[_COLUMN["experiment"]] == column)
                 and (codes is None or row[_COLUMN["outcome"]] in codes)
                 and (passed is None or row[_COLUMN["passed"]] == int(passed))
@@ -329,6 +334,13 @@ class MemoryStore(RunStore):
             )
             for entry in [entry for entry in entries if wanted(entry)][:limit]
         )
+
+    def previews(self, run_id: str, ordinals: Sequence[int], *, size: int = 300) -> list[TrialPreview]:
+        """Previews of the stored trials with these ordinals, in this order."""
+        with self._lock:
+            run = self._run(run_id)
+            entries = [run.entries[ordinal] for ordinal in ordinals if ordinal in run.entries]
+        return [_preview(entry, run.samples[entry.sample], size) for entry in entries]
 
     def scores(self, run_id: str, *, experiment: str) -> Iterator[ScoreRow]:
         """The numbers of an experiment's results in plan order."""
@@ -451,6 +463,27 @@ class MemoryStore(RunStore):
         with self._lock:
             kept = list(self._run(run_id).labels)
         return (read_label(run_id, values) for values in kept if wanted is None or values["name"] == wanted)
+
+
+def _preview(entry: Entry, sample: tuple[Any, ...], size: int) -> TrialPreview:
+    error, reason, _score, _metadata, output = (None,) * 5 if entry.detail is None else entry.detail[3:8]
+    numbers = {name: entry.row[place] for name, place in _COLUMN.items()}
+    return TrialPreview(
+        entry.ordinal,
+        text_of(sample[1]),
+        OUTCOME_NAMES[numbers["outcome"]],
+        None if numbers["passed"] is None else bool(numbers["passed"]),
+        numbers["value"],
+        numbers["latency_ms"],
+        numbers["input_tokens"] + numbers["output_tokens"],
+        numbers["cost_usd"],
+        numbers["attempt"],
+        preview_text(sample[2], size),
+        preview_text(sample[3], size),
+        preview_text(output, size),
+        text_of(error or reason or "")[:size],
+        preview_metadata(sample[4]),
+    )
 
 
 def _storable(encoder: Encoder, result: EvalResult) -> Entry:

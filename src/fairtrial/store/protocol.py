@@ -17,6 +17,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY
 from fairtrial.session.views import SessionView
 from fairtrial.store.notes import RunNotes
+from fairtrial.store.previews import TrialPreview
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.types import JSON
@@ -340,15 +341,23 @@ class RunStore(Protocol):
         outcomes: Sequence[Outcome] | None = None,
         passed: bool | None = None,
         sample_ids: Iterable[str] | None = None,
+        ordinals: Sequence[int] | None = None,
         after: int = -1,
         limit: int | None = None,
         outputs: bool = True,
         snapshots: bool = False,
     ) -> Iterator[EvalResult]:
-        """Yield results in plan order; `after` is an ordinal, for paging.
+        """Yield results in plan order; `after` is an ordinal, for paging. `ordinals` selects a few trials.
 
         `outputs=False` leaves outputs out. `snapshots=True` includes the session snapshots, for rescoring or copying a
         run.
+        """
+        ...
+
+    def previews(self, run_id: str, ordinals: Sequence[int], *, size: int = 300) -> list[TrialPreview]:
+        """Return previews of the stored trials with these ordinals, in this order.
+
+        Texts have at most `size` characters. Whole outputs, which may have megabytes, are never read.
         """
         ...
 

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Engine,
     Select,
     and_,
+    case,
     func,
     select,
 )
@@ -29,10 +30,12 @@ from fairtrial.store.aggregates import dataset_of
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
 from fairtrial.store.numbers import BlockState, SampleState
+from fairtrial.store.previews import MAX_METADATA, TrialPreview, preview_metadata, preview_text
 from fairtrial.store.protocol import Label, MetricTotals, RunRecord, RunStatus, RunStore, ScoreRow, Totals
 from fairtrial.store.records import experiment_index, read_label, read_run
 from fairtrial.store.rows import (
     NOT_RUN,
+    OUTCOME_NAMES,
     OUTCOMES,
     READ_DETAIL,
     READ_RESULT,
@@ -56,6 +59,7 @@ _PAGE = 256  # Results with their outputs, which may be large.
 _SLIM_PAGE = 5_000  # Rows of a few numbers.
 _BLOCK = 1 << 16  # Ordinals looked at together when the done ones are collected; a multiple of 8.
 _WIDTH = len(READ_RESULT)
+_TOO_LONG = "[]"  # Instead of metadata that is too long for a preview.
 
 
 class SqlReads(RunStore):
@@ -160,12 +164,13 @@ class SqlReads(RunStore):
         outcomes: Sequence[Outcome] | None = None,
         passed: bool | None = None,
         sample_ids: Iterable[str] | None = None,
+        ordinals: Sequence[int] | None = None,
         after: int = -1,
         limit: int | None = None,
         outputs: bool = True,
         snapshots: bool = False,
     ) -> Iterator[EvalResult]:
-        """Yield results in plan order; `after` is an ordinal, for paging."""
+        """Yield results in plan order; `after` is an ordinal, for paging. `ordinals` selects a few trials."""
         number, run = self._run(run_id)
         query = _result_query(number, outputs=outputs, snapshots=snapshots)
         chosen = None if experiment is None else experiment_index(run, experiment)
@@ -175,6 +180,8 @@ class SqlReads(RunStore):
             query = query.where(results.c.outcome.in_([OUTCOMES[outcome] for outcome in outcomes]))
         if passed is not None:
             query = query.where(results.c.passed == int(passed))
+        if ordinals is not None:
+            query = query.where(results.c.ordinal.in_(ordinals))
         if sample_ids is None:
             rows = self._pages(query, results.c.ordinal, _PAGE, after=after, limit=limit)
         else:
@@ -225,6 +232,16 @@ class SqlReads(RunStore):
             yield from found
             if limit is not None:
                 limit -= len(found)
+
+    def previews(self, run_id: str, ordinals: Sequence[int], *, size: int = 300) -> list[TrialPreview]:
+        """Return previews of the stored trials with these ordinals, in this order."""
+        found: dict[int, TrialPreview] = {}
+        with self._read() as connection:
+            number, _run = self._find(connection, run_id)
+            for some in batched(ordinals, _PAGE):
+                query = _preview_query(number, size).where(results.c.ordinal.in_(some))
+                found |= {row[0]: _preview(tuple(row), size) for row in connection.execute(query)}
+        return [found[ordinal] for ordinal in ordinals if ordinal in found]
 
     def scores(self, run_id: str, *, experiment: str) -> Iterator[ScoreRow]:
         """Yield the numbers of an experiment's results in plan order."""
@@ -388,6 +405,48 @@ def _with_details() -> Any:
             details.c.ordinal == results.c.ordinal,
             details.c.execution == results.c.execution,
         ),
+    )
+
+
+def _preview_query(number: int, size: int) -> Select[Any]:
+    texts = (samples.c.input, samples.c.expected, details.c.output, details.c.error, details.c.reason)
+    short_metadata = case((func.length(samples.c.metadata) <= MAX_METADATA, samples.c.metadata), else_=_TOO_LONG)
+    joined = _with_details().outerjoin(
+        samples, and_(samples.c.dataset == dataset_of(number), samples.c.ordinal == results.c.sample)
+    )
+    numbers = ("ordinal", "outcome", "passed", "value", "latency_ms", "input_tokens", "output_tokens", "cost_usd")
+    return (
+        select(
+            *(results.c[name] for name in numbers),
+            results.c.attempt,
+            samples.c.id,
+            # A character may take six in JSON.
+            *(func.substr(text, 1, 6 * size + 2) for text in texts),
+            case((samples.c.metadata.is_(None), None), else_=short_metadata),
+        )
+        .select_from(joined)
+        .where(results.c.run == number)
+    )
+
+
+def _preview(row: tuple[Any, ...], size: int) -> TrialPreview:
+    ordinal, outcome, passed, value, latency, tokens_in, tokens_out, cost, attempt, sample_id, *texts, metadata = row
+    input_, expected, output, error, reason = texts
+    return TrialPreview(
+        ordinal,
+        "" if sample_id is None else text_of(sample_id),
+        OUTCOME_NAMES[outcome],
+        None if passed is None else bool(passed),
+        value,
+        latency,
+        tokens_in + tokens_out,
+        cost,
+        attempt,
+        preview_text(input_, size),
+        preview_text(expected, size),
+        preview_text(output, size),
+        text_of(error or reason or "")[:size],
+        preview_metadata(metadata),
     )
 
 

@@ -1,0 +1,96 @@
+"""`fairtrial view`: runs as pages in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairtrial.cli import options
+from fairtrial.cli.user_errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("view")(view)
+
+
+def view(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="The run to open first; by default the list of all runs.",
+            autocompletion=options.complete_run,
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", metavar="HOST", help="Interface to listen on; others than this machine need it.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port (default: 7878 or the next free one)."),
+    ] = None,
+    socket: Annotated[
+        Path | None,
+        typer.Option("--socket", metavar="FILE", help="Listen on a Unix socket instead, for ssh -L."),
+    ] = None,
+    trusted_host: Annotated[
+        list[str] | None,
+        typer.Option("--trusted-host", metavar="NAME", help="Also answer to this host name, such as a proxy's."),
+    ] = None,
+    secure: Annotated[bool, typer.Option("--secure", help="A proxy ends TLS in front of the server.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Open the store for reading only.")] = False,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address and open no browser.")] = False,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
+    """Show runs, trials and comparisons as pages in a browser.
+
+    The server answers this machine only, and only to whoever has the address that it prints. Stop it with Ctrl-C.
+
+    \b
+    Examples:
+      fairtrial view                              all runs
+      fairtrial view support@3                    the report of one run
+      fairtrial view --port 8080 --no-browser
+      fairtrial view --socket ~/.fairtrial/view.sock     on a shared or remote machine, with ssh -L
+    """
+    from fairtrial.cli.names import find_run
+    from fairtrial.cli.screen import note, print_json
+
+    try:
+        from fairtrial.viewer.serve import ServeOptions, ViewServer
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn", "jinja2"):
+            raise
+        raise UserError(
+            f"fairtrial view needs {error.name}, which is not installed", "pip install 'fairtrial[view]'"
+        ) from None
+
+    opened = options.open_existing(store)
+    name = "" if run is None else str(find_run(opened, run))
+    opened.close()
+    _, url = options.settings_with(store)
+    server = ViewServer(ServeOptions(url, host, port, socket, tuple(trusted_host or ()), secure, read_only))
+
+    def started() -> None:
+        address = server.address(name)
+        if json:
+            print_json({"format": "fairtrial.view/1", "address": address, "port": server.port})
+        else:
+            if host not in ("127.0.0.1", "localhost", "::1") and socket is None:
+                note(f"listening on {host}: whoever has the address below can read every run, over plain HTTP")
+            if socket is not None:
+                note(f"listening on {socket}; forward it with: ssh -L PORT:{socket.absolute()} HOST")
+            note(f"open {address}")
+            note("stop with Ctrl-C")
+        if not no_browser and socket is None:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    server.run(started)
+    return 0

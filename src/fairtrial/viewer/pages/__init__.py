@@ -1,0 +1,1 @@
+"""The pages of the viewer, one module each: functions from a request to an answer."""

@@ -1,0 +1,152 @@
+"""What every page has at hand: the store, columns, the children, templates and links."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+from anyio import CapacityLimiter, to_thread
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from fairtrial import formatting
+from fairtrial.render.html import page_style
+from fairtrial.render.safe_text import plain
+from fairtrial.report.run_names import RunName, find_run
+from fairtrial.runs.run_lease import with_current_status
+from fairtrial.store.protocol import RunRecord, RunStore, Totals
+from fairtrial.viewer.access import Access
+from fairtrial.viewer.links import Links, from_segment
+from fairtrial.viewer.live import LiveStreams
+from fairtrial.viewer.run_columns import ColumnsCache, state_of
+from fairtrial.viewer.text import shown
+from fairtrial.viewer.working import Workbench
+
+_THREADS = 4
+_KEPT_TOTALS = 200
+SCRIPTS = ("keys.js", "live.js", "table.js", "copy.js")
+
+
+def static_files() -> dict[str, tuple[str, bytes]]:
+    """Return the style sheet and the scripts: name -> (media type, content)."""
+    folder = files("fairtrial.viewer") / "static"
+    found = {name: ("text/javascript", (folder / name).read_bytes()) for name in SCRIPTS}
+    style = page_style() + (folder / "view.css").read_text(encoding="utf-8")
+    icon = ("image/svg+xml", (folder / "icon.svg").read_bytes())
+    return {"view.css": ("text/css", style.encode()), "icon.svg": icon, **found}
+
+
+def make_environment() -> jinja2.Environment:
+    """Return the templates. Everything is escaped, and an unknown name is an error."""
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.PackageLoader("fairtrial.viewer", "templates"),
+    )
+    environment.globals.update(
+        rate=formatting.rate,
+        number=formatting.number,
+        duration=formatting.duration,
+        money=formatting.money,
+        cost=formatting.cost,
+        count=formatting.count,
+        ago=ago,
+        shown=shown,
+        plain=plain,
+    )
+    return environment
+
+
+def ago(moment: float) -> str:
+    """Return a time as an age."""
+    seconds = max(time.time() - moment, 0)
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+class PageNotFound(Exception):
+    """There is no such page; the message says what is missing and what to do."""
+
+
+class Viewer:
+    """The state of one server."""
+
+    def __init__(self, store: RunStore, workbench: Workbench, access: Access, *, place: str, read_only: bool) -> None:
+        self.store = store
+        self.workbench = workbench
+        self.access = access
+        self.place = place
+        self.read_only = read_only
+        self.columns = ColumnsCache(store)
+        self.streams = LiveStreams()
+        self.static = static_files()
+        self.static_hash = hashlib.sha256(b"".join(content for _, content in self.static.values())).hexdigest()[:16]
+        self._environment = make_environment()
+        self._limiter: CapacityLimiter | None = None
+        self._totals: dict[Any, list[Totals]] = {}
+
+    async def read[T](self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call a function that reads the store in one of a few threads."""
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(_THREADS)
+        return await to_thread.run_sync(partial(function, *args, **options), limiter=self._limiter)
+
+    async def find_run(self, text: str) -> RunName:
+        """Find a run by its name in an address."""
+
+        def find() -> RunName:
+            named = find_run(self.store, from_segment(text))
+            return RunName(with_current_status(self.store, named.run), named.experiment)
+
+        return await self.read(find)
+
+    def totals(self, run: RunRecord) -> list[Totals]:
+        """Return the sums of a run; those of finished runs are kept."""
+        if run.finished_at is None or run.status == "running":
+            return self.store.totals(run.run_id)
+        key = (run.run_id, run.finished_at, run.status)
+        if key not in self._totals:
+            self._totals[key] = self.store.totals(run.run_id)
+            while len(self._totals) > _KEPT_TOTALS:
+                self._totals.pop(next(iter(self._totals)))
+        return self._totals[key]
+
+    async def state_of(self, run: RunRecord) -> tuple[Any, ...]:
+        """Return what changes whenever the results of a run change."""
+        return await self.read(state_of, self.store, run)
+
+    def links(self, request: Request) -> Links:
+        """Return the links of a page."""
+        raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
+        path = raw.decode("latin-1").removeprefix(f"/{self.access.prefix}/")
+        return Links(path, self.static_hash)
+
+    def render(self, request: Request, template: str, *, code: int = 200, **values: Any) -> Response:
+        """Return a page."""
+        text = self.render_text(template, links=self.links(request), scripts=SCRIPTS, **values)
+        return HTMLResponse(text, code)
+
+    def render_text(self, template: str, **values: Any) -> str:
+        """Return the text of a page."""
+        page = self._environment.get_template(template).render(place=self.place, **values)
+        return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def wants_json(request: Request) -> bool:
+    """Return whether a program asks, which gets the figures as JSON."""
+    accepted = request.headers.get("accept", "")
+    return "application/json" in accepted and "text/html" not in accepted
+
+
+def json_answer(facts: Mapping[str, Any]) -> Response:
+    """Return facts as JSON."""
+    return JSONResponse(dict(facts))

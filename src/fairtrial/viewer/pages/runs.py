@@ -1,0 +1,159 @@
+"""The list of runs, and the history of a suite."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fairtrial.formatting import open_range, rate
+from fairtrial.render.document import Bar
+from fairtrial.render.html import bar_svg
+from fairtrial.render.plots import IntervalRow, intervals
+from fairtrial.render.run_json import listed_run
+from fairtrial.report.rerun import resume_command
+from fairtrial.runs.run_lease import active_owner, with_current_status
+from fairtrial.store.protocol import RESUMABLE, RunRecord, RunStatus, Totals
+from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
+from fairtrial.viewer.text import Html
+
+_SHOWN = 30
+_IN_HISTORY = 50
+_PATIENCE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RateShown:
+    """The pass rate of an experiment; the interval is empty while it is not known."""
+
+    experiment: str
+    value: float | None
+    ends: tuple[float, float] | None = None
+
+    @property
+    def interval(self) -> str:
+        """The interval as text."""
+        return "" if self.ends is None else open_range(*map(rate, self.ends))
+
+    @property
+    def bar(self) -> Bar | None:
+        """The interval as a bar."""
+        return None if self.ends is None or self.value is None else Bar(self.ends[0], self.value, self.ends[1])
+
+    @property
+    def drawing(self) -> Html:
+        """The bar as a drawing."""
+        return Html("" if self.bar is None else bar_svg(self.bar))
+
+
+@dataclass(frozen=True, slots=True)
+class RunShown:
+    """A row of the list."""
+
+    run: RunRecord
+    stored: int
+    tokens: int
+    cost_usd: float | None
+    rates: tuple[RateShown, ...]
+    owner: str | None = None
+    resume: str = ""
+
+
+async def runs_page(viewer: Viewer, request: Request) -> Response:
+    """List the runs, newest first."""
+    query = request.query_params
+    suite, status = query.get("suite", ""), query.get("status", "")
+    before = query.get("before", "")
+    listed = await viewer.read(_listed, viewer, suite, status)
+    start = next((place + 1 for place, run in enumerate(listed) if run.run_id == before), 0)
+    page = listed[start : start + _SHOWN]
+    totals = {run.run_id: await viewer.read(viewer.totals, run) for run in page}
+    if wants_json(request):
+        return json_answer(
+            {"format": "fairtrial.runs/1", "runs": [listed_run(run, totals[run.run_id]) for run in page]}
+        )
+    rows = await asyncio.gather(*(_row(viewer, run, totals[run.run_id]) for run in page))
+    older = page[-1].run_id if start + _SHOWN < len(listed) else ""
+    suites = sorted({run.suite for run in await viewer.read(viewer.store.runs)})
+    return viewer.render(
+        request, "runs.html", title="Runs", rows=rows, suites=suites, suite=suite, status=status,
+        statuses=get_args(RunStatus.__value__), older=older, total=len(listed),
+    )  # fmt: skip
+
+
+def _listed(viewer: Viewer, suite: str, status: str) -> list[RunRecord]:
+    found = [with_current_status(viewer.store, run) for run in viewer.store.runs(suite=suite or None)]
+    return [run for run in found if status in ("", run.status)]
+
+
+async def _row(viewer: Viewer, run: RunRecord, totals: list[Totals]) -> RunShown:
+    costs = [part.cost_usd for part in totals if part.cost_usd is not None]
+    stored = sum(sum(part.outcomes.values()) for part in totals)
+    running = run.status == "running"
+    return RunShown(
+        run,
+        stored,
+        sum(part.input_tokens + part.output_tokens for part in totals),
+        sum(costs) if costs else None,
+        () if running else await _rates(viewer, run, totals, _PATIENCE_SECONDS),
+        await viewer.read(active_owner, viewer.store, run.run_id) if running else None,
+        resume_command(run) if run.status in RESUMABLE and not run.imported else "",
+    )
+
+
+async def _rates(viewer: Viewer, run: RunRecord, totals: list[Totals], patience: float | None) -> tuple[RateShown, ...]:
+    """Return the pass rates with their intervals; without, if computing these takes too long."""
+    job = {"job": "rates", "run_id": run.run_id}
+    state = await viewer.state_of(run)
+    if patience is None:
+        found = await viewer.workbench.answer(job, state)
+    else:
+        found = await viewer.workbench.soon(job, state, patience) or {"rates": {}}
+    made = []
+    for part in totals:
+        scored = part.outcomes.get("scored", 0)
+        estimate = found["rates"].get(part.experiment)
+        value = part.passed / scored if scored else None
+        made.append(
+            RateShown(part.experiment, value) if estimate is None else _with_interval(part.experiment, estimate)
+        )
+    return tuple(made)
+
+
+def _with_interval(experiment: str, estimate: dict[str, Any]) -> RateShown:
+    value, low, high = estimate["value"], estimate["low"], estimate["high"]
+    if value is None or low is None or high is None:
+        return RateShown(experiment, value)
+    return RateShown(experiment, value, (low, high))
+
+
+async def history_page(viewer: Viewer, request: Request) -> Response:
+    """Show the pass rates of a suite's runs, oldest first."""
+    suite = request.query_params.get("suite", "")
+    runs = await viewer.read(viewer.store.runs, suite=suite, limit=_IN_HISTORY)
+    if not runs:
+        raise PageNotFound(f"there is no run of suite {suite!r}")
+    runs = [await viewer.read(with_current_status, viewer.store, run) for run in reversed(runs)]
+    totals = {run.run_id: await viewer.read(viewer.totals, run) for run in runs}
+    finished = [run for run in runs if run.status in ("finished", "stopped")]
+    rates = await asyncio.gather(*(_rates(viewer, run, totals[run.run_id], None) for run in finished))
+    shown = list(zip(finished, rates, strict=True))
+    names = list(dict.fromkeys(rate.experiment for _, some in shown for rate in some))
+    plots = [(name, _history_plot(name, shown)) for name in names]
+    return viewer.render(
+        request, "history.html", title=f"{suite}: history", suite=suite, shown=list(reversed(shown)), plots=plots,
+        unfinished=len(runs) - len(finished), latest=runs[-1],
+    )  # fmt: skip
+
+
+def _history_plot(experiment: str, shown: list[tuple[RunRecord, tuple[RateShown, ...]]]) -> Html:
+    rows = []
+    for run, rates in shown:
+        for found in rates:
+            if found.experiment == experiment and found.value is not None:
+                words = f"{rate(found.value)}  ({found.interval})" if found.interval else rate(found.value)
+                rows.append(IntervalRow(run.name, found.bar, words))
+    return Html(intervals(rows, f"pass rate of {experiment}, run by run"))

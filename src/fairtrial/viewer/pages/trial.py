@@ -1,0 +1,266 @@
+"""One trial: input, output, score, transcript, timing, and the command that runs it again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fairtrial.analysis.error_groups import error_text, traceback_of
+from fairtrial.codec import to_json
+from fairtrial.errors import FairtrialError
+from fairtrial.formatting import cost, count, duration
+from fairtrial.render.session_text import envelopes, value_text
+from fairtrial.render.trial_json import trial_record
+from fairtrial.report.rerun import rerun_command
+from fairtrial.store.protocol import RunRecord
+from fairtrial.trials.result import EvalResult
+from fairtrial.viewer.events import AttachmentShown, attachments_in, transcript
+from fairtrial.viewer.links import from_segment
+from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
+from fairtrial.viewer.question import Question, read_question
+from fairtrial.viewer.text import Html, json_text, markdown, shown
+from fairtrial.viewer.trial_table import neighbours
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+_INLINE = ("image/png", "image/jpeg", "image/gif", "image/webp", "text/plain")
+_MAGIC = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
+LANES = ("message", "tool", "model", "judge", "other")
+FORMS = ("text", "markdown", "raw")
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    """A labelled text: as text, or as HTML made from Markdown."""
+
+    label: str
+    text: str
+    cut: int = 0
+    invisible: int = 0
+    html: Html | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another trial of the same sample."""
+
+    experiment: str
+    repeat: int
+    verdict: str
+    tone: str
+    address: str | None
+
+
+def verdict_of(result: EvalResult) -> tuple[str, str]:
+    """Return what came of a trial, and its tone."""
+    if result.score is None:
+        return result.outcome.replace("_", " "), "unsure"
+    word = "passed" if result.score.passed else "failed"
+    return f"{word}, score {result.score.value:.3f}", "good" if result.score.passed else "bad"
+
+
+async def trial_page(viewer: Viewer, request: Request) -> Response:
+    """Show one trial."""
+    named = await viewer.find_run(request.path_params["run"])
+    run = named.run
+    experiment, sample_id = (from_segment(request.path_params[name]) for name in ("experiment", "sample"))
+    repeat = int(request.path_params.get("repeat", 0))
+    hint = request.query_params.get("o", "")
+    result = await viewer.read(_find, viewer, run, experiment, sample_id, repeat, hint)
+    if wants_json(request):
+        facts = await viewer.read(trial_record, result, whole=True)
+        return json_answer({"format": "fairtrial.trials/1", "trials": [facts]})
+    values = await viewer.read(trial_values, viewer, run, result, dict(request.query_params))
+    links = viewer.links(request)
+    question, _ = read_question(parse_qsl(request.query_params.get("q", ""), keep_blank_values=True))
+    before, after = await viewer.read(_around, viewer, run, result, question)
+    addresses = [await viewer.read(_address, viewer, links, run, found, question) for found in (before, after)]
+    others = await viewer.read(_others, viewer, links, run, result)
+    return viewer.render(
+        request, "trial.html", title=f"{sample_id} {run.name}", run=run, result=result, others=others,
+        question=question,
+        previous=addresses[0], next=addresses[1], tab="trial", query=dict(request.query_params),
+        change=lambda **changes: "?" + urlencode(_changed(dict(request.query_params), changes)), **values,
+    )  # fmt: skip
+
+
+def _changed(query: dict[str, str], changes: dict[str, str]) -> dict[str, str]:
+    merged = {**query, **changes}
+    return {name: value for name, value in merged.items() if value and (name, value) != ("form", "text")}
+
+
+def trial_values(viewer: Viewer, run: RunRecord, result: EvalResult, query: dict[str, str]) -> dict[str, Any]:
+    """Return the values of the template: everything that is read from the store."""
+    form = query.get("form", "text")
+    form = form if form in FORMS else "text"
+    lane = query.get("lane", "")
+    attempt, start = (int(text) if text.isdecimal() and len(text) < 9 else None for text in _numbers(query))
+    named = query.get("invisible") == "1"
+    whole = query.get("whole") == "1"
+    events = transcript(
+        envelopes(result), lane=lane if lane in LANES else "", attempt=attempt, start=start or 0, raw=form == "raw"
+    )
+    sample = result.sample
+    blocks = [_block("input", sample.input, form, named, whole)]
+    if sample.expected is not None:
+        blocks.append(_block("expected", sample.expected, form, named, whole))
+    if result.output is not None or result.outcome in ("scored", "scorer_error"):
+        blocks.append(_block("output", result.output, form, named, whole))
+    if result.error:
+        blocks.append(_block("error", error_text(result), "text", named, whole))
+        if calls := traceback_of(result):
+            blocks.append(_block("traceback", calls, "text", named, whole))
+    verdict, tone = verdict_of(result)
+    refers = dict.fromkeys(attachments_in([to_json(sample.input), to_json(result.output)]))
+    return {
+        "blocks": blocks, "events": events, "form": form, "forms": FORMS, "lane": lane, "lanes": LANES,
+        "verdict": verdict, "tone": tone, "facts": _facts(run, result), "criteria": _criteria(result),
+        "attachments": list(refers),
+        "again": "" if run.imported else rerun_command(run, sample=result.sample_id, experiment=result.experiment),
+        "attempt": attempt, "start": start or 0, "named": named, "markdown": markdown, "judge": _judge(result),
+    }  # fmt: skip
+
+
+def _numbers(query: dict[str, str]) -> tuple[str, str]:
+    return query.get("attempt", ""), query.get("from", "")
+
+
+def _block(label: str, value: Any, form: str, named: bool, whole: bool) -> TextBlock:
+    text = json_text(value) if form == "raw" else value_text(value)
+    found = shown(text, named=named) if not whole else shown(text, limit=16_000_000, named=named)
+    if form == "markdown" and isinstance(value, str):
+        return TextBlock(label, found.text, found.cut, found.invisible, markdown(text))
+    return TextBlock(label, found.text, found.cut, found.invisible)
+
+
+def _facts(run: RunRecord, result: EvalResult) -> list[tuple[str, str]]:
+    latency = result.known_latency_ms
+    usage = result.usage
+    facts = [("latency", "not known" if latency is None else duration(latency))]
+    if usage.total_tokens:
+        facts.append(("tokens", f"{usage.input_tokens:,} + {usage.output_tokens:,}"))
+    if usage.cost_usd is not None or result.unpriced_calls:
+        facts.append(("cost", cost(usage.cost_usd, result.unpriced_calls)))
+    if result.judge_cost_usd is not None or result.unpriced_judge_calls:
+        facts.append(("judge cost", cost(result.judge_cost_usd, result.unpriced_judge_calls)))
+    if result.attempt > 1:
+        facts.append(("attempt", str(result.attempt)))
+    if result.stage:
+        facts.append(("stage", result.stage))
+    if result.cache_hits:
+        facts.append(("response cache", count(result.cache_hits, "call")))
+    if result.redacted_parts:
+        facts.append(("redacted", ", ".join(result.redacted_parts)))
+    facts += [(key, value_text(value)) for key, value in result.sample.metadata.items()]
+    own = {key: value for key, value in result.metadata.items() if key != "traceback"}
+    facts += [(f"trial: {key}", value_text(value)) for key, value in own.items()]
+    return facts
+
+
+def _criteria(result: EvalResult) -> list[tuple[str, str, str, str]]:
+    """Return (name, value, tone, reason) of the score and of each metric."""
+    if result.score is None:
+        return []
+    score = result.score
+    tone = "good" if score.passed else "bad"
+    rows = [(score.name or "score", f"{score.value:.3f}", tone, score.reason or "")]
+    for metric in score.metrics:
+        if (metric.name, metric.value, metric.reason) == (score.name, score.value, score.reason):
+            continue
+        marked = "" if metric.passed is None else "good" if metric.passed else "bad"
+        rows.append((metric.name, f"{metric.value:.3f}", marked, metric.reason or ""))
+    return rows
+
+
+def _judge(result: EvalResult) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return what judges stored with their verdicts: model, reply, and the hash of the question."""
+    if result.score is None:
+        return []
+    return [
+        (metric.name, [(key, value_text(value)) for key, value in metric.metadata.items()])
+        for metric in result.score.metrics
+        if "judge_model" in metric.metadata
+    ]
+
+
+def _find(viewer: Viewer, run: RunRecord, experiment: str, sample_id: str, repeat: int, hint: str) -> EvalResult:
+    """Find a trial by its key; the ordinal that a link carries saves looking for the sample."""
+    if hint.isdecimal() and len(hint) <= 12:
+        for result in viewer.store.results(run.run_id, ordinals=[int(hint)]):
+            if (result.experiment, result.sample_id, result.repeat) == (experiment, sample_id, repeat):
+                return result
+    if experiment in run.experiments:
+        for result in viewer.store.results(run.run_id, experiment=experiment, sample_ids=[sample_id]):
+            if result.repeat == repeat:
+                return result
+    raise PageNotFound(f"run {run.name} has no result for sample {sample_id!r} of {experiment!r}, repeat {repeat}")
+
+
+def _around(viewer: Viewer, run: RunRecord, result: EvalResult, question: Question) -> tuple[int | None, int | None]:
+    return neighbours(viewer.columns.get(run), replace(question.first_page, text=""), result.ordinal)
+
+
+def _address(viewer: Viewer, links: Any, run: RunRecord, ordinal: int | None, question: Question) -> str | None:
+    if ordinal is None:
+        return None
+    found = viewer.store.previews(run.run_id, [ordinal], size=1)
+    if not found:
+        return None
+    _, experiment, repeat = run.split(ordinal)
+    query = [("o", str(ordinal))]
+    if question.pairs():
+        query.append(("q", urlencode(question.first_page.pairs())))
+    made: str | None = links.trial(run, run.experiments[experiment], found[0].sample_id, repeat, query)
+    return made
+
+
+def _others(viewer: Viewer, links: Any, run: RunRecord, result: EvalResult) -> list[Neighbour]:
+    """Return the other trials of the same sample."""
+    place = run.split(result.ordinal)[0]
+    each = len(run.experiments) * run.repeats
+    ordinals = range(place * each, (place + 1) * each)[:60]
+    made = []
+    for found in viewer.store.previews(run.run_id, ordinals, size=1):
+        _, experiment, repeat = run.split(found.ordinal)
+        word = found.outcome.replace("_", " ") if found.passed is None else "passed" if found.passed else "failed"
+        tone = "unsure" if found.passed is None else "good" if found.passed else "bad"
+        same = found.ordinal == result.ordinal
+        name = run.experiments[experiment]
+        address = None if same else links.trial(run, name, found.sample_id, repeat, [("o", str(found.ordinal))])
+        made.append(Neighbour(name, repeat, word, tone, address))
+    return made
+
+
+async def blob(viewer: Viewer, request: Request) -> Response:
+    """Send an attachment of a trial: pictures and plain text to be shown, everything else to be saved."""
+    named = await viewer.find_run(request.path_params["run"])
+    sha256, hint = request.path_params["sha256"], request.query_params.get("o", "")
+    if not _SHA256.fullmatch(sha256) or not hint.isdecimal() or len(hint) > 12:
+        raise PageNotFound("there is no such attachment")
+
+    def read() -> tuple[bytes, AttachmentShown]:
+        for result in viewer.store.results(named.run.run_id, ordinals=[int(hint)]):
+            trees = [to_json(result.sample.input), to_json(result.sample.expected), to_json(result.output)]
+            trees += [to_json(event.data) for event in envelopes(result)]
+            for found in attachments_in(trees):
+                if found.sha256 == sha256:
+                    return viewer.store.get_blob(sha256), found
+        raise PageNotFound("no trial of this run refers to this attachment")
+
+    try:
+        content, found = await viewer.read(read)
+    except FairtrialError:
+        raise PageNotFound("the store does not have this attachment") from None
+    kind = next((kind for start, kind in _MAGIC.items() if content.startswith(start)), None)
+    if found.media_type == "text/plain":
+        kind = "text/plain; charset=utf-8"
+    inline = kind is not None and kind.partition(";")[0] in _INLINE
+    headers = {
+        "content-security-policy": "sandbox",
+        "content-disposition": f'{"inline" if inline else "attachment"}; filename="{sha256[:12]}"',
+    }
+    return Response(content, headers=headers, media_type=kind if inline else "application/octet-stream")

@@ -1,0 +1,213 @@
+"""What a table of trials shows: filters, order and place, as a record and as a query string."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from fairtrial.trials.result import Outcome
+
+STATES: tuple[str, ...] = ("passed", "failed", *(name for name in get_args(Outcome.__value__) if name != "scored"))
+"""How trials ended: an outcome, or for a scored trial its verdict."""
+RANGES = ("score", "latency_ms", "tokens", "cost_usd")
+"""The numbers that can be filtered by a range."""
+SORTS = ("ordinal", *RANGES)
+PAGE = 100
+_META = "m."
+_SPAN = re.compile(r"(?P<low>[-+0-9.eE]*?)\.\.(?P<high>[-+0-9.eE]*)")
+_PLACE = re.compile(r"(?P<key>[-+0-9.eEinfa]*):(?P<ordinal>[0-9]{1,12})")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of numbers, ends included; None: no limit."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        return f"{_number(self.low)}..{_number(self.high)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A row of a sorted table: the number it is sorted by (None: it has none) and its ordinal."""
+
+    key: float | None
+    ordinal: int
+
+    def __str__(self) -> str:
+        return f"{_number(self.key)}:{self.ordinal}"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question to the table of trials.
+
+    Attributes:
+        experiments: Names of experiments; empty for all.
+        states: See `STATES`; empty for all.
+        metadata: Metadata keys, each with the texts of its accepted values; "" accepts samples without the key.
+        spans: Ranges of numbers by name; see `RANGES`.
+        sort: One of `SORTS`, or "metric:NAME".
+        descending: Whether large numbers come first.
+        text: What input, output, reason, error or transcript must contain.
+        after: Show the rows after this one.
+        before: Show the rows before this one.
+        scan_from: With `text`: search from this ordinal on.
+    """
+
+    experiments: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    metadata: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    spans: tuple[tuple[str, Span], ...] = ()
+    sort: str = "ordinal"
+    descending: bool = False
+    text: str = ""
+    after: Place | None = None
+    before: Place | None = None
+    scan_from: int = 0
+
+    @property
+    def is_filtered(self) -> bool:
+        """True if some trials are left out."""
+        return bool(self.experiments or self.states or self.metadata or self.spans or self.text)
+
+    @property
+    def selects_results(self) -> bool:
+        """True if trials are selected by what they are measured by: a pass rate of these says nothing."""
+        return bool(self.states or self.text) or any(name == "score" for name, _ in self.spans)
+
+    @property
+    def first_page(self) -> Question:
+        """The same question from its first row on."""
+        return replace(self, after=None, before=None, scan_from=0)
+
+    def with_value(self, facet: str, value: str, chosen: bool) -> Question:
+        """Return the question with one value of a facet added or removed: "experiment", "outcome" or "m.KEY"."""
+        if facet == "experiment":
+            return replace(self.first_page, experiments=_changed(self.experiments, value, chosen))
+        if facet == "outcome":
+            return replace(self.first_page, states=_changed(self.states, value, chosen))
+        values, metadata_key = dict(self.metadata), facet.removeprefix(_META)
+        values[metadata_key] = _changed(values.get(metadata_key, ()), value, chosen)
+        return replace(self.first_page, metadata=tuple((key, some) for key, some in values.items() if some))
+
+    def chosen(self, facet: str) -> tuple[str, ...]:
+        """Return the values of a facet that are selected."""
+        if facet == "experiment":
+            return self.experiments
+        return self.states if facet == "outcome" else dict(self.metadata).get(facet.removeprefix(_META), ())
+
+    def sorted_by(self, sort: str) -> Question:
+        """Return the question in another order; the same order again is turned round."""
+        descending = not self.descending if sort == self.sort else sort != "ordinal"
+        return replace(self.first_page, sort=sort, descending=descending)
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the query string as pairs; defaults are left out."""
+        made = [("e", name) for name in self.experiments]
+        made += [("outcome", state) for state in self.states]
+        made += [(f"{_META}{key}", value) for key, values in self.metadata for value in values]
+        made += [(name, str(span)) for name, span in self.spans]
+        if self.text:
+            made.append(("q", self.text))
+        if self.sort != "ordinal" or self.descending:
+            made.append(("sort", f"{'-' if self.descending else ''}{self.sort}"))
+        if self.after is not None:
+            made.append(("after", str(self.after)))
+        if self.before is not None:
+            made.append(("before", str(self.before)))
+        if self.scan_from:
+            made.append(("from", str(self.scan_from)))
+        return made
+
+
+def read_question(pairs: Iterable[tuple[str, str]]) -> tuple[Question, list[str]]:
+    """Read a query string. What cannot be used is left out, with a sentence that says so."""
+    question = Question()
+    complaints: list[str] = []
+    for name, value in pairs:
+        try:
+            question = _read(question, name, value)
+        except ValueError as error:
+            complaints.append(str(error))
+    return question, complaints
+
+
+def _read(question: Question, name: str, value: str) -> Question:
+    if name.startswith(_META) and len(name) > len(_META):
+        return question.with_value(name, value, True)
+    match name:
+        case "e":
+            return replace(question, experiments=_changed(question.experiments, value, True)) if value else question
+        case "outcome":
+            if value and value not in STATES:
+                raise ValueError(f"outcome must be one of {', '.join(STATES)} (got {value!r})")
+            return replace(question, states=_changed(question.states, value, True)) if value else question
+        case "sort":
+            sort = value.removeprefix("-")
+            if sort not in SORTS and not sort.startswith("metric:"):
+                raise ValueError(f"sort must be one of {', '.join(SORTS)} or metric:NAME (got {value!r})")
+            return replace(question, sort=sort, descending=value.startswith("-"))
+        case "q":
+            return replace(question, text=value.strip()[:500])
+        case "after" | "before":
+            place = _place(name, value)
+            return replace(question, after=place) if name == "after" else replace(question, before=place)
+        case "from":
+            if not value.isdecimal() or len(value) > 12:
+                raise ValueError(f"from must be a whole number (got {value!r})")
+            return replace(question, scan_from=int(value))
+    if name in RANGES:
+        return _with_span(question, name, value)
+    for end, suffix in (("low", ".min"), ("high", ".max")):  # What a form without scripts sends.
+        if name.endswith(suffix) and name.removesuffix(suffix) in RANGES and value:
+            base = name.removesuffix(suffix)
+            span = dict(question.spans).get(base, Span())
+            number = _float(name, value)
+            changed = Span(number, span.high) if end == "low" else Span(span.low, number)
+            return _replace_span(question, base, changed)
+    return question
+
+
+def _with_span(question: Question, name: str, value: str) -> Question:
+    found = _SPAN.fullmatch(value)
+    if found is None:
+        raise ValueError(f"{name} must be a range such as 0.5..1 (got {value!r})")
+    low, high = (_float(name, found[end]) if found[end] else None for end in ("low", "high"))
+    return _replace_span(question, name, Span(low, high))
+
+
+def _replace_span(question: Question, name: str, span: Span) -> Question:
+    kept = {**dict(question.spans), name: span}
+    return replace(question, spans=tuple((key, one) for key, one in kept.items() if one != Span()))
+
+
+def _float(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a number (got {text!r})")
+    return number
+
+
+def _place(name: str, value: str) -> Place:
+    found = _PLACE.fullmatch(value)
+    if found is None:
+        raise ValueError(f"{name} must be a place in the table (got {value!r})")
+    return Place(_float(name, found["key"]) if found["key"] else None, int(found["ordinal"]))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else repr(int(value) if value.is_integer() and abs(value) < 1e15 else value)
+
+
+def _changed(values: Sequence[str], value: str, chosen: bool) -> tuple[str, ...]:
+    kept = tuple(one for one in values if one != value)
+    return (*kept, value) if chosen else kept

@@ -1,0 +1,167 @@
+"""Start the server, and end it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+import uvicorn
+
+from fairtrial.errors import ConfigurationError
+from fairtrial.store.open import find_database
+from fairtrial.store.protocol import RunStore
+from fairtrial.viewer.access import Access, kept_prefix
+from fairtrial.viewer.app import make_app
+from fairtrial.viewer.pages.context import Viewer
+from fairtrial.viewer.work import open_viewed
+from fairtrial.viewer.working import Workbench
+
+DEFAULT_PORT = 7878
+_CONNECTIONS = 64
+_NEXT_PORTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Where and how to serve.
+
+    Attributes:
+        store: The address of the store.
+        host: The interface to listen on.
+        port: The port; None for the default, or the next that is free; 0 for any.
+        socket_path: A Unix socket to listen on instead.
+        trusted_hosts: Further host names under which browsers may reach the server, such as that of a proxy.
+        secure: Whether a proxy ends TLS in front of it.
+        read_only: Open the store for reading only.
+    """
+
+    store: str
+    host: str = "127.0.0.1"
+    port: int | None = None
+    socket_path: Path | None = None
+    trusted_hosts: tuple[str, ...] = ()
+    secure: bool = False
+    read_only: bool = False
+
+
+class ViewServer:
+    """A server of one store; `run` blocks until it is stopped."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        database = find_database(options.store)
+        if database is None:
+            raise ConfigurationError("a store in memory cannot be viewed: other processes cannot read it")
+        self._options = options
+        self._listening = _listen(options)
+        port = None if options.socket_path else int(self._listening.getsockname()[1])
+        self.port = port
+        folder = database.absolute().parent if isinstance(database, Path) else None
+        hosts = [*options.trusted_hosts]
+        if port is not None and options.host not in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::"):  # noqa: S104
+            hosts.append(f"{options.host}:{port}")
+        self.access = Access.create(port=port, trusted_hosts=hosts, prefix=kept_prefix(folder), secure=options.secure)
+        place = database.name if isinstance(database, Path) else "PostgreSQL"
+        self.store: RunStore = open_viewed(options.store, read_only=options.read_only)
+        self._place = place
+        self._server: _Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def address(self, run: str = "") -> str:
+        """Return the address to open first; it contains the token."""
+        query = {"token": self.access.token, **({"run": run} if run else {})}
+        host = "127.0.0.1" if self._options.host in ("0.0.0.0", "::") else self._options.host  # noqa: S104
+        place = f"http://{host}:{self.port}" if self.port is not None else "http://localhost:PORT"
+        return f"{place}/{self.access.prefix}/login?{urlencode(query)}"
+
+    def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Serve until Ctrl-C or `stop`."""
+        try:
+            asyncio.run(self._serve(started))
+        finally:
+            self._listening.close()
+            if self._options.socket_path is not None:
+                self._options.socket_path.unlink(missing_ok=True)
+            self.store.close()
+
+    async def _serve(self, started: Callable[[], None]) -> None:
+        workbench = Workbench(self._options.store, read_only=self._options.read_only)
+        viewer = Viewer(self.store, workbench, self.access, place=self._place, read_only=self._options.read_only)
+        config = uvicorn.Config(
+            make_app(viewer), http="h11", loop="asyncio", ws="none", lifespan="off", access_log=False,
+            log_level="warning", server_header=False, date_header=False, proxy_headers=False,
+            limit_concurrency=_CONNECTIONS, h11_max_incomplete_event_size=32_768, timeout_keep_alive=30,
+            timeout_graceful_shutdown=2,
+        )  # fmt: skip
+        self._server = _Server(config, viewer.streams.close)
+        self._loop = asyncio.get_running_loop()
+        workbench.start({"job": "start"}, None)
+        self._loop.call_soon(started)
+        try:
+            await self._server.serve(sockets=[self._listening])
+        finally:
+            await workbench.close()
+
+    def stop(self) -> None:
+        """End the server; may be called from another thread."""
+        if self._server is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._server.end)
+
+
+class _Server(uvicorn.Server):
+    """Ends open streams before it waits for connections to end."""
+
+    def __init__(self, config: uvicorn.Config, close_streams: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._close_streams = close_streams
+
+    def end(self) -> None:
+        self._close_streams()
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """End on a signal."""
+        self._close_streams()
+        super().handle_exit(sig, None)
+
+
+def _listen(options: ServeOptions) -> socket.socket:
+    if options.socket_path is not None:
+        return _listen_on_path(options.socket_path)
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    wanted = [options.port] if options.port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _NEXT_PORTS)
+    problem: OSError | None = None
+    for port in wanted:
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((options.host, port))
+        except OSError as error:
+            made.close()
+            problem = error
+            continue
+        made.listen(_CONNECTIONS)
+        return made
+    where = f"{options.host}:{options.port or DEFAULT_PORT}"
+    raise ConfigurationError(f"cannot listen on {where}: {problem}\nchoose another port with --port, or 0 for any")
+
+
+def _listen_on_path(path: Path) -> socket.socket:
+    """Listen on a Unix socket that only its owner can open."""
+    if path.is_socket():
+        path.unlink()  # Of a server that ended without removing it.
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        made.bind(str(path))
+    except OSError as error:
+        made.close()
+        raise ConfigurationError(f"cannot listen on {path}: {error}\nname another file with --socket") from None
+    finally:
+        os.umask(mask)
+    made.listen(_CONNECTIONS)
+    return made

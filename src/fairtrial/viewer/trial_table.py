@@ -1,0 +1,298 @@
+"""Filter, sort and count the trials of a run by its columns, in blocks that bound the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairtrial.render.session_text import value_text
+from fairtrial.store.protocol import RunRecord
+from fairtrial.store.rows import OUTCOMES
+from fairtrial.viewer.question import PAGE, STATES, Place, Question
+from fairtrial.viewer.run_columns import RunColumns
+
+type Mask = NDArray[np.bool_]
+_BLOCK = 1 << 18
+_SHOWN_VALUES = 30
+_SHOWN_FACETS = 8
+_SCORED = OUTCOMES["scored"]
+
+
+class FacetValue(NamedTuple):
+    """One value of a facet: its text, the number of trials with it, and whether it is selected."""
+
+    text: str
+    trials: int
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """The values of one facet, counted under all other filters; `others` values are not shown."""
+
+    name: str
+    title: str
+    values: tuple[FacetValue, ...]
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TablePage:
+    """One page of a table, with the counts of everything that is filtered."""
+
+    ordinals: tuple[int, ...]
+    total: int
+    scored: int
+    passed: int
+    facets: tuple[Facet, ...]
+    next: Place | None
+    previous: Place | None
+
+
+def ask(columns: RunColumns, question: Question, *, limit: int = PAGE) -> TablePage:
+    """Return the page that a question asks for, with its counts and facets."""
+    sorter = _Sorter(columns, question, limit)
+    counters = _counters(columns, question)
+    totals = [0, 0, 0]
+    for start, masks in _blocks(columns, question):
+        chosen = _all(masks, None)
+        passed = columns.values("passed")[start : start + chosen.size]
+        outcome = columns.values("outcome")[start : start + chosen.size]
+        totals[0] += int(np.count_nonzero(chosen))
+        totals[1] += int(np.count_nonzero(chosen & (outcome == _SCORED)))
+        totals[2] += int(np.count_nonzero(chosen & (passed == 1)))
+        sorter.add(start, chosen)
+        for counter in counters:
+            counter.add(start, _all(masks, counter.name))
+    places, more_before, more_after = sorter.page()
+    return TablePage(
+        tuple(place.ordinal for place in places),
+        totals[0],
+        totals[1],
+        totals[2],
+        tuple(counter.facet() for counter in counters),
+        places[-1] if places and more_after else None,
+        places[0] if places and more_before else None,
+    )
+
+
+def neighbours(columns: RunColumns, question: Question, ordinal: int) -> tuple[int | None, int | None]:
+    """Return the trials before and after this one, in the order of the question."""
+    try:
+        key = _key(columns, question.sort)[ordinal]
+    except (KeyError, IndexError):
+        return None, None
+    place = Place(None if np.isnan(key) else float(key), ordinal)
+    here = question.first_page
+    before = _page_only(columns, replace(here, before=place))
+    after = _page_only(columns, replace(here, after=place))
+    return (before[-1] if before else None), (after[0] if after else None)
+
+
+def chosen_ordinals(columns: RunColumns, question: Question) -> Iterator[int]:
+    """Yield the trials that a question selects, in plan order."""
+    for start, masks in _blocks(columns, question):
+        yield from (np.flatnonzero(_all(masks, None)) + start).tolist()
+
+
+def chosen_mask(columns: RunColumns, question: Question) -> Mask:
+    """Return the trials that a question selects."""
+    return np.concatenate([_all(masks, None) for _, masks in _blocks(columns, question)] or [np.zeros(0, np.bool_)])
+
+
+def _page_only(columns: RunColumns, question: Question) -> list[int]:
+    sorter = _Sorter(columns, question, 1)
+    for start, masks in _blocks(columns, question):
+        sorter.add(start, _all(masks, None))
+    return [place.ordinal for place in sorter.page()[0]]
+
+
+def _blocks(columns: RunColumns, question: Question) -> Iterator[tuple[int, dict[str, Mask]]]:
+    """Yield for each block of ordinals the mask of every filter; "" is the filter for stored trials."""
+    metadata = [
+        (f"m.{key}", columns.values(f"meta:{key}"), _codes(columns, key, texts))
+        for key, texts in question.metadata
+        if key in columns.metadata
+    ]
+    unknown = any(key not in columns.metadata for key, _ in question.metadata)
+    names = columns.run.experiments
+    wanted = [names.index(name) for name in question.experiments if name in names]
+    for start in range(0, columns.planned, _BLOCK):
+        part = slice(start, min(start + _BLOCK, columns.planned))
+        outcome = columns.values("outcome")[part]
+        masks: dict[str, Mask] = {"": np.zeros(outcome.size, np.bool_) if unknown else outcome != 0}
+        if question.experiments:
+            masks["experiment"] = np.isin(_experiments(columns.run, part), wanted)
+        if question.states:
+            states = _states(columns, part)
+            masks["outcome"] = np.isin(states, [STATES.index(state) + 1 for state in question.states])
+        for name, codes, accepted in metadata:
+            masks[name] = np.isin(codes[part], accepted)
+        for name, span in question.spans:
+            values = columns.values(name)[part]
+            inside = ~np.isnan(values)
+            if span.low is not None:
+                inside &= values >= span.low
+            if span.high is not None:
+                inside &= values <= span.high
+            masks[f"span:{name}"] = inside
+        yield start, masks
+
+
+def _all(masks: dict[str, Mask], without: str | None) -> Mask:
+    """Return the trials that pass all filters but one."""
+    kept = [mask for name, mask in masks.items() if name != without]
+    return np.logical_and.reduce(kept) if len(kept) > 1 else kept[0]
+
+
+def _experiments(run: RunRecord, part: slice) -> NDArray[np.intp]:
+    return np.asarray(np.arange(part.start, part.stop) // run.repeats % len(run.experiments))
+
+
+def _states(columns: RunColumns, part: slice) -> NDArray[np.uint8]:
+    """Return 1 + the place of each trial's state in `STATES`; 0 without a result."""
+    outcome, passed = columns.values("outcome")[part], columns.values("passed")[part]
+    table = np.zeros(256, dtype=np.uint8)
+    for name, code in OUTCOMES.items():
+        if name in STATES:
+            table[code] = STATES.index(name) + 1
+    states = table[outcome]
+    scored = outcome == _SCORED
+    states[scored] = np.where(passed[scored] == 1, 1, 2)
+    return np.asarray(states)
+
+
+def _codes(columns: RunColumns, key: str, texts: Sequence[str]) -> list[int]:
+    shown = [value_text(value) for value in columns.metadata_values(key)]
+    found = [place + 1 for place, text in enumerate(shown) if text in texts]
+    return [*found, 0] if "" in texts else found
+
+
+def _key(columns: RunColumns, sort: str) -> NDArray[Any]:
+    if sort == "ordinal":
+        return np.arange(columns.planned, dtype=np.float64)
+    return columns.values(sort)
+
+
+class _Sorter:
+    """Collects the rows of one page: of every block no more than may be on it."""
+
+    def __init__(self, columns: RunColumns, question: Question, limit: int) -> None:
+        self._backwards = question.before is not None and question.after is None
+        self._place = question.before if self._backwards else question.after
+        self._limit = limit
+        try:
+            self._column = None if question.sort == "ordinal" else columns.values(question.sort)
+        except KeyError:
+            self._column = None
+        self._descending = question.descending
+        self._sign = -1.0 if question.descending else 1.0
+        self._keys: list[NDArray[np.float64]] = []
+        self._ordinals: list[NDArray[np.int64]] = []
+
+    def add(self, start: int, chosen: Mask) -> None:
+        """Add the rows of a block."""
+        ordinals = np.flatnonzero(chosen).astype(np.int64) + start
+        if self._column is None:
+            keys: NDArray[np.float64] = ordinals.astype(np.float64) * self._sign
+        else:
+            keys = np.asarray(self._column[ordinals], dtype=np.float64) * self._sign
+            keys[np.isnan(keys)] = np.inf  # Without a value: last in both directions.
+        if self._place is not None:
+            own = self._own_key(self._place)
+            if self._backwards:
+                kept = (keys < own) | ((keys == own) & (ordinals < self._place.ordinal))
+            else:
+                kept = (keys > own) | ((keys == own) & (ordinals > self._place.ordinal))
+            keys, ordinals = keys[kept], ordinals[kept]
+        keys, ordinals = _nearest(keys, ordinals, self._limit + 1, self._backwards)
+        self._keys.append(keys)
+        self._ordinals.append(ordinals)
+
+    def page(self) -> tuple[list[Place], bool, bool]:
+        """Return the rows, and whether there are others before and after them."""
+        if not self._keys:
+            return [], False, False
+        keys, ordinals = np.concatenate(self._keys), np.concatenate(self._ordinals)
+        order = np.lexsort((ordinals, keys))
+        more = order.size > self._limit
+        order = order[-self._limit :] if self._backwards else order[: self._limit]
+        places = [Place(self._shown_key(keys[at]), int(ordinals[at])) for at in order]
+        if self._backwards:
+            return places, more, True
+        return places, self._place is not None, more
+
+    def _own_key(self, place: Place) -> float:
+        if self._column is None:
+            return place.ordinal * self._sign
+        return np.inf if place.key is None else place.key * self._sign
+
+    def _shown_key(self, key: float) -> float | None:
+        return None if np.isinf(key) or self._column is None else float(key * self._sign)
+
+
+def _nearest(
+    keys: NDArray[np.float64], ordinals: NDArray[np.int64], count: int, backwards: bool
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the `count` smallest rows, or the largest; of equal keys those with the smallest, or largest, ordinals."""
+    if keys.size <= count:
+        return keys, ordinals
+    if backwards:
+        edge = np.partition(keys, keys.size - count)[keys.size - count]
+        inside = np.flatnonzero(keys > edge)
+        equal = np.flatnonzero(keys == edge)[-(count - inside.size) :]
+    else:
+        edge = np.partition(keys, count - 1)[count - 1]
+        inside = np.flatnonzero(keys < edge)
+        equal = np.flatnonzero(keys == edge)[: count - inside.size]
+    rows = np.concatenate([inside, equal])
+    return keys[rows], ordinals[rows]
+
+
+class _Counter:
+    """Counts the values of one facet."""
+
+    def __init__(self, columns: RunColumns, question: Question, name: str, title: str, texts: Sequence[str]) -> None:
+        self.name = name
+        self._columns, self._title, self._texts = columns, title, texts
+        self._chosen = frozenset(question.chosen(name))
+        self._counts = np.zeros(len(texts), dtype=np.int64)
+
+    def add(self, start: int, chosen: Mask) -> None:
+        """Count the rows of a block."""
+        part = slice(start, start + chosen.size)
+        if self.name == "experiment":
+            codes: NDArray[Any] = _experiments(self._columns.run, part)
+        elif self.name == "outcome":
+            codes = _states(self._columns, part)
+        else:
+            codes = self._columns.values(f"meta:{self.name.removeprefix('m.')}")[part]
+        self._counts += np.bincount(codes[chosen], minlength=self._counts.size)[: self._counts.size]
+
+    def facet(self) -> Facet:
+        """Return the counts; those that are selected are shown even if they are rare."""
+        found = [
+            FacetValue(text, int(count), text in self._chosen)
+            for text, count in zip(self._texts, self._counts.tolist(), strict=True)
+            if count or text in self._chosen
+        ]
+        if self.name.startswith("m."):
+            found.sort(key=lambda value: (not value.chosen, -value.trials))
+        shown = found[:_SHOWN_VALUES]
+        return Facet(self.name, self._title, tuple(shown), len(found) - len(shown))
+
+
+def _counters(columns: RunColumns, question: Question) -> list[_Counter]:
+    made = []
+    if len(columns.run.experiments) > 1:
+        made.append(_Counter(columns, question, "experiment", "experiment", columns.run.experiments))
+    made.append(_Counter(columns, question, "outcome", "outcome", ("", *STATES)))
+    selected = [key for key, _ in question.metadata if key in columns.metadata]
+    for key in list(dict.fromkeys((*selected, *columns.metadata)))[:_SHOWN_FACETS]:
+        texts = ["", *(value_text(value) for value in columns.metadata_values(key))]
+        made.append(_Counter(columns, question, f"m.{key}", key, texts))
+    return made

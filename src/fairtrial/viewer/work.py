@@ -1,0 +1,261 @@
+"""The child process that computes statistics and searches texts: `python -m fairtrial.viewer.work`.
+
+It reads a job per line of JSON and answers each with a line of JSON. numpy and scipy stay out of the server this way,
+and the memory of a large comparison goes with the process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import batched
+from typing import Any
+
+from fairtrial.errors import FairtrialError
+from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.viewer.question import read_question
+
+_FLIPS = 500
+_BATCH = 256
+
+
+def open_viewed(url: str, *, read_only: bool) -> RunStore:
+    """Open the store that is viewed."""
+    from pathlib import Path
+
+    from fairtrial.store.open import find_database, open_store
+    from fairtrial.store.sql import SqlStore
+
+    database = find_database(url)
+    if read_only and isinstance(database, Path):
+        return SqlStore.sqlite(database, read_only=True)
+    return open_store(url)
+
+
+class Jobs:
+    """The jobs on one store. Columns are kept between jobs of one run."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._columns: dict[Any, Any] = {}
+
+    def answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Do a job; an expected error becomes part of the answer."""
+        known: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "start": self._start,
+            "report": self._report,
+            "rates": self._rates,
+            "filtered": self._filtered,
+            "compare": self._compare,
+            "search": self._search,
+        }
+        try:
+            return known[job["job"]](job)
+        except FairtrialError as error:
+            return {"error": str(error)}
+
+    def _start(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Load what statistics need, so that the first page does not wait for it."""
+        import fairtrial.analysis.figures
+        import fairtrial.render.documents
+        import fairtrial.report.compare  # noqa: F401
+
+        return {}
+
+    def _run(self, job: Mapping[str, Any], name: str = "run_id") -> RunRecord:
+        return self._store.get_run(job[name])
+
+    def _report(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        from fairtrial.render.document import Cases, Document
+        from fairtrial.render.documents import IN_HTML, document_of
+        from fairtrial.report.report import EvalReport
+        from fairtrial.viewer.text import fragment
+
+        report: EvalReport[Any] = EvalReport(self._store, self._run(job))
+        document = document_of(report._record(), IN_HTML)
+        blocks = tuple(block for block in document.blocks if not isinstance(block, Cases))
+        made = fragment(Document(document.title, (), blocks))
+        return {"about": list(document.about), "html": str(made), "json": report.to_json()}
+
+    def _rates(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        from fairtrial.report.report import EvalReport
+
+        report: EvalReport[Any] = EvalReport(self._store, self._run(job))
+        return {"rates": {name: _estimate(report[name].figures.get("pass_rate")) for name in report.experiments}}
+
+    def _filtered(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Estimate the pass rate of the trials that a question selects, by the report's own method."""
+        import numpy as np
+
+        from fairtrial.analysis.columns import read_columns
+        from fairtrial.analysis.estimates import estimate
+        from fairtrial.analysis.metrics import MISSING, PASSED
+        from fairtrial.analysis.source import ExperimentSource
+        from fairtrial.viewer.run_columns import ColumnsCache, state_of
+        from fairtrial.viewer.trial_table import chosen_mask
+
+        run = self._run(job)
+        question, _ = read_question(job["query"])
+        cache = self._columns.setdefault("cache", ColumnsCache(self._store))
+        mask = chosen_mask(cache.get(run), question)
+        state, rates = state_of(self._store, run), {}
+        for place, name in enumerate(run.experiments):
+            if question.experiments and name not in question.experiments:
+                continue
+            key = (state, name)
+            if key not in self._columns:
+                for stale in [kept for kept in self._columns if kept != "cache" and kept[0] != state]:
+                    del self._columns[stale]
+                source = ExperimentSource(self._store, run, name)
+                ordinals = [row[0] for row in self._store.sample_facts(run.run_id) if row[0] < run.dataset_size]
+                self._columns[key] = read_columns(source, metrics=[PASSED]), np.array(ordinals, dtype=np.intp)
+            columns, ordinals = self._columns[key]
+            chosen = mask.reshape(run.dataset_size, len(run.experiments), run.repeats)[ordinals, place]
+            if not chosen.any():
+                continue
+            values = np.where(chosen, columns.values[PASSED], np.nan)
+            outcomes = np.where(chosen, columns.outcomes, MISSING).astype(np.int8)
+            some = replace(columns, outcomes=outcomes, values={PASSED: values})
+            rates[name] = _estimate(estimate(some, PASSED))
+        return {"rates": rates}
+
+    def _compare(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        from fairtrial.render.document import Cases, Document
+        from fairtrial.render.documents import IN_HTML, document_of
+        from fairtrial.report.compare import compare
+        from fairtrial.report.report import EvalReport
+        from fairtrial.viewer.text import fragment
+
+        baseline: EvalReport[Any] = EvalReport(self._store, self._run(job, "a"))
+        candidate: EvalReport[Any] = EvalReport(self._store, self._run(job, "b"))
+        by = [job["by"]] if job.get("by") else []
+        comparison = compare(baseline[job["a_experiment"]], candidate[job["b_experiment"]], slice_by=by)
+        document = document_of(comparison, IN_HTML)
+        blocks = tuple(block for block in document.blocks if not isinstance(block, Cases))
+        return {
+            "title": document.title,
+            "about": list(document.about),
+            "html": str(fragment(Document(document.title, (), blocks))),
+            "json": comparison.to_json(),
+            **self._flips(baseline[job["a_experiment"]].source, candidate[job["b_experiment"]].source),
+        }
+
+    def _flips(self, baseline: Any, candidate: Any) -> dict[str, Any]:
+        """Return the samples whose pass rate or score changed, the largest change first."""
+        import numpy as np
+
+        from fairtrial.analysis.columns import read_columns
+        from fairtrial.analysis.metrics import FAILED, PASSED, VALUE
+
+        sides = [read_columns(source, metrics=[PASSED, VALUE]) for source in (baseline, candidate)]
+        rates: list[Any] = []
+        values: list[Any] = []
+        for side in sides:
+            # As in a comparison: an error of the system is a failure, anything else without a score says nothing.
+            scored = np.isfinite(side.values[PASSED]) | (side.outcomes == FAILED)
+            count = np.maximum(scored.sum(axis=1), 1)
+            empty = ~scored.any(axis=1)
+            for kept, name in ((rates, PASSED), (values, VALUE)):
+                means = np.nan_to_num(np.where(scored, side.values[name], 0)).sum(axis=1) / count
+                means[empty] = np.nan
+                kept.append(means)
+        places = {sample_id: place for place, sample_id in enumerate(sides[1].ids)}
+        found: list[dict[str, Any]] = []
+        counts = {"lost": 0, "gained": 0, "changed": 0, "same": 0, "missing": 0}
+        for place, sample_id in enumerate(sides[0].ids):
+            other = places.get(sample_id)
+            if other is None or not (np.isfinite(rates[0][place]) and np.isfinite(rates[1][other])):
+                counts["missing"] += 1
+                continue
+            change = float(rates[1][other] - rates[0][place])
+            by_value = float(values[1][other] - values[0][place])
+            kind = "lost" if change < 0 else "gained" if change > 0 else "changed" if by_value else "same"
+            counts[kind] += 1
+            if kind != "same":
+                found.append(
+                    {
+                        "id": sample_id, "kind": kind, "change": change, "by_value": by_value,
+                        "a": [float(rates[0][place]), float(values[0][place])],
+                        "b": [float(rates[1][other]), float(values[1][other])],
+                    }
+                )  # fmt: skip
+        found.sort(key=lambda flip: (-abs(flip["change"]), -abs(flip["by_value"])))
+        kept = [
+            flip for kind in ("lost", "gained", "changed") for flip in [f for f in found if f["kind"] == kind][:_FLIPS]
+        ]
+        return {"counts": counts, "flips": kept}
+
+    def _search(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Search input, output, reason, error and transcript of the selected trials until the time is over."""
+        from fairtrial.viewer.run_columns import ColumnsCache
+        from fairtrial.viewer.trial_table import chosen_ordinals
+
+        run = self._run(job)
+        question, _ = read_question(job["query"])
+        needle = _needle(question.text)
+        cache = self._columns.setdefault("cache", ColumnsCache(self._store))
+        ordinals = [at for at in chosen_ordinals(cache.get(run), question) if at >= question.scan_from]
+        end, searched = time.monotonic() + float(job["seconds"]), 0
+        hits: list[int] = []
+        upcoming: int | None = None
+        samples: dict[int, str] = {}
+        for some in batched(ordinals, _BATCH):
+            if len(hits) >= job["limit"] or time.monotonic() > end:
+                upcoming = some[0]
+                break
+            for result in self._store.results(run.run_id, ordinals=some, snapshots=True):
+                if len(hits) >= job["limit"]:
+                    upcoming = result.ordinal
+                    break
+                searched += 1
+                if any(needle in text.casefold() for text in self._texts(run, result, samples)):
+                    hits.append(result.ordinal)
+            if upcoming is not None:
+                break
+        return {"hits": hits, "searched": searched, "total": len(ordinals), "next": upcoming}
+
+    def _texts(self, run: RunRecord, result: Any, samples: dict[int, str]) -> list[str]:
+        """Return the texts of a trial as JSON, in which a text is searched as JSON writes it."""
+        from fairtrial.codec import dumps
+
+        place = run.split(result.ordinal)[0]
+        if place not in samples:
+            if len(samples) > 10_000:
+                samples.clear()
+            sample = result.sample
+            samples[place] = dumps([sample.id, sample.input, sample.expected, dict(sample.metadata)])
+        reason = "" if result.score is None else result.score.reason or ""
+        texts = [samples[place], result.output_json or "", dumps([reason, result.error or ""])]
+        if result.snapshot is not None:
+            texts.append(result.snapshot.decode("utf-8", "replace"))
+        return texts
+
+
+def _first(flips: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [flip for flip in flips if flip["kind"] == kind][:_FLIPS]
+
+
+def _needle(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1].casefold()
+
+
+def _estimate(found: Any) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "note": found.note}
+
+
+def main() -> None:
+    """Serve jobs from standard input until it is closed."""
+    start = json.loads(sys.stdin.readline())
+    jobs = Jobs(open_viewed(start["store"], read_only=start["read_only"]))
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(jobs.answer(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""The viewer in a real browser: looks, keys, long transcripts, and attacks."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.viewer.conftest import HOSTILE, Viewed, segment
+
+PAGES = {
+    "runs": "",
+    "report": "support@2",
+    "trials": "support@2/trials?m.kind=refund",
+    "trial": "support@2/t/baseline/q15",
+    "compare": "compare?a=support@2:baseline&b=support@2:careful",
+    "pair": "compare/sample?a=support@2:baseline&b=support@2:careful&id=q03",
+    "history": "history?suite=support",
+    "running": "endless@1",
+    "missing": "nothing@1",
+}
+RULES = "MAP evil.example 127.0.0.1, MAP rebind.example 127.0.0.1"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", f"--host-resolver-rules={RULES}"]
+        made = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=arguments)
+        yield made
+        made.close()
+
+
+class Watched:
+    """A page, and everything that should not happen on it."""
+
+    def __init__(self, viewed: Viewed, browser: Browser, **options: Any) -> None:
+        self.viewed = viewed
+        self.context = browser.new_context(**options)
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(60_000)
+        self.problems: list[str] = []
+        self.foreign: list[str] = []
+        self.page.on("dialog", lambda dialog: (self.problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        self.page.on("console", self._console)
+        self.page.on("request", self._request)
+        self.page.goto(viewed.server.address())
+
+    def _console(self, message: Any) -> None:
+        if message.type in ("error", "warning") and "404" not in message.text:
+            self.problems.append(f"console: {message.text}")
+
+    def _request(self, request: Any) -> None:
+        if not request.url.startswith(f"http://127.0.0.1:{self.viewed.server.port}/"):
+            self.foreign.append(request.url)
+
+    def open(self, path: str) -> Page:
+        self.page.goto(self.viewed.base + path)
+        return self.page
+
+
+@pytest.fixture
+def watched(viewed: Viewed, browser: Browser) -> Iterator[Watched]:
+    made = Watched(viewed, browser)
+    yield made
+    made.context.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (320, "light")])
+def test_every_page_fits_its_window_and_reports_nothing(
+    viewed: Viewed, browser: Browser, width: int, scheme: Any
+) -> None:
+    made = Watched(viewed, browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    for name, path in PAGES.items():
+        page = made.open(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert page.locator("h1").count() == 1, name
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (paper == "rgb(255, 255, 255)") == (scheme == "light"), name
+    assert made.problems == []
+    assert made.foreign == []
+    made.context.close()
+
+
+def test_keys_move_open_and_go_back_with_the_filter_kept(watched: Watched) -> None:
+    page = watched.open("support@2/trials?e=baseline&outcome=failed")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    assert "q03" in page.locator(".here").inner_text()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/t/baseline/q03?**")
+    page.keyboard.press("]")
+    page.wait_for_url("**/t/baseline/q06?**")
+    page.go_back()
+    page.go_back()
+    page.wait_for_url("**/trials?e=baseline&outcome=failed")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.name") == "q"
+    page.keyboard.type("j?")
+    assert page.locator("#help").is_hidden()
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    assert watched.problems == []
+
+
+def test_a_facet_filters_when_it_is_chosen(watched: Watched) -> None:
+    page = watched.open("support@2/trials")
+    page.get_by_label("refund").check()
+    page.wait_for_url("**/trials?m.kind=refund")
+    assert page.locator("tbody tr").count() == 28
+    page.get_by_role("link", name="kind = refund").click()
+    page.wait_for_url("**/trials")
+    assert watched.problems == []
+
+
+def test_events_collapse_and_a_link_opens_one(watched: Watched) -> None:
+    page = watched.open("support@2/t/baseline/q15")
+    page.keyboard.press("c")
+    assert page.locator(".transcript > details[open]").count() == 0
+    page.locator(".outline a").nth(3).click()
+    assert page.locator(".transcript > details[open]").count() == 1
+    page.keyboard.press("m")
+    page.wait_for_url("**form=markdown**")
+    assert page.locator(".md").count() > 0
+    assert watched.problems == []
+
+
+def test_everything_but_keys_works_without_scripts(viewed: Viewed, browser: Browser) -> None:
+    made = Watched(viewed, browser, java_script_enabled=False)
+    page = made.open("support@2/trials")
+    page.get_by_label("failed").check()
+    page.locator("input[name='latency_ms.min']").fill("300")
+    page.get_by_role("button", name="Filter").click()
+    assert page.locator("tbody tr").count() == 5
+    page.locator("tbody a.main").first.click()
+    assert page.locator("h1").inner_text() == "q30"
+    made.context.close()
+
+
+@pytest.mark.long
+@pytest.mark.proves("R119")
+def test_find_and_anchors_work_in_a_transcript_of_thousands_of_messages(watched: Watched) -> None:
+    page = watched.open("long@1/t/baseline/q00")
+    assert page.locator(".transcript > details").count() == 5_000
+    assert page.evaluate("window.find('message 4987:')")
+    seen = page.evaluate(
+        "(() => { const box = getSelection().getRangeAt(0).getBoundingClientRect();"
+        " return box.top >= 0 && box.bottom <= innerHeight; })()"
+    )
+    assert seen
+    watched.open("long@1/t/baseline/q00#e4321")
+    page.wait_for_function(
+        "(() => { const box = document.getElementById('e4321').getBoundingClientRect();"
+        " return box.top > -5 && box.top < innerHeight; })()"
+    )
+    page.locator("a[rel=next]").last.click()
+    page.wait_for_url("**from=5000**")
+    assert "the very last needle" in page.locator(".transcript").inner_text()
+    assert watched.problems == []
+
+
+@pytest.mark.long
+@pytest.mark.proves("R122", "R123")
+def test_attacks_in_every_text_execute_nothing_and_fetch_nothing(watched: Watched) -> None:
+    run = watched.viewed.store.get_run("hostile-run")
+    name, (first, second) = segment(run.name), run.experiments
+    pages = ["", name, f"{name}/trials", f"{name}/trials?q=script&sort=-score"]
+    for place, text in enumerate(HOSTILE):
+        pages += [
+            f"{name}/t/{segment(second)}/{segment(f'{place}/{text}')}?form={form}&invisible=1"
+            for form in ("text", "markdown", "raw")
+        ]
+    pages.append(f"{name}/t/{segment(first)}/{segment(f'1/{HOSTILE[1]}')}")
+    for path in pages:
+        page = watched.open(path)
+        assert page.evaluate("window.hit") is None, path
+        assert page.locator("main iframe, main img, main form[action^=javascript], main base, main style").count() == 0
+        targets = page.evaluate("[...document.querySelectorAll('a')].map((link) => link.protocol)")
+        assert set(targets) <= {"http:", "https:"}, path
+    assert watched.problems == []
+    assert watched.foreign == []
+
+
+EVIL = """<!doctype html><title>wait</title><body><script>
+const target = "http://127.0.0.1:%d/%s/";
+async function attempt(name, action) { try { found[name] = await action(); } catch { found[name] = "refused"; } }
+const found = {};
+(async () => {
+  await attempt("read", async () => (await fetch(target, { credentials: "include" })).status);
+  await attempt("post", async () => (await fetch(target + "logout", { method: "POST", credentials: "include", body: "x",
+    mode: "no-cors" })).type);
+  await attempt("script", () => new Promise((done) => { const it = document.createElement("script"); it.src = target;
+    it.onload = () => done("loaded"); it.onerror = () => done("refused"); document.body.append(it); }));
+  await attempt("frame", () => new Promise((done) => { const it = document.createElement("iframe"); it.src = target;
+    it.onload = () => { let text = "opaque"; try { text = it.contentDocument.body.textContent } catch {} done(text) };
+    document.body.append(it); }));
+  document.title = JSON.stringify(found);
+})();
+</script>"""
+
+
+@pytest.fixture
+def evil(viewed: Viewed) -> Iterator[tuple[int, list[str | None]]]:
+    """Another site: its port, and the cookies it was sent."""
+    page = EVIL % (viewed.server.port, viewed.prefix)
+    cookies: list[str | None] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            cookies.append(self.headers.get("Cookie"))
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server.server_address[1], cookies
+    server.shutdown()
+    server.server_close()
+    thread.join(30)
+
+
+@pytest.mark.proves("R122")
+@pytest.mark.parametrize("host", ["127.0.0.1", "evil.example"])
+def test_another_site_reads_changes_and_frames_nothing(
+    watched: Watched, evil: tuple[int, list[str | None]], host: str
+) -> None:
+    port, cookies = evil
+    statuses: dict[str, int] = {}
+    watched.page.on("response", lambda answer: statuses.setdefault(answer.request.method + answer.url, answer.status))
+    watched.open("support@2")
+    statuses.clear()
+    watched.page.goto(f"http://{host}:{port}/")
+    watched.page.wait_for_function("document.title.startsWith('{')")
+    found = json.loads(watched.page.title())
+    assert found["read"] == "refused"
+    assert found["script"] == "refused"
+    assert "support" not in found["frame"]
+    base = watched.viewed.base
+    reached = {url: status for url, status in statuses.items() if base in url}
+    assert {url: status for url, status in reached.items() if status != 403} == {}
+    assert cookies[0] is None
+    assert watched.open("support@2").locator("h1").inner_text() == "support@2"  # The session is still there.
+
+
+@pytest.mark.proves("R122")
+def test_a_rebound_name_is_not_answered_and_a_link_from_elsewhere_is(
+    watched: Watched, evil: tuple[int, list[str | None]]
+) -> None:
+    viewed = watched.viewed
+    answer = watched.page.goto(f"http://rebind.example:{viewed.server.port}/{viewed.prefix}/")
+    assert answer is not None
+    assert answer.status == 421
+    watched.page.goto(f"http://evil.example:{evil[0]}/")
+    watched.page.evaluate("address => { location.href = address }", viewed.base + "support@2")
+    watched.page.wait_for_url("**/support@2")
+    assert watched.page.locator("h1").inner_text() == "support@2"

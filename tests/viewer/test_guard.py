@@ -1,0 +1,171 @@
+"""The guard: a table of requests, and a walk through all routes."""
+
+from __future__ import annotations
+
+import stat
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairtrial.viewer.access import Access, kept_prefix
+from fairtrial.viewer.guard import HEADERS, MAX_ADDRESS, refusal
+
+PORT = 7878
+HOST = f"127.0.0.1:{PORT}"
+
+
+@pytest.fixture
+def access() -> Access:
+    return Access.create(port=PORT, prefix="abcdefghij")
+
+
+def ask(access: Access, method: str = "GET", path: str = "/abcdefghij/", query: str = "", **headers: str | None) -> int:
+    """The status that the guard answers with; 0 if it lets the request pass."""
+    given: dict[str, str | None] = {"host": HOST, "cookie": f"fairtrial={access.open_session()}"}
+    given |= {name.replace("_", "-"): value for name, value in headers.items()}
+    pairs = [(name, value) for name, value in given.items() if value is not None]
+    found = refusal(method, path, query, pairs, access)
+    return 0 if found is None else found.status
+
+
+@pytest.mark.parametrize(
+    ("host", "passes"),
+    [
+        (HOST, True), (f"localhost:{PORT}", True), (f"LOCALHOST:{PORT}", True), (f"[::1]:{PORT}", True),
+        ("127.0.0.1", False), ("127.0.0.1:7879", False), ("evil.example:7878", False),
+        (f"127.0.0.1:{PORT}.evil.example", False),
+        ("", False), (f"{HOST},{HOST}", False), (f"user@{HOST}", False), (f"{HOST}/", False), (None, False),
+    ],
+)  # fmt: skip
+def test_only_known_hosts_with_their_port_are_answered(access: Access, host: str | None, passes: bool) -> None:
+    assert ask(access, host=host) == (0 if passes else 421)
+
+
+def test_two_host_headers_are_refused(access: Access) -> None:
+    found = refusal("GET", "/abcdefghij/", "", [("host", HOST), ("host", HOST)], access)
+    assert found is not None
+    assert found.status == 421
+
+
+def test_a_trusted_host_without_a_port_is_answered_on_every_port() -> None:
+    access = Access.create(port=PORT, prefix="abcdefghij", trusted_hosts=["Evals.Example"])
+    assert [ask(access, host=host) for host in ("evals.example", "evals.example:8443", "other.example")] == [0, 0, 421]
+
+
+def test_a_socket_is_answered_on_every_forwarded_port() -> None:
+    access = Access.create(port=None, prefix="abcdefghij")
+    assert [ask(access, host=host) for host in ("localhost:1234", "127.0.0.1:9", "evil.example:9")] == [0, 0, 421]
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "dest"),
+    list(
+        product(
+            ("none", "same-origin", "same-site", "cross-site", "nonsense"),
+            ("navigate", "cors", "no-cors", "websocket"),
+            ("document", "iframe", "image", "script", "empty"),
+        )
+    ),
+)
+def test_other_sites_may_only_link_to_pages(access: Access, site: str, mode: str, dest: str) -> None:
+    ours = site in ("none", "same-origin")
+    passes = ours or (mode, dest) == ("navigate", "document")
+    found = ask(access, sec_fetch_site=site, sec_fetch_mode=mode, sec_fetch_dest=dest)
+    assert found == (0 if passes else 403)
+
+
+@pytest.mark.parametrize(
+    ("origin", "site", "length", "status"),
+    [
+        (f"http://{HOST}", "same-origin", "3", 0),
+        (f"http://{HOST}", None, "3", 0),
+        (None, "same-origin", "3", 403),
+        ("null", "same-origin", "3", 403),
+        (f"https://{HOST}", "same-origin", "3", 403),
+        ("http://127.0.0.1:7902", "same-site", "3", 403),
+        (f"http://localhost:{PORT}", "same-site", "3", 403),
+        (f"http://{HOST}", "same-site", "3", 403),
+        (f"http://{HOST}", "cross-site", "3", 403),
+        (f"http://{HOST}", "same-origin", None, 413),
+        (f"http://{HOST}", "same-origin", "2000000", 413),
+    ],
+)
+def test_changes_come_from_our_own_pages_only(
+    access: Access, origin: str | None, site: str | None, length: str | None, status: int
+) -> None:
+    headers: dict[str, Any] = {"origin": origin, "sec_fetch_site": site, "content_length": length}
+    assert ask(access, "POST", "/abcdefghij/logout", **headers) == status
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
+def test_other_methods_are_refused(access: Access, method: str) -> None:
+    assert ask(access, method) == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "cookie", "status"),
+    [
+        ("/abcdefghij/", None, 401),
+        ("/abcdefghij/", "fairtrial=", 401),
+        ("/abcdefghij/", "fairtrial=wrong", 401),
+        ("/abcdefghij/", "other=1; fairtrial=wr\u00f6ng", 401),
+        ("/abcdefghij/login", None, 0),
+        ("/abcdefghij/login/", None, 401),
+        ("/abcdefghij/%6cogin", None, 401),
+        ("/", None, 404),
+        ("/zzzzzzzzzz/", None, 404),
+        ("/abcdefghij", None, 404),
+        ("/static/x/view.css", None, 404),
+    ],
+)
+def test_without_a_session_only_the_login_is_answered(
+    access: Access, path: str, cookie: str | None, status: int
+) -> None:
+    assert ask(access, path=path, cookie=cookie) == status
+
+
+def test_an_address_that_is_too_long_is_refused(access: Access) -> None:
+    assert ask(access, query="q=" + "x" * MAX_ADDRESS) == 414
+
+
+def test_a_session_ends_when_it_is_taken_away(access: Access) -> None:
+    session = access.open_session()
+    assert ask(access, cookie=f"fairtrial={session}") == 0
+    del access.sessions[session]
+    assert ask(access, cookie=f"fairtrial={session}") == 401
+
+
+def test_the_cookie_is_bound_to_the_prefix_and_hidden_from_scripts(access: Access) -> None:
+    assert access.set_cookie("s") == "fairtrial=s; Path=/abcdefghij/; HttpOnly; SameSite=Lax"
+    secure = Access.create(port=PORT, prefix="abcdefghij", secure=True)
+    assert secure.set_cookie("s").endswith("; HttpOnly; SameSite=Lax; Secure")
+
+
+def test_the_token_is_compared_whole(access: Access) -> None:
+    assert access.is_token(access.token)
+    assert not any(access.is_token(text) for text in ("", access.token[:-1], access.token + "x", "\u00e9", "\ud800"))
+
+
+def test_the_prefix_is_kept_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    first = kept_prefix(tmp_path)
+    assert len(first) == 10
+    assert kept_prefix(tmp_path) == first
+    assert stat.S_IMODE((tmp_path / "view.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"prefix": "../../etc"}', '{"prefix": 7}', "\x00"])
+def test_a_damaged_prefix_is_replaced(tmp_path: Path, content: str) -> None:
+    (tmp_path / "view.json").write_text(content)
+    assert kept_prefix(tmp_path).isalnum()
+
+
+def test_the_policy_has_no_exception() -> None:
+    policy = HEADERS["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "require-trusted-types-for 'script'" in policy
+    assert "unsafe" not in policy
+    assert "*" not in policy
+    assert "http" not in policy

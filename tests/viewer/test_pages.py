@@ -1,0 +1,379 @@
+"""The pages over HTTP: what they show, and what they answer when something is missing."""
+
+from __future__ import annotations
+
+import csv
+import html
+import http.client
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairtrial.report import EvalReport
+from fairtrial.report.compare import compare
+from fairtrial.store import open_store
+from fairtrial.viewer.app import routes
+from fairtrial.viewer.guard import HEADERS
+from fairtrial.viewer.pages.context import Viewer
+from fairtrial.viewer.working import Workbench
+from tests.viewer.conftest import HOSTILE, Viewed, add_support_runs, open_session, segment, start_server, trial
+
+RUN = "support@2"
+
+
+def plain(text: str) -> str:
+    """The text of a page without its tags."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+
+
+def samples_of(text: str) -> list[str]:
+    return re.findall(r'<a class="main" href="[^"]+">\s*(q\d\d)', text)
+
+
+@pytest.mark.proves("R122")
+def test_every_route_is_behind_the_guard(viewed: Viewed) -> None:
+    viewer = Viewer(viewed.store, Workbench("", read_only=True), viewed.server.access, place="", read_only=True)
+    paths = []
+    for route in routes(viewer):
+        filled = re.sub(r"\{repeat:int\}", "0", route.path)
+        filled = re.sub(r"\{(\w+)\}", "x", filled).lstrip("/")
+        paths.append(filled)
+        if filled == "login":
+            continue
+        method = next(iter(route.methods or {"GET"} - {"HEAD"})) if "POST" in (route.methods or ()) else "GET"
+        headers = {"Origin": f"http://127.0.0.1:{viewed.server.port}", "Content_Length": "0"}
+        assert viewed.get(filled, method=method, Cookie="", **headers).status == 401, filled
+        assert viewed.get(filled, method=method, host="evil.example", **headers).status == 421, filled
+        assert viewed.get(filled, method=method, Sec_Fetch_Site="cross-site", **headers).status == 403, filled
+    assert len(paths) == 15
+    assert len(set(paths)) == 15
+
+
+@pytest.mark.parametrize("path", ["", RUN, f"{RUN}/trials", "nothing@1", "static/x/y", "login?token=wrong"])
+def test_every_answer_has_the_headers(viewed: Viewed, path: str) -> None:
+    answer = viewed.get(path)
+    for name, value in HEADERS.items():
+        assert answer.headers[name] == value
+    assert answer.headers["cache-control"] == "no-store"
+    assert "server" not in answer.headers
+
+
+def test_a_wrong_token_opens_no_session(viewed: Viewed) -> None:
+    answer = viewed.get("login?token=wrong", Cookie="")
+    assert (answer.status, "set-cookie" in answer.headers) == (401, False)
+
+
+def test_the_token_leads_to_the_run_and_out_of_the_address(viewed: Viewed) -> None:
+    answer = viewed.get(f"login?token={viewed.server.access.token}&run=support@2", Cookie="")
+    assert (answer.status, answer.headers["location"]) == (303, "./support%25402")
+    assert viewed.get("login?token=" + viewed.server.access.token + "&run=//evil.example/").headers["location"] == (
+        "./%252F%252Fevil.example%252F"
+    )
+
+
+def test_runs_are_listed_with_rates_and_progress(viewed: Viewed) -> None:
+    viewed.get(RUN)  # Computes figures, which the list does not wait for.
+    viewed.json(RUN)
+    text = viewed.get().text
+    assert all(f">{name}</a>" in text for name in ("support@1", "support@2", "endless@1", "long@1"))
+    assert "10 of 40" in plain(text)
+    only = viewed.get("?suite=support").text
+    assert ">support@1</a>" in only
+    assert ">endless@1</a>" not in only
+    assert "finished" not in plain(viewed.get("?status=running").text).replace("all running finished interrupted", "")
+
+
+def test_a_report_has_the_figures_of_the_command_line(viewed: Viewed) -> None:
+    run = viewed.store.get_run("support-run-2")
+    report: EvalReport[Any] = EvalReport(viewed.store, run)
+    assert viewed.json(RUN) == json.loads(json.dumps(report.to_json()))
+    text = viewed.get(RUN).text
+    estimate = report["baseline"].figures.get("pass_rate")
+    assert estimate is not None
+    assert estimate.low is not None
+    assert f"{estimate.value:.1%}" in plain(text)
+    assert f"{estimate.low:.1%}" in plain(text)
+
+
+def test_the_counts_of_a_report_lead_to_their_trials(viewed: Viewed) -> None:
+    text = viewed.get(RUN).text
+    [address] = re.findall(r'href="\./(support%25402/trials\?e=baseline&amp;outcome=failed)">(?:11|12)<', text)
+    found = viewed.get(html.unescape(address)).text
+    assert samples_of(found) == [f"q{n:02}" for n in range(0, SAMPLES_END, 3) if n % 10 != 9]
+
+
+SAMPLES_END = 40
+
+
+def expected(**wanted: Any) -> list[int]:
+    """The ordinals that a filter selects, by a loop over the trials."""
+    from tests.viewer.conftest import record, support_samples
+
+    run = record("x")
+    kept = []
+    for ordinal in range(run.planned):
+        made, sample = trial(run, ordinal), support_samples()[run.split(ordinal)[0]]
+        state = made.outcome if made.score is None else "passed" if made.score.passed else "failed"
+        facts = {"state": state, "experiment": made.experiment, **sample.metadata}
+        if all(facts[name] == value for name, value in wanted.items()):
+            kept.append(ordinal)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("", {}),
+        ("outcome=failed", {"state": "failed"}),
+        ("e=careful&outcome=passed", {"experiment": "careful", "state": "passed"}),
+        ("m.kind=refund", {"kind": "refund"}),
+        ("m.kind=refund&m.level=1&e=baseline", {"kind": "refund", "level": 1, "experiment": "baseline"}),
+        ("outcome=task_error", {"state": "task_error"}),
+    ],
+)
+def test_filters_select_the_same_trials_as_a_loop(viewed: Viewed, query: str, wanted: dict[str, Any]) -> None:
+    found = viewed.json(f"{RUN}/trials?{query}")
+    ordinals = expected(**wanted)
+    assert found["total"] == len(ordinals)
+    ids = [(trial["sample_id"], trial["experiment"]) for trial in found["trials"]]
+    assert ids == [(f"q{at // 2:02}", ("baseline", "careful")[at % 2]) for at in ordinals][:100]
+
+
+def test_a_range_and_an_order(viewed: Viewed) -> None:
+    text = viewed.get(f"{RUN}/trials?latency_ms=310..&sort=-latency_ms&e=baseline").text
+    assert samples_of(text) == ["q38", "q37", "q36", "q35", "q34", "q33", "q32", "q31", "q30"]
+
+
+def test_an_unusable_filter_is_explained(viewed: Viewed) -> None:
+    answer = viewed.get(f"{RUN}/trials?score=high")
+    assert answer.status == 200
+    assert "score must be a range such as 0.5..1" in plain(answer.text)
+
+
+@pytest.mark.proves("R118")
+def test_the_filtered_trials_have_a_pass_rate_with_the_reports_interval(viewed: Viewed) -> None:
+    run = viewed.store.get_run("support-run-2")
+    report: EvalReport[Any] = EvalReport(viewed.store, run)
+    whole = json.loads(viewed.get(f"{RUN}/rates").text)["rates"]
+    estimate = report["baseline"].figures.get("pass_rate")
+    assert estimate is not None
+    assert estimate.low is not None
+    assert whole[0].startswith(f"baseline {estimate.value:.1%} ({estimate.low:.1%} to")
+    from fairtrial.report.estimates import slice_estimates
+
+    part = next(part for part in slice_estimates(report["careful"], "kind") if part.value == "refund")["pass_rate"]
+    assert part.low is not None
+    assert part.high is not None
+    [words] = json.loads(viewed.get(f"{RUN}/rates?m.kind=refund&e=careful").text)["rates"]
+    assert words == f"careful {part.value:.1%} ({part.low:.1%} to {part.high:.1%}, {part.n} samples)"
+
+
+def test_no_pass_rate_is_given_where_results_were_selected(viewed: Viewed) -> None:
+    text = plain(viewed.get(f"{RUN}/trials?outcome=failed").text)
+    assert "selects by the result" in text
+    assert "Pass rate of these" not in text
+
+
+def test_a_search_finds_outputs_and_transcripts(viewed: Viewed) -> None:
+    assert samples_of(viewed.get(f"{RUN}/trials?q=order+13+was+NEVER").text) == []
+    assert samples_of(viewed.get(f"{RUN}/trials?q=order+15+was+NEVER").text) == ["q15", "q15"]
+    assert samples_of(viewed.get(f"{RUN}/trials?q=says+careful&m.kind=refund&outcome=failed").text) == [
+        f"q{n:02}" for n in range(0, 40, 15)
+    ]
+    assert "No trial fits" in viewed.get(f"{RUN}/trials?q=no+such+words+anywhere").text
+
+
+@pytest.mark.proves("R119")
+def test_a_trial_is_shown_whole(viewed: Viewed) -> None:
+    text = plain(viewed.get(f"{RUN}/t/baseline/q15").text)
+    for part in (
+        "Where is order 15?", "Order 15 was never seen, says baseline.", "not what was asked for",
+        "failed, score 0.250", "find_order", "You help customers.", "reasoning", "I should be brief.",
+        "judge-model", "a fine answer",
+        "kind refund", "45 + 20", "30 ms", "12 ms",
+    ):  # fmt: skip
+        assert part in text, part
+    found = viewed.json(f"{RUN}/t/baseline/q15")["trials"][0]
+    assert (found["sample"]["input"], len(found["events"])) == ("Where is order 15?", 7)
+
+
+def test_a_trial_links_to_its_neighbours_within_the_filter(viewed: Viewed) -> None:
+    table = viewed.get(f"{RUN}/trials?e=baseline&outcome=failed").text
+    second = html.unescape(re.findall(r'<a class="main" href="\.\./([^"]+)">\s*q03', table)[0])
+    page = viewed.get(second).text
+    around = {name: html.unescape(re.findall(rf'rel="{name}" href="([^"]+)"', page)[0]) for name in ("prev", "next")}
+    assert "/baseline/q00?" in around["prev"]
+    assert "/baseline/q06?" in around["next"]
+    assert "e%3Dbaseline%26outcome%3Dfailed" in around["next"]
+
+
+def test_lanes_and_forms_of_a_transcript(viewed: Viewed) -> None:
+    judge = viewed.get(f"{RUN}/t/baseline/q15?lane=judge").text
+    assert judge.count('<details open class="ev judge') == 1
+    assert '<details open class="ev message' not in judge
+    raw = viewed.get(f"{RUN}/t/baseline/q15?form=raw").text
+    assert "fairtrial.session.trajectory:ChatMessage" in html.unescape(raw)
+
+
+def test_the_trials_of_a_filter_are_exported(viewed: Viewed) -> None:
+    answer = viewed.get(f"{RUN}/trials.csv?e=careful&outcome=failed")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [row["sample_id"] for row in rows] == [f"q{n:02}" for n in range(0, 40, 5) if n % 10 != 9]
+    assert answer.headers["content-disposition"] == 'attachment; filename="support-2-trials.csv"'
+    lines = viewed.get(f"{RUN}/trials.jsonl?outcome=task_error").text.splitlines()
+    assert [json.loads(line)["outcome"] for line in lines] == ["task_error"] * 8
+
+
+def test_cells_that_look_like_formulas_are_quoted() -> None:
+    from fairtrial.viewer.pages.trials import _cell
+
+    assert [_cell(text, raw=False) for text in ("=1+1", "-2", "@x", "+x", "safe", "")] == [
+        "'=1+1", "'-2", "'@x", "'+x", "safe", "",
+    ]  # fmt: skip
+    assert _cell("=1+1", raw=True) == "=1+1"
+
+
+@pytest.mark.proves("R120")
+def test_a_comparison_has_the_verdict_before_the_flips(viewed: Viewed) -> None:
+    run = viewed.store.get_run("support-run-2")
+    report: EvalReport[Any] = EvalReport(viewed.store, run)
+    record = compare(report["baseline"], report["careful"])
+    path = f"compare?a={RUN}:baseline&b={RUN}:careful"
+    assert viewed.json(path) == json.loads(json.dumps(record.to_json()))
+    text = viewed.get(path).text
+    verdict = text.index('class="verdict')
+    assert verdict < text.index('id="flips"')
+    gained = [n for n in range(40) if n % 3 == 0 and n % 5 and n % 10 != 9]
+    lost = [n for n in range(40) if n % 5 == 0 and n % 3]
+    assert f"{len(lost)} lost, {len(gained)} gained" in plain(text)
+    assert samples_of(viewed.get(f"{path}&kind=gained").text) == [f"q{n:02}" for n in gained]
+    assert "No sample lost" in plain(viewed.get(f"compare?a=support@1:baseline&b={RUN}:baseline").text)
+
+
+def test_a_sample_is_shown_side_by_side(viewed: Viewed) -> None:
+    text = viewed.get(f"compare/sample?a={RUN}:baseline&b={RUN}:careful&id=q03").text
+    assert "<mark>was never seen, " in text
+    assert "<mark>arrives on Friday, " in text
+    assert viewed.get(f"compare/sample?a={RUN}:baseline&b={RUN}:careful&id=zz").status == 404
+    assert viewed.get("compare").status == 404
+
+
+def test_the_history_of_a_suite_has_every_finished_run(viewed: Viewed) -> None:
+    text = viewed.get("history?suite=support").text
+    assert "support@1" in text
+    assert text.count("<svg") == 2
+    assert viewed.get("history?suite=nothing").status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("support@9", 404, "has no run 9"),
+        ("suport@1", 404, "there is no run"),
+        (f"{RUN}/t/baseline/zz", 404, "no result for sample"),
+        (f"{RUN}/t/nothing/q01", 404, "no result for sample"),
+        (f"{RUN}/trials.xlsx", 404, "trials.csv"),
+        (f"{RUN}/blob/{'0' * 64}?o=1", 404, "no trial of this run refers"),
+        (f"{RUN}/blob/..%2f..%2fetc%2fpasswd?o=1", 404, ""),
+        ("static/../view.css", 404, ""),
+    ],
+)
+def test_what_is_missing_is_said(viewed: Viewed, path: str, status: int, words: str) -> None:
+    answer = viewed.get(path)
+    assert answer.status == status
+    assert words in plain(answer.text)
+
+
+def test_a_running_run_shows_progress_and_no_rate(viewed: Viewed) -> None:
+    text = plain(viewed.get("endless@1").text)
+    assert "10 of 40 trials" in text
+    assert "no pass rate is shown" in text
+    assert "95% interval" not in text
+
+
+@pytest.mark.proves("R121")
+def test_the_progress_of_a_run_is_streamed_until_it_ends(tmp_path: Path) -> None:
+    from tests.viewer.conftest import add_running_run, support_samples
+
+    store = open_store(tmp_path / "runs.db")
+    add_running_run(store)
+    server, thread = start_server(tmp_path / "runs.db")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    connection.request("GET", f"/{server.access.prefix}/endless@1/live", headers={"Cookie": open_session(server)})
+    answer = connection.getresponse()
+    assert answer.getheader("content-type", "").startswith("text/event-stream")
+
+    def following(name: str) -> dict[str, Any]:
+        while True:
+            line = answer.readline().decode().strip()
+            if line == f"event: {name}":
+                found: dict[str, Any] = json.loads(answer.readline().decode().removeprefix("data: "))
+                return found
+
+    assert following("progress") == {
+        "status": "running",
+        "planned": 40,
+        "stored": 10,
+        "errors": 1,
+        "tokens": 9 * 50 + 36,
+    }
+    run = store.get_run("running-run")
+    store.commit(run.run_id, [trial(run, ordinal) for ordinal in range(10, 40)], support_samples())
+    assert following("progress")["stored"] == 40
+    store.update_run(run.run_id, status="finished", finished_at=2000.0)
+    assert following("progress")["status"] == "finished"
+    assert following("ended") == {}
+    connection.close()
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    store.close()
+
+
+@pytest.mark.proves("R117")
+def test_hostile_texts_are_text_on_every_page(viewed: Viewed) -> None:
+    run = viewed.store.get_run("hostile-run")
+    name = segment(run.name)
+    pages = [
+        name,
+        f"{name}/trials",
+        "",
+        "history?suite=%3Cimg%20src%3Dx%20onerror%3Dhit%3D1%3E",
+    ]
+    for place, text in enumerate(HOSTILE):
+        for form in ("text", "markdown", "raw"):
+            pages.append(f"{name}/t/{segment(run.experiments[1])}/{segment(f'{place}/{text}')}?form={form}")
+    for path in pages:
+        answer = viewed.get(path)
+        assert answer.status == 200, path
+        for attack in (
+            "<script>",
+            "<img src=x",
+            "<svg/onload",
+            "<iframe",
+            "<base",
+            "<meta http-equiv=refresh",
+            "<style>",
+        ):
+            assert attack not in answer.text, path
+        assert "\u202e" not in plain(answer.text)
+        assert "\x1b" not in plain(answer.text)
+
+
+def test_a_store_that_goes_away_is_said_to_be_away(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "runs.db")
+    add_support_runs(store)
+    server, thread = start_server(tmp_path / "runs.db", read_only=True)
+    seen = Viewed(server, store, open_session(server))
+    assert seen.get("support@1/trials").status == 200
+    server.store.close()
+    answer = seen.get("support@1/trials")
+    assert (answer.status, "cannot be read" in answer.text) == (503, True)
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    store.close()
