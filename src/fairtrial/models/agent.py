@@ -27,7 +27,7 @@ from fairtrial.session.trajectory import ChatMessage, ToolCall
 from fairtrial.session.views import SessionView
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.environment import EnvironmentRegistry, EnvironmentSaved, close_environment, tools_of
-from fairtrial.trials.task import task
+from fairtrial.trials.task import FIRST_MESSAGES, task
 
 type MessageLike = ChatMessage | Mapping[str, Any]
 """A message, or a mapping with its fields: `{"role": "user", "content": "Hello"}`."""
@@ -114,13 +114,18 @@ def agent_task(
         if system:
             loop.say(ChatMessage("system", system))
         try:
-            for message in await _opening(prepare_messages, ctx.sample, input):
+            for message in await opening_messages(prepare_messages, ctx.sample, input):
                 loop.say(message)
             return await loop.run(max_turns, max_tokens, max_seconds)
         finally:
             if environments is not None and ctx.environment is not None:
                 await _save(ctx, environments)
 
+    async def first_messages(sample: Sample[Any, Any], params: Mapping[str, Any]) -> Sequence[ChatMessage]:
+        said = await opening_messages(prepare_messages, sample, sample.input)
+        return (ChatMessage("system", system), *said) if system else said
+
+    setattr(agent, FIRST_MESSAGES, first_messages)
     agent.adapter = adapter  # type: ignore[attr-defined]  # Read by `runs.costs` to look up the price.
     agent.__annotations__["return"] = output_type  # So that stored outputs are read back with this type.
     return task(name=name)(agent)
@@ -278,7 +283,10 @@ class _Loop:
         )
 
 
-async def _opening(prepare: PrepareMessages | None, sample: Sample[Any, Any], given: Any) -> Sequence[ChatMessage]:
+async def opening_messages(
+    prepare: PrepareMessages | None, sample: Sample[Any, Any], given: Any
+) -> Sequence[ChatMessage]:
+    """Return the first messages of an agent: those that are prepared for the sample, or else its input."""
     if prepare is not None:
         prepared = prepare(sample)
         messages = await prepared if inspect.isawaitable(prepared) else prepared
