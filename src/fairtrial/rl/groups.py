@@ -33,7 +33,7 @@ type Signal = Literal["mixed", "all_equal", "unscored"]
 _FAILED = ("task_error", "dead_letter")
 
 
-class TrialSource:
+class RolloutSource:
     """Loads the result of one trial from its store."""
 
     __slots__ = ("ordinal", "run", "store")
@@ -68,7 +68,7 @@ class Rollout:
     advantage: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     outcome: str = "scored"
-    source: TrialSource | None = field(default=None, repr=False, compare=False)
+    source: RolloutSource | None = field(default=None, repr=False, compare=False)
 
     @property
     def sample_id(self) -> str:
@@ -257,7 +257,7 @@ def _group(
             None if row.reward is None else next(found),
             row.metrics,
             row.outcome,
-            TrialSource(store, run, row.ordinal),
+            RolloutSource(store, run, row.ordinal),
         )
         for row in rows
     )
