@@ -27,7 +27,13 @@ FORMATS = {
     "markdown": ("md", "md"),
     "json": ("json", "json"),
     "run": ("run", "fairtrial.db"),
+    "trajectories": ("trajectories", "trajectories.jsonl"),
+    "sft": ("sft", "sft.jsonl"),
+    "dpo": ("dpo", "dpo.jsonl"),
+    "kto": ("kto", "kto.jsonl"),
+    "tokens": ("tokens", "tokens.jsonl"),
 }
+_TRAINING = ("trajectories", "sft", "dpo", "kto", "tokens")
 _ALIASES = {"md": "markdown", "xml": "junit", "db": "run"}
 
 
@@ -68,7 +74,8 @@ def export(
     """Write a run to a file: results, report, or everything.
 
     csv, jsonl and parquet have one row per trial. html, markdown, json and junit contain the report. run contains
-    everything in one file, which `EvalReport.load` and `--store` can read.
+    everything in one file, which `EvalReport.load` and `--store` can read. trajectories, sft, dpo, kto and tokens are
+    training files of JSON lines.
 
     \b
     Examples:
@@ -77,6 +84,7 @@ def export(
       fairtrial export support@3 -o report.html --against support@2
       fairtrial export support --format junit -o results.xml
       fairtrial export support --format jsonl -o - | head
+      fairtrial export support --format dpo -o pairs.jsonl
     """
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import note, print_json
@@ -97,17 +105,25 @@ def export(
     if str(target) == "-":
         _print(report, format_name)
         return 0
+    counts = None
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent}", "make it first, or name another file with --output")
     if format_name == "run":
         report.save(target)
+    elif format_name in _TRAINING:
+        from fairtrial.rl.export import export as export_training
+
+        counts = export_training(report, target, format_name)
     else:
         report.export(target, format_name)
     size = target.stat().st_size
     if json:
-        print_json({"format": "fairtrial.export/1", "run_id": named.run.run_id, "file": str(target), "bytes": size})
+        written = {"format": "fairtrial.export/1", "run_id": named.run.run_id, "file": str(target), "bytes": size}
+        if counts is not None:
+            written |= {"rows": counts.rows, "left_out": dict(counts.left_out)}
+        print_json(written)
     else:
-        note(f"wrote {target}, {size:,} bytes")
+        note(f"wrote {target}, {size:,} bytes" + ("" if counts is None else f": {counts}"))
     return 0
 
 
@@ -159,6 +175,10 @@ def _print(report: Any, format_name: str) -> None:
     make_exact(sys.stdout)
     if format_name in ("csv", "jsonl"):
         export_results(report.store, report.run_id, sys.stdout, format_name)  # type: ignore[arg-type]  # one of the two
+    elif format_name in _TRAINING:
+        from fairtrial.rl.export import export as export_training
+
+        export_training(report, sys.stdout, format_name)  # type: ignore[arg-type]  # one of them
     elif format_name == "parquet" and not sys.stdout.isatty():
         export_results(report.store, report.run_id, sys.stdout.buffer, "parquet")
     elif format_name in ("parquet", "run"):

@@ -27,7 +27,7 @@ from fairtrial.session.trajectory import ChatMessage, ToolCall
 from fairtrial.session.views import SessionView
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.environment import EnvironmentRegistry, EnvironmentSaved, close_environment, tools_of
-from fairtrial.trials.task import task
+from fairtrial.trials.task import FIRST_MESSAGES, task
 
 type MessageLike = ChatMessage | Mapping[str, Any]
 """A message, or a mapping with its fields: `{"role": "user", "content": "Hello"}`."""
@@ -40,6 +40,9 @@ type EnvironmentFactory = Callable[[Sample[Any, Any]], Any]
 
 type EndReason = Literal["terminated", "truncated", "error"]
 """The agent finished; a budget was used up; an error occurred."""
+
+FORK = "__fairtrial_fork__"
+"""The attribute of an agent with checkpoints: returns the agent that continues from (messages, state, turn)."""
 
 _LONGEST_ERROR = 2000
 _SAVE_SECONDS = 5.0
@@ -62,6 +65,7 @@ def agent_task(
     environment_factory: EnvironmentFactory | None = None,
     environments: EnvironmentRegistry | None = None,
     continue_on_retry: bool = False,
+    checkpoints: bool = False,
     max_turns: int = 20,
     max_tokens: int | None = None,
     max_seconds: float | None = None,
@@ -87,6 +91,8 @@ def agent_task(
         environments: The types of environment that can be saved and restored. The state at the end of every attempt is
             then recorded as `EnvironmentSaved`.
         continue_on_retry: Start a retry from the state in which the previous attempt ended.
+        checkpoints: Record the state of the environment before every model call, so that `fairtrial.rl.fork` can
+            continue the trial from any turn.
         max_turns: The largest number of model calls.
         max_tokens: The largest number of tokens, checked before each turn.
         max_seconds: The time limit.
@@ -100,6 +106,10 @@ def agent_task(
         raise ConfigurationError(f"max_turns must be at least 1 (got {max_turns})")
     if continue_on_retry and environments is None:
         raise ConfigurationError("continue_on_retry needs environments=EnvironmentRegistry(...), which restores them")
+    if checkpoints and environment_factory is not None and environments is None:
+        raise ConfigurationError(
+            "checkpoints need environments=EnvironmentRegistry(...), which saves and restores them"
+        )
     fixed = as_tools(tools)  # Report invalid tools now instead of in the first trial.
     threads = DaemonThreads()
 
@@ -110,17 +120,42 @@ def agent_task(
             factory = environment_factory if saved is None else lambda _sample: saved
             ctx.environment = await ctx.enter(_opened(factory, ctx.sample, environments))
             offered = as_tools((*fixed.values(), *tools_of(ctx.environment)))
-        loop = _Loop(adapter, ctx, offered, threads, tool_timeout_seconds, output_type, params, name)
+        saver = partial(_checkpoint, ctx, environments) if checkpoints else None
+        loop = _Loop(adapter, ctx, offered, threads, tool_timeout_seconds, output_type, params, name, saver)
         if system:
             loop.say(ChatMessage("system", system))
         try:
-            for message in await _opening(prepare_messages, ctx.sample, input):
+            for message in await opening_messages(prepare_messages, ctx.sample, input):
                 loop.say(message)
             return await loop.run(max_turns, max_tokens, max_seconds)
         finally:
             if environments is not None and ctx.environment is not None:
                 await _save(ctx, environments)
 
+    async def first_messages(sample: Sample[Any, Any], params: Mapping[str, Any]) -> Sequence[ChatMessage]:
+        said = await opening_messages(prepare_messages, sample, sample.input)
+        return (ChatMessage("system", system), *said) if system else said
+
+    def fork(messages: Sequence[ChatMessage], state: Mapping[str, Any], turn: int) -> Any:
+        return agent_task(
+            adapter,
+            tools=tools,
+            prepare_messages=lambda _sample: messages,
+            environment_factory=None if environment_factory is None else lambda _sample: state,
+            environments=environments,
+            checkpoints=checkpoints,
+            max_turns=max_turns - turn,
+            max_tokens=max_tokens,
+            max_seconds=max_seconds,
+            tool_timeout_seconds=tool_timeout_seconds,
+            output_type=output_type,
+            params=params,
+            name=name,
+        )
+
+    setattr(agent, FIRST_MESSAGES, first_messages)
+    if checkpoints:
+        setattr(agent, FORK, fork)
     agent.adapter = adapter  # type: ignore[attr-defined]  # Read by `runs.costs` to look up the price.
     agent.__annotations__["return"] = output_type  # So that stored outputs are read back with this type.
     return task(name=name)(agent)
@@ -139,8 +174,10 @@ class _Loop:
         output_type: Any,
         params: Mapping[str, Any],
         name: str,
+        save_checkpoint: Callable[[int], Awaitable[None]] | None,
     ) -> None:
         self.adapter = adapter
+        self.save_checkpoint = save_checkpoint
         self.ctx = ctx
         self.tools = tools
         self.specs = tuple(tool.spec for tool in tools.values())
@@ -196,6 +233,8 @@ class _Loop:
         return AgentEnded(reason, self.turns, detail)
 
     async def _turn(self) -> Completion[Any]:
+        if self.save_checkpoint is not None:
+            await self.save_checkpoint(self.turns)
         completion: Completion[Any] = await self.adapter.complete(
             self.messages,
             tools=self.specs,
@@ -278,7 +317,10 @@ class _Loop:
         )
 
 
-async def _opening(prepare: PrepareMessages | None, sample: Sample[Any, Any], given: Any) -> Sequence[ChatMessage]:
+async def opening_messages(
+    prepare: PrepareMessages | None, sample: Sample[Any, Any], given: Any
+) -> Sequence[ChatMessage]:
+    """Return the first messages of an agent: those that are prepared for the sample, or else its input."""
     if prepare is not None:
         prepared = prepare(sample)
         messages = await prepared if inspect.isawaitable(prepared) else prepared
@@ -314,13 +356,25 @@ def _last_state(ctx: TrialContext) -> Mapping[str, Any] | None:
 
 async def _save(ctx: TrialContext, environments: EnvironmentRegistry) -> None:
     """Record the state of the environment, even if the trial reached its time limit."""
-    saved = EnvironmentSaved(error=f"it was not saved within {_SAVE_SECONDS:g} s")
-    with anyio.move_on_after(_SAVE_SECONDS, shield=True):
+    with anyio.CancelScope(shield=True):
+        ctx.session.record(await _saved(ctx, environments))
+
+
+async def _checkpoint(ctx: TrialContext, environments: EnvironmentRegistry | None, turn: int) -> None:
+    """Record the state of the environment before a turn; empty if there is no environment."""
+    saved = EnvironmentSaved()
+    if environments is not None and ctx.environment is not None:
+        saved = await _saved(ctx, environments)
+    ctx.session.record(replace(saved, turn=turn))
+
+
+async def _saved(ctx: TrialContext, environments: EnvironmentRegistry) -> EnvironmentSaved:
+    with anyio.move_on_after(_SAVE_SECONDS):
         try:
-            saved = EnvironmentSaved(await environments.save(ctx.environment))
+            return EnvironmentSaved(await environments.save(ctx.environment))
         except Exception as error:
-            saved = EnvironmentSaved(error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
-    ctx.session.record(saved)
+            return EnvironmentSaved(error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
+    return EnvironmentSaved(error=f"it was not saved within {_SAVE_SECONDS:g} s")
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from fairtrial.frozen import EMPTY
 from fairtrial.metrics import MODEL_CALL_SECONDS
 from fairtrial.models.adapter import AnswerT, Completion, OutputT, PromptResponse, ToolSpec
 from fairtrial.models.budget import Budget, Spending, SpendingLog, spent_in
-from fairtrial.models.cache import ResponseCache, shared_cache
+from fairtrial.models.cache import ResponseCache, cache_disabled, shared_cache
 from fairtrial.models.limiter import Limiter, TokenLimiter, Unlimited
 from fairtrial.models.pricing import Prices, configured_prices
 from fairtrial.models.prompt import Prompt
@@ -205,7 +205,7 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
         cache = self._cache if self._cache is not None or not self.shares_cache else shared_cache()
         cached = False
         timing = _Timing()
-        if cache is None or cache.policy == "off":
+        if cache is None or cache.policy == "off" or (call.actor != JUDGE and cache_disabled()):
             reply = await self._ask(call, trial, recorder, timing)
         else:
             reply, cached = await cache.get(

@@ -10,8 +10,9 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -35,6 +36,22 @@ CREATE TABLE IF NOT EXISTS responses (
 CREATE INDEX IF NOT EXISTS responses_created ON responses (created);
 """
 _CHECK_EVERY = 64
+_disabled: ContextVar[bool] = ContextVar("fairtrial_cache_disabled", default=False)
+
+
+@contextmanager
+def without_cache() -> Iterator[None]:
+    """Call models instead of using cached answers in this block and the tasks it starts; judges keep their cache."""
+    token = _disabled.set(True)
+    try:
+        yield
+    finally:
+        _disabled.reset(token)
+
+
+def cache_disabled() -> bool:
+    """Return whether cached answers may not be used for tasks."""
+    return _disabled.get()
 
 
 class ResponseCache:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, cast
 
@@ -26,7 +26,7 @@ from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.sample_types import input_type_of
-from fairtrial.trials.task import CHECK_INPUT, ResolvedTask, Task, resolve_task, task
+from fairtrial.trials.task import CHECK_INPUT, FIRST_MESSAGES, ResolvedTask, Task, resolve_task, task
 
 # With defaults, for MainLoop(my_function), which names no types; the syntax of PEP 695 has them only from Python 3.13.
 InputT = TypeVar("InputT", default=Any)
@@ -182,6 +182,12 @@ def prompt_task[O](
 
     if params is None:
         setattr(prompted, CHECK_INPUT, check_input)  # Called by `runs.costs` before the first trial.
+
+    def first_messages(sample: Sample[Any, Any], experiment: Mapping[str, Any]) -> Sequence[ChatMessage]:
+        given = sample.input if params is None else params(sample.input)
+        return prompt.bind(_parameters(prompt, given, experiment)).messages
+
+    setattr(prompted, FIRST_MESSAGES, first_messages)
     prompted.adapter = adapter  # type: ignore[attr-defined]  # Read by `runs.costs` to look up the price.
     return task(name=prompt.name)(prompted)
 

@@ -8,12 +8,18 @@ from fairtrial.testing.fakes import FakeClock, session_of
 
 if TYPE_CHECKING:
     from fairtrial.testing.assertions import assert_eval, eval_test
+    from fairtrial.testing.environments import check_environment
     from fairtrial.testing.model_server import ModelServer
 
-__all__ = ["FakeClock", "ModelServer", "assert_eval", "eval_test", "session_of"]
+__all__ = ["FakeClock", "ModelServer", "assert_eval", "check_environment", "eval_test", "session_of"]
 
 if not TYPE_CHECKING:  # Loaded on first use: a test of an evaluator needs no statistics and no server.
-    _MODULES = {"ModelServer": "model_server", "assert_eval": "assertions", "eval_test": "assertions"}
+    _MODULES = {
+        "ModelServer": "model_server",
+        "assert_eval": "assertions",
+        "check_environment": "environments",
+        "eval_test": "assertions",
+    }
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
 from fairtrial.codec import from_json, to_json
+from fairtrial.codec.encode import SPARSE
 from fairtrial.errors import CodecError, ConfigurationError, EnvironmentMismatchError
 from fairtrial.frozen import EMPTY
 
@@ -49,10 +51,14 @@ def check_state(data: Mapping[str, Any], *, env_kind: str, version: str) -> None
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSaved:
-    """The state of a trial's environment at the end of an attempt; `error` says why there is none."""
+    """The state of a trial's environment at the end of an attempt; `error` says why there is none.
+
+    A checkpoint of `agent_task(checkpoints=True)` has the number of the turn that follows, from 0.
+    """
 
     state: Mapping[str, Any] = EMPTY
     error: str | None = None
+    turn: int | None = dataclasses.field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ _CONTEXT_NAMES = ("ctx", "context", "")  # "": underscores alone, for a context 
 CHECK_INPUT = "__fairtrial_check_input__"
 """The attribute of a task with a function that raises `ConfigurationError` for an unusable (input, parameters)."""
 
+FIRST_MESSAGES = "__fairtrial_first_messages__"
+"""The attribute of a task with a function that returns its first messages from (sample, parameters), sync or async."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskMarks:

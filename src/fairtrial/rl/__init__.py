@@ -1,0 +1,49 @@
+"""Reinforcement learning: any run is a batch of rollouts, any evaluator is a reward. No trainer is imported."""
+
+from fairtrial.rl.advantages import advantages
+from fairtrial.rl.buffer import DataBuffer
+from fairtrial.rl.curve import Curve, curve
+from fairtrial.rl.diagnose import Diagnosis, diagnose
+from fairtrial.rl.export import ExportCounts, export
+from fairtrial.rl.fork import Checkpoint, TurnValue, checkpoints, fork, turn_values
+from fairtrial.rl.groups import Group, Rollout, best_at_k, groups
+from fairtrial.rl.hacking import HackingCheck, hacking
+from fairtrial.rl.loop import TrainConfig, TrainingBackend, train
+from fairtrial.rl.metric_log import MetricLog
+from fairtrial.rl.prompts import write_prompts
+from fairtrial.rl.reward import RewardFunction, reward
+from fairtrial.rl.sampling import generate_rollouts, rollout
+from fairtrial.rl.tokens import TokenRow, stitch
+
+__all__ = [
+    "Checkpoint",
+    "Curve",
+    "DataBuffer",
+    "Diagnosis",
+    "ExportCounts",
+    "Group",
+    "HackingCheck",
+    "MetricLog",
+    "RewardFunction",
+    "Rollout",
+    "TokenRow",
+    "TrainConfig",
+    "TrainingBackend",
+    "TurnValue",
+    "advantages",
+    "best_at_k",
+    "checkpoints",
+    "curve",
+    "diagnose",
+    "export",
+    "fork",
+    "generate_rollouts",
+    "groups",
+    "hacking",
+    "reward",
+    "rollout",
+    "stitch",
+    "train",
+    "turn_values",
+    "write_prompts",
+]

@@ -1,0 +1,245 @@
+"""Runs as training files: trajectories, SFT, DPO, KTO and tokens, one JSON object per line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, get_args
+
+from fairtrial.codec import dumps, to_json
+from fairtrial.errors import ConfigurationError
+from fairtrial.models.tools import Tool, as_tools
+from fairtrial.report.report import EvalReport, ExperimentReport
+from fairtrial.rl.advantages import AdvantageKind, Convention
+from fairtrial.rl.chat import ChatRow, split_prompt, to_chat
+from fairtrial.rl.groups import Group, Rollout, groups, load_group
+from fairtrial.session.trajectory import ChatMessage
+from fairtrial.store.export import opened
+
+type TrainingFormat = Literal["trajectories", "sft", "dpo", "kto", "tokens"]
+"""Every rollout; conversations to imitate; pairs; verdicts; token ids with masks and log-probabilities."""
+
+TRAINING_FORMATS: tuple[str, ...] = get_args(TrainingFormat.__value__)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportCounts:
+    """The number of rows that were written, and of rollouts or groups that were left out, by reason."""
+
+    rows: int
+    left_out: Mapping[str, int]
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
+        return f"{self.rows:,} rows" + (f"; left out: {reasons}" if reasons else "")
+
+
+def export(
+    report: EvalReport | ExperimentReport,
+    target: Path | str | IO[str],
+    format: TrainingFormat = "trajectories",
+    *,
+    min_reward: float | None = None,
+    margin: float = 0.0,
+    truncated: bool = False,
+    tools: Sequence[Callable[..., Any] | Tool] = (),
+    advantage: AdvantageKind = "grpo",
+    convention: Convention = "trl",
+) -> ExportCounts:
+    """Write the rollouts of a run as lines of JSON, for training.
+
+    - `trajectories`: every rollout with its messages, status, reward, advantage and metrics
+    - `sft`: `messages` of every rollout that passed
+    - `dpo`: `prompt`, `chosen` and `rejected`: the best and the worst rollout of each group, if their rewards differ
+    - `kto`: `prompt`, `completion` and `label`: whether the rollout passed
+    - `tokens`: `prompt_ids`, `completion_ids`, `mask` and `logprobs`, with `reward`, `advantage` and `group`
+
+    Unscored rollouts are left out of all but the first: an error is not a reward. The result says how many rows there
+    are and what was left out.
+
+    Args:
+        report: The report of a run, or of one experiment of it.
+        target: The path of the file, or an open text file.
+        format: The format.
+        min_reward: For sft and kto, the lowest reward that counts as passed; by default the verdict of the score.
+        margin: For dpo, the difference of rewards that a pair must exceed.
+        truncated: Also use rollouts that were ended by a limit; trajectories and tokens always have them.
+        tools: Tools to describe in each row of sft, dpo and kto, for chat templates with tools.
+        advantage: The formula of the advantages; see `advantages`.
+        convention: The trainer whose numbers are reproduced.
+
+    Raises:
+        ConfigurationError: no rollout qualifies; nothing is written.
+    """
+    if format not in TRAINING_FORMATS:
+        raise ConfigurationError(f"format must be one of {', '.join(TRAINING_FORMATS)} (got {format!r})")
+    if margin < 0:
+        raise ConfigurationError(f"margin must be at least 0 (got {margin})")
+    selection = _Selection(min_reward, margin, truncated, _tool_rows(tools))
+    found = groups(report, advantage=advantage, convention=convention)
+    rows = (row for group in found for row in _WRITERS[format](selection, load_group(group)))
+    first = next(rows, None)
+    if first is None:
+        raise ConfigurationError(_nothing(format, selection.left_out))
+    count = 1
+    with opened(target, binary=False) as file:
+        file.write(dumps(first) + "\n")
+        for row in rows:
+            file.write(dumps(row) + "\n")
+            count += 1
+    return ExportCounts(count, dict(selection.left_out))
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """A scored rollout as text."""
+
+    rollout: Rollout
+    reward: float
+    prompt: list[ChatRow]
+    completion: list[ChatRow]
+
+
+class _Selection:
+    """Chooses rollouts and counts those that are left out."""
+
+    def __init__(self, min_reward: float | None, margin: float, truncated: bool, tools: list[Any]) -> None:
+        self._min_reward = min_reward
+        self._truncated = truncated
+        self.margin = margin
+        self.extra: dict[str, Any] = {"tools": tools} if tools else {}
+        self.left_out: Counter[str] = Counter()
+
+    def passed(self, rollout: Rollout) -> bool:
+        if self._min_reward is not None:
+            return rollout.reward is not None and rollout.reward >= self._min_reward
+        return rollout.result.passed
+
+    def examples(self, group: Group) -> Iterator[_Example]:
+        for rollout in group.rollouts:
+            if rollout.reward is None:
+                self.left_out["unscored"] += 1
+                continue
+            if rollout.status == "truncated" and not self._truncated:
+                self.left_out["truncated"] += 1
+                continue
+            try:
+                prompt, completion = split_prompt(rollout.messages)
+                example = _Example(rollout, rollout.reward, _chat(prompt), _chat(completion))
+            except ConfigurationError:
+                self.left_out["with attachments"] += 1
+                continue
+            if not completion or not prompt:
+                self.left_out["without a prompt or an answer"] += 1
+                continue
+            yield example
+
+
+def _chat(messages: Sequence[ChatMessage]) -> list[ChatRow]:
+    return [to_chat(message) for message in messages]
+
+
+def _trajectories(selection: _Selection, group: Group) -> Iterator[dict[str, Any]]:
+    for rollout in group.rollouts:
+        try:
+            messages = _chat(rollout.messages)
+        except ConfigurationError:
+            selection.left_out["with attachments"] += 1
+            continue
+        yield {
+            "run": rollout.key.run_id,
+            "experiment": group.experiment,
+            "sample_id": group.sample_id,
+            "repeat": rollout.repeat,
+            "outcome": rollout.outcome,
+            "status": rollout.status,
+            "reward": rollout.reward,
+            "advantage": rollout.advantage,
+            "metrics": dict(rollout.metrics),
+            "messages": messages,
+            "output": rollout.result.output,
+            "error": rollout.error,
+        }
+
+
+def _sft(selection: _Selection, group: Group) -> Iterator[dict[str, Any]]:
+    for example in selection.examples(group):
+        if selection.passed(example.rollout):
+            yield {"messages": example.prompt + example.completion, **selection.extra}
+        else:
+            selection.left_out["not passed"] += 1
+
+
+def _dpo(selection: _Selection, group: Group) -> Iterator[dict[str, Any]]:
+    examples = list(selection.examples(group))
+    if len(examples) < 2:
+        selection.left_out["groups with fewer than 2 examples"] += 1
+        return
+    best, worst = (choose(examples, key=lambda one: one.reward) for choose in (max, min))
+    if best.reward - worst.reward <= selection.margin:
+        selection.left_out["groups without a difference"] += 1
+    elif best.prompt != worst.prompt:
+        selection.left_out["groups with different prompts"] += 1
+    else:
+        yield {"prompt": best.prompt, "chosen": best.completion, "rejected": worst.completion, **selection.extra}
+
+
+def _kto(selection: _Selection, group: Group) -> Iterator[dict[str, Any]]:
+    for example in selection.examples(group):
+        label = selection.passed(example.rollout)
+        yield {"prompt": example.prompt, "completion": example.completion, "label": label, **selection.extra}
+
+
+def _tokens(selection: _Selection, group: Group) -> Iterator[dict[str, Any]]:
+    for rollout in group.rollouts:
+        if rollout.reward is None:
+            selection.left_out["unscored"] += 1
+            continue
+        rows = rollout.rows()
+        if not rows:
+            selection.left_out["without tokens"] += 1
+        for place, row in enumerate(rows):
+            yield {
+                **asdict(row),
+                "reward": rollout.reward,
+                "advantage": rollout.advantage,
+                "group": f"{group.experiment}/{group.sample_id}",
+                "repeat": rollout.repeat,
+                "row": place,
+                "status": rollout.status,
+            }
+
+
+_WRITERS: dict[str, Callable[[_Selection, Group], Iterator[dict[str, Any]]]] = {
+    "trajectories": _trajectories,
+    "sft": _sft,
+    "dpo": _dpo,
+    "kto": _kto,
+    "tokens": _tokens,
+}
+
+
+def _tool_rows(tools: Sequence[Callable[..., Any] | Tool]) -> list[Any]:
+    specs = [tool.spec for tool in as_tools(tools).values()]
+    return [
+        {
+            "type": "function",
+            "function": {"name": one.name, "description": one.description, "parameters": to_json(one.parameters)},
+        }
+        for one in specs
+    ]
+
+
+_REMEDIES = {
+    "sft": "lower min_reward, or repeat samples more often so that some rollouts pass",
+    "dpo": "a pair needs two repeats of a sample with different rewards: run with EvalConfig(repeats=8)",
+    "tokens": "an adapter must record token ids with fairtrial.session.tokens.record_tokens while the run is executed",
+}
+
+
+def _nothing(format: str, left_out: Mapping[str, int]) -> str:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items()) or "the run has no results"
+    remedy = _REMEDIES.get(format)
+    return f"no rollout of the run can be exported as {format} ({reasons})" + (f"\n{remedy}" if remedy else "")

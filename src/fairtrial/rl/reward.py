@@ -1,0 +1,292 @@
+"""Evaluators as reward functions of trainers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+
+from fairtrial.codec import decode, from_json, parse_json, to_json
+from fairtrial.data.dataset import Dataset
+from fairtrial.data.sample import Sample
+from fairtrial.errors import CodecError, ConfigurationError, DatasetError
+from fairtrial.rl.chat import messages_of
+from fairtrial.rl.import_path import import_path, load_object
+from fairtrial.scoring.evaluator import Case, Evaluator, Scorer, resolve
+from fairtrial.scoring.score import Score
+from fairtrial.session.events import ToolInvoked
+from fairtrial.session.session import Session
+from fairtrial.session.trajectory import ChatMessage, ToolCall, Trajectory
+from fairtrial.suites.suite import EvalSuite
+from fairtrial.sync_bridge import call_sync
+
+type Row = Mapping[str, Any]
+"""A row of a training file: `sample`, the sample as JSON text, or `sample_id`, which is looked up in the dataset."""
+
+_log = logging.getLogger("fairtrial.rl")
+_CONCURRENT = 32
+_MOST_SAMPLES = 10_000
+_TEXT = (str, object, Any)
+
+
+def reward(
+    suite: EvalSuite | Evaluator | Scorer, dataset: Dataset[Any, Any] | None = None, *, name: str = "reward"
+) -> RewardFunction:
+    """Return the evaluator of a suite as a reward function for trainers.
+
+    The result is an ordinary synchronous callable. It is pickled as its import string, so the suite, or the evaluator
+    and the dataset, must be variables of a module.
+
+    Args:
+        suite: The suite; or an evaluator.
+        dataset: With an evaluator, the samples, for rows that have only a `sample_id`.
+        name: The name of the function, under which trainers log it.
+
+    Raises:
+        ConfigurationError: the suite, evaluator or dataset is not a variable of a module that can be imported.
+    """
+    if isinstance(suite, EvalSuite):
+        if dataset is not None:
+            raise ConfigurationError("a suite has a dataset of its own: reward(suite), or reward(evaluator, dataset)")
+        where: tuple[str, str | None] = (import_path(suite, f"suite {suite.name!r}"), None)
+    else:
+        samples = None if dataset is None else import_path(dataset, f"dataset {dataset.name!r}")
+        where = (import_path(suite, "the evaluator"), samples)
+    return RewardFunction(suite, dataset, where, name)
+
+
+class RewardFunction:
+    """A reward function that scores with an evaluator; made by `reward`.
+
+    Attributes:
+        where: The import strings of the suite, or of the evaluator and the dataset.
+        failures: The number of completions that could not be scored.
+    """
+
+    def __init__(
+        self,
+        suite: EvalSuite | Evaluator | Scorer,
+        dataset: Dataset[Any, Any] | None,
+        where: tuple[str, str | None],
+        name: str,
+    ) -> None:
+        self.where = where
+        self.__name__ = name
+        self.failures = 0
+        if isinstance(suite, EvalSuite):
+            dataset = suite.dataset
+            self._scorer = resolve(suite.evaluator)
+            self._adapter: Any = suite.adapter
+            self._output_type = suite.prepared().rules.tasks[0].output_type
+        else:
+            self._scorer, self._adapter, self._output_type = resolve(suite), None, str
+        self._dataset = dataset
+        self._by_id: dict[str, Sample[Any, Any]] | None = None
+        self._parsed: dict[str, Sample[Any, Any]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.where, self.__name__)
+
+    def __repr__(self) -> str:
+        return f"<RewardFunction {self.__name__} of {self.where[0]}>"
+
+    def __call__(
+        self,
+        prompts: Sequence[Any] | None = None,
+        completions: Sequence[Any] | None = None,
+        *,
+        log_metric: Callable[[str, float], object] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """Score a batch, as TRL calls it: lists of prompts and completions, and each column of the file as a list.
+
+        Returns the rewards; None for a completion that could not be scored, which trainers leave out. The means of
+        metrics without a weight go to `log_metric`.
+        """
+        if completions is None:
+            raise ConfigurationError("completions must be given: a list of texts or of lists of messages")
+        name = "sample" if "sample" in columns else "sample_id"
+        if name not in columns:
+            raise ConfigurationError(
+                f"the batch must have a column sample or sample_id (got {', '.join(columns) or 'no columns'})\n"
+                "write the training file with fairtrial.rl.write_prompts, which adds both"
+            )
+        given = [None] * len(completions) if prompts is None else prompts
+        rows = [{name: value} for value in columns[name]]
+        scores = self.score_batch(rows, completions, given)
+        if log_metric is not None:
+            _log_tracked(log_metric, scores)
+        return [None if score is None else score.reward for score in scores]
+
+    def score(
+        self, sample: Sample[Any, Any] | Row, completion: str | Sequence[Any], prompt: str | Sequence[Any] | None = None
+    ) -> Score:
+        """Return the whole score of one completion; errors of the evaluator are raised.
+
+        Args:
+            sample: The sample, or a row of a training file.
+            completion: The answer of the model: a text, or its messages with those of tools.
+            prompt: The messages before it; by default the input of the sample.
+        """
+        case = self._case(sample, completion, prompt)
+        return call_sync(partial(self._scorer.score, case)) if self._scorer.is_async else self._scorer.score_now(case)
+
+    def score_batch(
+        self, rows: Sequence[Sample[Any, Any] | Row], completions: Sequence[Any], prompts: Sequence[Any]
+    ) -> list[Score | None]:
+        """Return the scores of a batch; None where the evaluator failed, with a warning in the log."""
+        problems: list[BaseException] = []
+        if self._scorer.is_async:
+            scores = call_sync(partial(self._score_async, rows, completions, prompts, problems))
+        else:
+            scores = []
+            for row, completion, prompt in zip(rows, completions, prompts, strict=True):
+                try:
+                    scores.append(self._scorer.score_now(self._case(row, completion, prompt)))
+                except ConfigurationError:
+                    raise
+                except Exception as error:
+                    problems.append(error)
+                    scores.append(None)
+        if problems:
+            self.failures += len(problems)
+            first = problems[0]
+            _log.warning(
+                "%d of %d completions have no reward, because the evaluator failed: %s: %s",
+                len(problems), len(scores), type(first).__name__, first,
+            )  # fmt: skip
+        return scores
+
+    async def _score_async(
+        self,
+        rows: Sequence[Sample[Any, Any] | Row],
+        completions: Sequence[Any],
+        prompts: Sequence[Any],
+        problems: list[BaseException],
+    ) -> list[Score | None]:
+        scores: list[Score | None] = [None] * len(completions)
+        limit = anyio.Semaphore(_CONCURRENT)
+
+        async def score_one(at: int, case: Case) -> None:
+            async with limit:
+                try:
+                    scores[at] = await self._scorer.score(case)
+                except Exception as error:
+                    problems.append(error)
+
+        async with anyio.create_task_group() as group:
+            for at, (row, completion, prompt) in enumerate(zip(rows, completions, prompts, strict=True)):
+                try:
+                    case = self._case(row, completion, prompt)
+                except CodecError as error:
+                    problems.append(error)
+                else:
+                    group.start_soon(score_one, at, case)
+        return scores
+
+    def _case(self, row: Sample[Any, Any] | Row, completion: Any, prompt: Any) -> Case:
+        sample = row if isinstance(row, Sample) else self._sample(row)
+        if isinstance(completion, str) and not self._scorer.needs_session:
+            return Case(sample, self._output(completion), adapter=self._adapter)
+        said = messages_of(completion, role="assistant")
+        output = self._output(Trajectory(tuple(said)).last_reply or "")
+        session = None
+        if self._scorer.needs_session:
+            before = [] if prompt is None else messages_of(prompt, role="user")
+            session = _session_of([*before, *said]) if before or len(said) > 1 else None
+        return Case(sample, output, session, adapter=self._adapter)
+
+    def _output(self, text: str) -> Any:
+        if self._output_type in _TEXT:
+            return text
+        return decode(self._output_type, text)
+
+    def _sample(self, row: Row) -> Sample[Any, Any]:
+        text = row.get("sample")
+        if isinstance(text, str):
+            found = self._parsed.get(text)
+            if found is None:
+                if len(self._parsed) >= _MOST_SAMPLES:
+                    self._parsed.clear()
+                found = self._parsed[text] = self._parse(text)
+            return found
+        wanted = row.get("sample_id")
+        if self._dataset is None:
+            raise ConfigurationError(
+                f"sample {wanted!r} cannot be looked up without a dataset: pass reward(evaluator, dataset), or keep "
+                "the column `sample` in the training file"
+            )
+        known = self._known(str(wanted))
+        if known is None:
+            raise ConfigurationError(
+                f"dataset {self._dataset.name!r} has no sample {wanted!r}\n"
+                "write the training file again with fairtrial.rl.write_prompts"
+            )
+        return known
+
+    def _known(self, sample_id: str) -> Sample[Any, Any] | None:
+        if self._by_id is None:
+            self._by_id = {} if self._dataset is None else {sample.id: sample for sample in self._dataset}
+        return self._by_id.get(sample_id)
+
+    def _parse(self, text: str) -> Sample[Any, Any]:
+        input_type = object if self._dataset is None else self._dataset.input_type
+        expected_type = object if self._dataset is None else self._dataset.expected_type
+        try:
+            tree = parse_json(text)
+            known = self._known(tree["id"])
+            if known is not None and sample_text(known) == tree:
+                return known  # With the types of its input and expected value.
+            expected = tree.get("expected")
+            return Sample(
+                tree["id"],
+                from_json(input_type, tree.get("input")),
+                None if expected is None else from_json(expected_type, expected),
+                from_json(dict[str, Any], tree.get("metadata") or {}),
+            )
+        except (CodecError, DatasetError, KeyError, AttributeError) as error:
+            raise ConfigurationError(
+                f"the column `sample` must have samples as JSON text (got {text!r:.80}: {error})"
+            ) from None
+
+
+def sample_text(sample: Sample[Any, Any]) -> dict[str, Any]:
+    """Return a sample as JSON values, for the column `sample`."""
+    tree = {"id": sample.id, "input": to_json(sample.input), "expected": to_json(sample.expected)}
+    return {**tree, "metadata": to_json(sample.metadata)} if sample.metadata else tree
+
+
+def _restore(where: tuple[str, str | None], name: str) -> RewardFunction:
+    dataset = None if where[1] is None else load_object(where[1])
+    return RewardFunction(load_object(where[0]), dataset, where, name)
+
+
+def _session_of(messages: Sequence[ChatMessage]) -> Session:
+    """Return a session with the messages, and the answers of tools as tool calls."""
+    session = Session()
+    asked: dict[str, ToolCall] = {}
+    waiting: list[ToolCall] = []
+    for message in messages:
+        session.record(message)
+        if message.tool_calls:
+            waiting = list(message.tool_calls)
+            asked.update((call.id, call) for call in waiting if call.id)
+        elif message.role == "tool":
+            call = asked.get(message.name) or (waiting[0] if waiting else None)
+            waiting = waiting[1:]
+            name = message.name if call is None else call.name
+            session.record(ToolInvoked(name, {} if call is None else call.arguments, message.text))
+    return session
+
+
+def _log_tracked(log_metric: Callable[[str, float], object], scores: Sequence[Score | None]) -> None:
+    tracked: dict[str, list[float]] = {}
+    for score in scores:
+        for metric in () if score is None else score.metrics:
+            if metric.weight == 0:
+                tracked.setdefault(metric.name, []).append(metric.value)
+    for name, values in tracked.items():
+        log_metric(name, sum(values) / len(values))

@@ -1,0 +1,217 @@
+"""Training files of runs, and token rows."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairtrial import (
+    Attachment,
+    ChatMessage,
+    ConfigurationError,
+    Dataset,
+    EvalConfig,
+    EvalReport,
+    EvalSuite,
+    Sample,
+    Session,
+    ToolCall,
+    TrialContext,
+    restore_session,
+)  # fmt: skip
+from fairtrial.cli.app import invoke
+from fairtrial.rl import export, groups, stitch
+from fairtrial.rl.chat import from_chat, to_chat
+from fairtrial.session.tokens import TokenCall, check_tokens, record_tokens, token_calls
+from tests.rl.build import suite_of
+
+
+@pytest.fixture(scope="module")
+def report() -> EvalReport:
+    return suite_of(9).run_sync(store="memory:")
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.proves("R101", "R104")
+def test_trajectories_have_every_rollout_also_failed_ones(report: EvalReport, tmp_path: Path) -> None:
+    counts = export(report, tmp_path / "trajectories.jsonl")
+    rows = lines(tmp_path / "trajectories.jsonl")
+    rollouts = [rollout for group in groups(report) for rollout in group.rollouts]
+    assert counts.rows == len(rows) == len(rollouts) == 36
+    assert [(row["sample_id"], row["repeat"], row["reward"], row["advantage"], row["status"]) for row in rows] == [
+        (one.sample_id, one.repeat, one.reward, one.advantage, one.status) for one in rollouts
+    ]
+    assert {row["reward"] for row in rows if row["outcome"] != "scored"} == {None}
+    assert rows[0]["messages"][0] == {"role": "user", "content": "is 0 even?"}
+
+
+def test_sft_has_the_conversations_that_passed(report: EvalReport, tmp_path: Path) -> None:
+    counts = export(report, tmp_path / "sft.jsonl", "sft")
+    rows = lines(tmp_path / "sft.jsonl")
+    passed = [r for group in groups(report) for r in group.rollouts if r.reward == 1.0 and r.status == "terminated"]
+    assert [row["messages"][-1]["content"] for row in rows] == [one.last_reply for one in passed]
+    assert counts.left_out.keys() == {"unscored", "truncated", "not passed"}
+    assert counts.rows + sum(counts.left_out.values()) == 36
+    assert str(counts).startswith(f"{len(rows)} rows; left out: ")
+    everything = export(report, tmp_path / "all.jsonl", "sft", min_reward=0.0, truncated=True)
+    assert everything.rows == sum(one.reward is not None for group in groups(report) for one in group.rollouts)
+
+
+def test_dpo_pairs_are_of_one_group_with_a_margin_and_ties_are_never_paired(report: EvalReport, tmp_path: Path) -> None:
+    counts = export(report, tmp_path / "dpo.jsonl", "dpo")
+    rows = lines(tmp_path / "dpo.jsonl")
+    assert counts.rows == len(rows) > 0
+    for row in rows:
+        assert {row["chosen"][0]["content"], row["rejected"][0]["content"]} == {"yes", "no"}
+        assert row["prompt"][0]["role"] == "user"
+    assert counts.left_out["groups without a difference"] > 0
+    with pytest.raises(ConfigurationError, match="no rollout of the run can be exported as dpo"):
+        export(report, tmp_path / "none.jsonl", "dpo", margin=1.0)
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_kto_has_a_verdict_for_every_scored_rollout(report: EvalReport, tmp_path: Path) -> None:
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    export(report, tmp_path / "kto.jsonl", "kto", truncated=True, tools=[add])
+    rows = lines(tmp_path / "kto.jsonl")
+    scored = [one for group in groups(report) for one in group.rollouts if one.reward is not None]
+    assert [row["label"] for row in rows] == [one.reward == 1.0 for one in scored]
+    assert rows[0]["tools"][0]["function"]["name"] == "add"
+
+
+def test_wrong_arguments_are_refused(report: EvalReport, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="format must be one of trajectories, sft, dpo, kto, tokens"):
+        export(report, tmp_path / "x", "csv")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="margin must be at least 0"):
+        export(report, tmp_path / "x", "dpo", margin=-1)
+    with pytest.raises(ConfigurationError, match=r"as tokens \(.* without tokens.*\)\nan adapter must record"):
+        export(report, tmp_path / "x", "tokens")
+
+
+def test_the_command_writes_the_same_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = str(tmp_path / "runs.db")
+    report = suite_of(9).run_sync(store=store)
+    export(report, tmp_path / "own.jsonl", "kto")
+    target = tmp_path / "kto.jsonl"
+    assert invoke(["export", "guesses", "--store", store, "-f", "kto", "-o", str(target), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert target.read_bytes() == (tmp_path / "own.jsonl").read_bytes()
+    assert said["rows"] == len(lines(target))
+    assert set(said["left_out"]) == {"unscored", "truncated"}
+    assert invoke(["export", "guesses", "--store", store, "-f", "sft", "-o", "-"]) == 0
+    assert all("messages" in json.loads(line) for line in capsys.readouterr().out.splitlines())
+
+
+def test_messages_survive_the_chat_format() -> None:
+    messages = [
+        ChatMessage("system", "s"),
+        ChatMessage("assistant", "", (ToolCall("add", {"a": 1}, "c1"),), reasoning="hm"),
+        ChatMessage("tool", "3", name="c1"),
+        ChatMessage("user", "u", name="Ann"),
+    ]
+    rows = [to_chat(message) for message in messages]
+    assert rows[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+    assert (rows[1]["reasoning_content"], rows[2]["tool_call_id"]) == ("hm", "c1")
+    again = [from_chat(json.loads(json.dumps(row))) for row in rows]
+    assert again == messages
+    assert again[1].reasoning == "hm"
+    with pytest.raises(ConfigurationError, match="a message must be a mapping"):
+        from_chat("hello")
+    with pytest.raises(ConfigurationError, match="must be text"):
+        to_chat(ChatMessage("user", ("look", Attachment("0" * 64, "image/png", 1))))
+
+
+def _slow_rows(calls: list[TokenCall]) -> list[Any]:
+    """The same as `stitch`, token by token."""
+    rows: list[list[tuple[int, int, float]]] = []
+    for call in calls:
+        held = [token for token, _, _ in rows[-1]] if rows else None
+        if held is None or list(call.prompt_ids[: len(held)]) != held:
+            rows.append([])
+            held = []
+        rows[-1] += [(token, 0, 0.0) for token in call.prompt_ids[len(held) :]]
+        rows[-1] += [(token, 1, lp) for token, lp in zip(call.completion_ids, call.logprobs, strict=True)]
+    return rows
+
+
+@given(st.integers(0, 2**31))
+def test_stitching_loses_no_sampled_token(seed: int) -> None:
+    rng = random.Random(seed)
+    calls: list[TokenCall] = []
+    session = Session()
+    held: list[int] = []
+    for _ in range(rng.randint(1, 6)):
+        prompt = held + [rng.randrange(9) for _ in range(rng.randint(0 if held else 1, 4))]
+        if held and rng.random() < 0.3:
+            prompt[rng.randrange(len(prompt))] = 99  # The engine tokenized the conversation differently.
+        sampled = [rng.randrange(9) for _ in range(rng.randint(1, 4))]
+        calls.append(TokenCall(tuple(prompt), tuple(sampled), tuple(-rng.random() for _ in sampled)))
+        record_tokens(session, *calls[-1])
+        held = prompt + sampled
+    rows = stitch(calls)
+    slow = _slow_rows(calls)
+    assert [row.prompt_ids + row.completion_ids for row in rows] == [tuple(t for t, _, _ in row) for row in slow]
+    assert [(0,) * len(row.prompt_ids) + row.mask for row in rows] == [tuple(m for _, m, _ in row) for row in slow]
+    assert sum(sum(row.mask) for row in rows) == sum(len(call.completion_ids) for call in calls)
+    assert all(len(row.mask) == len(row.logprobs) == len(row.completion_ids) for row in rows)
+    assert token_calls(restore_session(session.snapshot())) == calls
+
+
+def test_a_long_conversation_is_stored_once() -> None:
+    def size(turns: int) -> int:
+        session = Session()
+        held: list[int] = []
+        for turn in range(turns):
+            prompt = [*held, *range(50)]
+            record_tokens(session, prompt, [turn] * 50, [-0.5] * 50)
+            held = prompt + [turn] * 50
+        return len(session.snapshot())
+
+    assert size(20) < 2.2 * size(10)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "problem"),
+    [
+        ([-1.0], "each of 2 ids"),
+        ([-1.0, 0.5], "at most 0"),
+        ([-1.0, float("nan")], "finite"),
+        ([-1.0, -9999.0], "9999"),
+    ],
+)
+def test_tokens_that_cannot_be_trained_on_are_refused(logprobs: list[float], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        check_tokens([1], [2, 3], logprobs)
+    with pytest.raises(ValueError, match="ids of the prompt must be whole numbers"):
+        check_tokens(["1"], [2, 3], [-1.0, -1.0])
+
+
+def test_recorded_tokens_are_exported_with_rewards(tmp_path: Path) -> None:
+    def two_turns(given: int, ctx: TrialContext) -> str:
+        record_tokens(ctx.session, [1, 2], [3], [-0.1])
+        record_tokens(ctx.session, [1, 2, 3, 4], [5, 6], [-0.2, -0.3])
+        return "yes"
+
+    def even(output: str, sample: Sample[Any, Any], session: Any) -> float:
+        return 1.0
+
+    data: Dataset[int, Any] = Dataset([Sample("a", 1)])
+    report = EvalSuite("t", data, two_turns, even, config=EvalConfig(repeats=2)).run_sync(store="memory:")
+    assert export(report, tmp_path / "tokens.jsonl", "tokens").rows == 2
+    assert lines(tmp_path / "tokens.jsonl")[1] == {
+        "prompt_ids": [1, 2], "completion_ids": [3, 4, 5, 6], "mask": [1, 0, 1, 1],
+        "logprobs": [-0.1, 0.0, -0.2, -0.3], "reward": 1.0, "advantage": 0.0, "group": "baseline/a", "repeat": 1,
+        "row": 0, "status": "terminated",
+    }  # fmt: skip
