@@ -147,6 +147,26 @@ def run(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the figures: no progress, no report.")
     ] = False,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace",
+            metavar="URL",
+            help="Send trials as OpenTelemetry traces to this OTLP/HTTP address; env for OTEL_EXPORTER_OTLP_ENDPOINT.",
+        ),
+    ] = None,
+    trace_sample: Annotated[
+        float | None,
+        typer.Option(
+            "--trace-sample",
+            metavar="SHARE",
+            min=0,
+            max=1,
+            help="With --trace: send this share of passed trials (default: 1); failed ones are always sent.",
+        ),
+    ] = None,
+    trace_content: options.TraceContent = False,
+    trace_profile: options.TraceProfile = None,
     health_port: options.HealthPort = None,
     health_host: options.HealthHost = "127.0.0.1",
     log_format: options.LogFormat = None,
@@ -200,6 +220,7 @@ def run(
         _cached(cache or settings["cache"], settings),
         settings.prices(),
         _probed(health_host, health_port) as probes,
+        _traced(trace, trace_sample, trace_content, trace_profile) as tracers,
     ):
         planned = [
             (selected(suite, selection), words) for suite, words in _planned(suites or (), adhoc_options, settings)
@@ -219,7 +240,7 @@ def run(
             json=json,
             compares=len(adhoc_options.models) > 1,
             tags=tags,
-            probes=probes,
+            observers=(*probes, *tracers),
         )
         code, facts = _run_all(
             [(suite, replace(run_options, base=words)) for suite, words in planned],
@@ -287,6 +308,24 @@ def _probed(host: str, port: int | None) -> Iterator[Sequence[Any]]:
         if port == 0 and probe.address is not None:
             note("serving probes on http://{}:{}/health".format(*probe.address))
         yield (probe,)
+
+
+@contextmanager
+def _traced(url: str | None, sample: float | None, content: bool, profile: str | None) -> Iterator[Sequence[Any]]:
+    """Export the runs as traces if an address is given; yields the observers for that."""
+    if url is None:
+        if sample is not None or content or profile is not None:
+            raise UserError("--trace-sample, --trace-content and --trace-profile need --trace URL", "add --trace URL")
+        yield ()
+        return
+    from fairtrial.cli.screen import note
+    from fairtrial.tracing.exporter import TraceExporter
+
+    exporter = TraceExporter(url, sample=1.0 if sample is None else sample, content=content, profile=profile)
+    try:
+        yield (exporter,)
+    finally:
+        note(str(exporter.close()))
 
 
 def _run_all(

@@ -182,7 +182,7 @@ async def run_trials(
     After a stop, trials in flight may finish within the grace time and are then cancelled; cancelled trials leave no
     result, so a resumed run executes them again.
     """
-    watched = bool(observers)
+    watched, hears_starts = bool(observers), observers.hears_starts
     feed = trials if isinstance(trials, TrialFeed) else TrialFeed(trials)
 
     async def work() -> None:
@@ -193,7 +193,7 @@ async def run_trials(
                 await lease.confirm()
             if stop.reason is not None:
                 return
-            if watched:
+            if hears_starts:
                 observers.publish(TrialStarted(trial.key.run_id, trial.key))
             if progress is not None:
                 progress.outstanding += 1
@@ -201,7 +201,7 @@ async def run_trials(
             result = await execute(trial)
             TRIAL_SECONDS.observe(time.monotonic() - began, result.outcome)
             if watched:
-                observers.publish(SampleEvaluated(trial.key.run_id, result))
+                observers.publish(SampleEvaluated(trial.key.run_id, result, trial.sample))
             await writer.put(result, trial.sample_ordinal, trial.sample)
             if progress is not None:
                 progress.outstanding -= 1
