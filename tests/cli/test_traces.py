@@ -65,3 +65,34 @@ def test_a_server_that_refuses_is_an_error_that_names_the_remedy(cli: Cli, place
     assert done.code == 2
     assert "the server answered 403" in done.err
     assert "OTEL_EXPORTER_OTLP_HEADERS" in done.err
+
+
+APP = """
+import json, urllib.request
+from fairtrial import Dataset, EvalSuite, Sample, TrialContext, tool_called
+
+def ask(number: int, ctx: TrialContext) -> str:
+    _, trace_id, span_id, _ = ctx.traceparent.split("-")
+    attributes = [{"key": "gen_ai.operation.name", "value": {"stringValue": "execute_tool"}},
+                  {"key": "gen_ai.tool.name", "value": {"stringValue": "weather"}}]
+    span = {"traceId": trace_id, "spanId": "ab" * 8, "parentSpanId": span_id, "name": "t", "attributes": attributes}
+    body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}).encode()
+    url = ctx.trace_environment["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces"
+    urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})).close()
+    return "snow"
+
+suite = EvalSuite("forecast", Dataset([Sample("one", 1)], name="n"), ask, tool_called("weather"))
+"""
+
+
+def test_run_receives_the_spans_of_the_application(cli: Cli, place: Path) -> None:
+    Path("app.py").write_text(APP)
+    done = cli("run", "app.py", "--receive-traces", "0", "--trace-wait", "120", "--quiet")
+    assert (done.code, "100.0% of 1 scored passed, 0 errors" in done.out) == (0, True)
+
+
+def test_options_of_receiving_that_do_not_fit_are_refused(cli: Cli, place: Path) -> None:
+    Path("app.py").write_text(APP)
+    assert "needs --receive-traces PORT" in cli("run", "app.py", "--trace-wait", "3").err
+    refused = cli("run", "app.py", "--receive-traces", "0", "--mailbox", "redis://127.0.0.1:1")
+    assert "cannot be combined with a fleet" in refused.err

@@ -167,6 +167,26 @@ def run(
     ] = None,
     trace_content: options.TraceContent = False,
     trace_profile: options.TraceProfile = None,
+    receive_traces: Annotated[
+        int | None,
+        typer.Option(
+            "--receive-traces",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Receive the spans of the application on this port (OTLP/HTTP, this machine only; 0: any free port).",
+        ),
+    ] = None,
+    trace_wait: Annotated[
+        float | None,
+        typer.Option(
+            "--trace-wait",
+            metavar="SECONDS",
+            min=0.05,
+            max=3000,
+            help="With --receive-traces: how long a trial waits for its spans (default: 6).",
+        ),
+    ] = None,
     health_port: options.HealthPort = None,
     health_host: options.HealthHost = "127.0.0.1",
     log_format: options.LogFormat = None,
@@ -225,6 +245,7 @@ def run(
         planned = [
             (selected(suite, selection), words) for suite, words in _planned(suites or (), adhoc_options, settings)
         ]
+        _receive(planned, receive_traces, trace_wait, mailbox)
         if resume is not None and (fresh or len(planned) > 1):
             raise UserError("--resume needs exactly one suite and no --fresh", "give one suite, and omit --fresh")
         opened = options.open_named(url)
@@ -308,6 +329,26 @@ def _probed(host: str, port: int | None) -> Iterator[Sequence[Any]]:
         if port == 0 and probe.address is not None:
             note("serving probes on http://{}:{}/health".format(*probe.address))
         yield (probe,)
+
+
+def _receive(
+    planned: Sequence[tuple[EvalSuite, Any]], port: int | None, wait_seconds: float | None, mailbox: str | None
+) -> None:
+    """Give the suites a receiver of traces, if a port is given."""
+    if port is None:
+        if wait_seconds is not None:
+            raise UserError("--trace-wait needs --receive-traces PORT", "add --receive-traces 4318")
+        return
+    if mailbox:
+        raise UserError(
+            "--receive-traces cannot be combined with a fleet, whose workers receive traces themselves",
+            "give the suite its receiver: EvalSuite(..., traces=TraceReceiver(port=4318))",
+        )
+    from fairtrial.tracing.receiver import TraceReceiver
+
+    receiver = TraceReceiver(port=port, trace_wait_seconds=6.0 if wait_seconds is None else wait_seconds)
+    for suite, _ in planned:
+        suite.traces = receiver
 
 
 @contextmanager

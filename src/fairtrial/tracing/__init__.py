@@ -4,6 +4,8 @@ The extra `otel` installs what it needs. docs/how-to/traces.md shows both direct
 """
 
 from fairtrial.tracing.exporter import ExportSummary, TraceExporter
+from fairtrial.tracing.in_process import TrialSpanProcessor
+from fairtrial.tracing.receiver import TraceReceiver
 from fairtrial.tracing.stored import send_run, write_run
 
-__all__ = ["ExportSummary", "TraceExporter", "send_run", "write_run"]
+__all__ = ["ExportSummary", "TraceExporter", "TraceReceiver", "TrialSpanProcessor", "send_run", "write_run"]
