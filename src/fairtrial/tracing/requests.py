@@ -6,7 +6,7 @@ import base64
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 from fairtrial._version import __version__
@@ -67,6 +67,17 @@ def json_lines(spans: Sequence[Span], logs: Sequence[LogRecord], suite: str) -> 
         tree = MessageToDict(request)
         _write_ids(tree)
         yield json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
+
+
+def json_request(body: bytes, signal: Literal["traces", "logs"]) -> dict[str, Any]:
+    """Return a request in protobuf as OTLP's JSON."""
+    from google.protobuf.json_format import MessageToDict
+
+    messages = otlp_messages()
+    kind = messages.traces if signal == "traces" else messages.logs
+    tree: dict[str, Any] = MessageToDict(kind.FromString(body))
+    _write_ids(tree)
+    return tree
 
 
 def _write_ids(tree: Any) -> None:
