@@ -14,9 +14,10 @@ IMPORTED_AS = {
     "typing-extensions": "typing_extensions",
     "genai-prices": "genai_prices",
     "prometheus-client": "prometheus_client",
+    "opentelemetry-proto": "opentelemetry",
 }
 # Brought along by a declared dependency, as a documented part of it.
-PARTS = {"pydantic_core": "pydantic", "trio": "anyio", "referencing": "jsonschema"}
+PARTS = {"pydantic_core": "pydantic", "trio": "anyio", "referencing": "jsonschema", "google": "opentelemetry"}
 # Brought by whoever runs the suites of `fairtrial.testing` on a part of their own.
 BROUGHT = {"pytest", "hypothesis"}
 

@@ -35,6 +35,7 @@
     │   ├── ReplyNotAvailableError  there is nobody to reply to
     │   └── BodyError             a body that cannot be sent or read (also a DataError)
     │       └── MessageTooLargeError  a body over the mailbox's limit
+    ├── TraceSendError            traces could not be sent to their receiver
     └── LoopCrashedError          a loop of a group crashed again and again, and the group was told to give up
 
 User code raises plain exceptions; they become data (the outcome of one trial), never one of these.
@@ -181,6 +182,10 @@ class BodyError(MailboxError, DataError):
 
 class MessageTooLargeError(BodyError):
     """A body over the mailbox's limit."""
+
+
+class TraceSendError(FairtrialError):
+    """Traces could not be sent: the server refused them, or could not be reached for too long."""
 
 
 class LoopCrashedError(FairtrialError):

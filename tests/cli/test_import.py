@@ -90,7 +90,7 @@ def test_every_command_that_reads_a_run_reads_an_imported_one(cli: Cli, place: P
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere"], "error: nowhere must be a folder that another tool saved"),
+        (["nowhere"], "error: nowhere must be a folder or file that another tool saved"),
         (["."], "error: the format of . is not recognized"),
         (
             [".", "--format", "openai-evals"],

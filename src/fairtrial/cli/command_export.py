@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -15,7 +15,7 @@ from fairtrial.cli.user_errors import UserError
 if TYPE_CHECKING:
     from fairtrial.report import EvalReport
     from fairtrial.report.report import ComparedReport
-    from fairtrial.store.protocol import RunStore
+    from fairtrial.store.protocol import RunRecord, RunStore
 
 # Option value -> (format name of the report, file extension).
 FORMATS = {
@@ -32,6 +32,7 @@ FORMATS = {
     "dpo": ("dpo", "dpo.jsonl"),
     "kto": ("kto", "kto.jsonl"),
     "tokens": ("tokens", "tokens.jsonl"),
+    "otlp": ("otlp", "otlp.jsonl"),
 }
 _TRAINING = ("trajectories", "sft", "dpo", "kto", "tokens")
 _ALIASES = {"md": "markdown", "xml": "junit", "db": "run"}
@@ -68,6 +69,16 @@ def export(
             autocompletion=options.complete_run,
         ),
     ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="URL",
+            help="With otlp: send to this OTLP/HTTP address; env for OTEL_EXPORTER_OTLP_ENDPOINT.",
+        ),
+    ] = None,
+    trace_content: options.TraceContent = False,
+    trace_profile: options.TraceProfile = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
@@ -75,7 +86,8 @@ def export(
 
     csv, jsonl and parquet have one row per trial. html, markdown, json and junit contain the report. run contains
     everything in one file, which `EvalReport.load` and `--store` can read. trajectories, sft, dpo, kto and tokens are
-    training files of JSON lines.
+    training files of JSON lines. otlp contains OpenTelemetry traces,
+    without inputs, outputs and messages unless --trace-content is given.
 
     \b
     Examples:
@@ -85,6 +97,7 @@ def export(
       fairtrial export support --format junit -o results.xml
       fairtrial export support --format jsonl -o - | head
       fairtrial export support --format dpo -o pairs.jsonl
+      fairtrial export support --format otlp --to http://127.0.0.1:4318
     """
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import note, print_json
@@ -97,18 +110,29 @@ def export(
             f"{run} is one experiment, but only whole runs can be exported",
             f"as in: fairtrial export {name_of(named.run)}",
         )
-    format_name, ending = _format(format, output)
+    format_name, ending = FORMATS["otlp"] if to is not None and format is None else _format(format, output)
+    if format_name != "otlp" and (to is not None or trace_content or trace_profile is not None):
+        raise UserError("--to, --trace-content and --trace-profile need --format otlp", "add --format otlp")
+    if to is not None:
+        if output is not None or against is not None:
+            raise UserError("--to cannot be combined with --output or --against", "send first, then write a file")
+        return _send(opened, named.run, to, trace_content, trace_profile, json)
     target = output or Path(f"{named.run.suite}-{named.run.number}.{ending}")
     report: Any = EvalReport(opened, named.run)
     if against is not None:
         report = _with_comparisons(opened, report, against, format_name)
     if str(target) == "-":
-        _print(report, format_name)
+        if format_name == "otlp":
+            _write_traces(opened, named.run, sys.stdout, trace_content, trace_profile)
+        else:
+            _print(report, format_name)
         return 0
     counts = None
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent}", "make it first, or name another file with --output")
-    if format_name == "run":
+    if format_name == "otlp":
+        _write_traces(opened, named.run, target, trace_content, trace_profile)
+    elif format_name == "run":
         report.save(target)
     elif format_name in _TRAINING:
         from fairtrial.rl.export import export as export_training
@@ -125,6 +149,36 @@ def export(
     else:
         note(f"wrote {target}, {size:,} bytes" + ("" if counts is None else f": {counts}"))
     return 0
+
+
+def _send(store: RunStore, run: RunRecord, url: str, trace_content: bool, trace_profile: str | None, json: bool) -> int:
+    """Send a run to an OTLP endpoint and say what the server took."""
+    from fairtrial.cli.screen import count, note, print_json
+    from fairtrial.errors import TraceSendError
+    from fairtrial.store.redact import current
+    from fairtrial.tracing.stored import send_run
+
+    try:
+        totals = send_run(store, run, url, content=trace_content, profile=trace_profile)
+    except TraceSendError as error:
+        raise UserError(current().text(str(error)), "check the address and OTEL_EXPORTER_OTLP_HEADERS") from None
+    url = current().text(url)
+    facts = {"trials": totals.trials, "spans": totals.spans, "logs": totals.logs, "rejected": totals.rejected}
+    if json:
+        print_json({"format": "fairtrial.traces/1", "run_id": run.run_id, "to": url, **facts})
+    else:
+        rejected = f"; the server rejected {totals.rejected:,}: {totals.remark}" if totals.rejected else ""
+        spans, logs = count(totals.spans, "span"), count(totals.logs, "evaluation result")
+        note(f"sent {count(totals.trials, 'trial')} to {url}: {spans}, {logs}{rejected}")
+    return 1 if totals.rejected else 0
+
+
+def _write_traces(
+    store: RunStore, run: RunRecord, target: Path | TextIO, trace_content: bool, trace_profile: str | None
+) -> None:
+    from fairtrial.tracing.stored import write_run
+
+    write_run(store, run, target, content=trace_content, profile=trace_profile)
 
 
 def _with_comparisons(store: RunStore, report: EvalReport, against: str, kind: str) -> ComparedReport:

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def import_runs(
-    source: Annotated[Path, typer.Argument(metavar="DIR", help="Folder saved by the other tool.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder or file saved by the other tool.")],
     format: Annotated[
         str | None,
         typer.Option(
@@ -46,14 +46,15 @@ def import_runs(
     Examples:
       fairtrial import openai-evals --format openai-evals
       fairtrial import openai-evals --output evals --json
+      fairtrial import traces.jsonl                      OpenTelemetry traces (OTLP), to be rescored
       fairtrial runs --tag origin=openai-evals
     """
     from fairtrial.cli.screen import print_json
     from fairtrial.importing import detect_format, load_importer
     from fairtrial.importing.storing import store_run, write_suite
 
-    if not source.is_dir():
-        raise UserError(f"{source} must be a folder that another tool saved", "name the folder it was saved in")
+    if not source.exists():
+        raise UserError(f"{source} must be a folder or file that another tool saved", "name where it was saved")
     chosen = format or detect_format(source)
     if chosen is None:
         raise UserError(f"the format of {source} is not recognized", f"--format takes {', '.join(IMPORTERS)}")

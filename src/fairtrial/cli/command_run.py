@@ -147,6 +147,46 @@ def run(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the figures: no progress, no report.")
     ] = False,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace",
+            metavar="URL",
+            help="Send trials as OpenTelemetry traces to this OTLP/HTTP address; env for OTEL_EXPORTER_OTLP_ENDPOINT.",
+        ),
+    ] = None,
+    trace_sample: Annotated[
+        float | None,
+        typer.Option(
+            "--trace-sample",
+            metavar="SHARE",
+            min=0,
+            max=1,
+            help="With --trace: send this share of passed trials (default: 1); failed ones are always sent.",
+        ),
+    ] = None,
+    trace_content: options.TraceContent = False,
+    trace_profile: options.TraceProfile = None,
+    receive_traces: Annotated[
+        int | None,
+        typer.Option(
+            "--receive-traces",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Receive the spans of the application on this port (OTLP/HTTP, this machine only; 0: any free port).",
+        ),
+    ] = None,
+    trace_wait: Annotated[
+        float | None,
+        typer.Option(
+            "--trace-wait",
+            metavar="SECONDS",
+            min=0.05,
+            max=3000,
+            help="With --receive-traces: how long a trial waits for its spans (default: 6).",
+        ),
+    ] = None,
     health_port: options.HealthPort = None,
     health_host: options.HealthHost = "127.0.0.1",
     log_format: options.LogFormat = None,
@@ -200,10 +240,12 @@ def run(
         _cached(cache or settings["cache"], settings),
         settings.prices(),
         _probed(health_host, health_port) as probes,
+        _traced(trace, trace_sample, trace_content, trace_profile) as tracers,
     ):
         planned = [
             (selected(suite, selection), words) for suite, words in _planned(suites or (), adhoc_options, settings)
         ]
+        _receive(planned, receive_traces, trace_wait, mailbox)
         if resume is not None and (fresh or len(planned) > 1):
             raise UserError("--resume needs exactly one suite and no --fresh", "give one suite, and omit --fresh")
         opened = options.open_named(url)
@@ -219,7 +261,7 @@ def run(
             json=json,
             compares=len(adhoc_options.models) > 1,
             tags=tags,
-            probes=probes,
+            observers=(*probes, *tracers),
         )
         code, facts = _run_all(
             [(suite, replace(run_options, base=words)) for suite, words in planned],
@@ -287,6 +329,44 @@ def _probed(host: str, port: int | None) -> Iterator[Sequence[Any]]:
         if port == 0 and probe.address is not None:
             note("serving probes on http://{}:{}/health".format(*probe.address))
         yield (probe,)
+
+
+def _receive(
+    planned: Sequence[tuple[EvalSuite, Any]], port: int | None, wait_seconds: float | None, mailbox: str | None
+) -> None:
+    """Give the suites a receiver of traces, if a port is given."""
+    if port is None:
+        if wait_seconds is not None:
+            raise UserError("--trace-wait needs --receive-traces PORT", "add --receive-traces 4318")
+        return
+    if mailbox:
+        raise UserError(
+            "--receive-traces cannot be combined with a fleet, whose workers receive traces themselves",
+            "give the suite its receiver: EvalSuite(..., traces=TraceReceiver(port=4318))",
+        )
+    from fairtrial.tracing.receiver import TraceReceiver
+
+    receiver = TraceReceiver(port=port, trace_wait_seconds=6.0 if wait_seconds is None else wait_seconds)
+    for suite, _ in planned:
+        suite.traces = receiver
+
+
+@contextmanager
+def _traced(url: str | None, sample: float | None, content: bool, profile: str | None) -> Iterator[Sequence[Any]]:
+    """Export the runs as traces if an address is given; yields the observers for that."""
+    if url is None:
+        if sample is not None or content or profile is not None:
+            raise UserError("--trace-sample, --trace-content and --trace-profile need --trace URL", "add --trace URL")
+        yield ()
+        return
+    from fairtrial.cli.screen import note
+    from fairtrial.tracing.exporter import TraceExporter
+
+    exporter = TraceExporter(url, sample=1.0 if sample is None else sample, content=content, profile=profile)
+    try:
+        yield (exporter,)
+    finally:
+        note(str(exporter.close()))
 
 
 def _run_all(

@@ -61,6 +61,14 @@ MaxCost = Annotated[
     ),
 ]
 StrictCost = Annotated[bool, typer.Option("--strict-cost", help="Reject models without a known price.")]
+TraceContent = Annotated[
+    bool,
+    typer.Option("--trace-content", help="Include inputs, outputs, messages and errors in traces (without secrets)."),
+]
+TraceProfile = Annotated[
+    str | None,
+    typer.Option("--trace-profile", metavar="NAME", help="Add attributes for langsmith or langfuse to traces."),
+]
 Run = Annotated[
     str,
     typer.Argument(

@@ -47,7 +47,7 @@ class RunOptions:
     json: bool = False
     compares: bool = False  # Several models: the run ends with their comparison.
     tags: tuple[tuple[str, str], ...] = ()
-    probes: Sequence[Any] = ()  # Observers for health probes.
+    observers: Sequence[Any] = ()  # Of health probes and traces.
 
     @property
     def resume_words(self) -> list[str]:
@@ -110,7 +110,7 @@ def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
             warnings.simplefilter("ignore", ResumeWarning)  # `started` prints the same.
             report = suite.run_sync(
                 store=run_options.store,
-                bus=[tally, *run_options.probes],
+                bus=[tally, *run_options.observers],
                 tags=dict(run_options.tags),
                 fresh=fresh,
                 retry_errors=run_options.retry_errors,

@@ -18,6 +18,7 @@ from fairtrial.importing.records import Importer
 # Format -> module and class; loaded when the format is used.
 IMPORTERS: Mapping[str, tuple[str, str]] = {
     "openai-evals": ("fairtrial.importing.openai_evals", "OpenAIEvals"),
+    "otlp": ("fairtrial.tracing.importing", "OtlpTraces"),
 }
 
 

@@ -31,7 +31,7 @@ class ImportedTrial:
     latency_ms: int | None = None
     started_at: float = 0.0
     metadata: Mapping[str, JSON] = EMPTY
-    events: tuple[object, ...] = ()  # Messages and model calls, in order.
+    events: tuple[object, ...] = ()  # Messages and model calls, in order; an `Envelope` has a time of its own.
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from fairtrial.codec import digest
 from fairtrial.errors import StoreError, UnknownRunError
 from fairtrial.importing.records import ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.session.session import Session
+from fairtrial.session.views import Envelope
 from fairtrial.store.notes import ImportNote, write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.keys import TrialKey
@@ -128,7 +129,10 @@ def _snapshot(key: TrialKey, trial: ImportedTrial) -> bytes | None:
         return None
     session = Session(session_id=UUID(digest(list(key))[:32]), clock=_FixedClock(trial.started_at))
     for event in trial.events:
-        session.record(event)
+        if isinstance(event, Envelope):  # With a time of its own.
+            session.extend((event,))
+        else:
+            session.record(event)
     return session.snapshot()
 
 

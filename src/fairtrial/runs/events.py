@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from fairtrial.data.sample import Sample
 from fairtrial.formatting import count
 from fairtrial.frozen import EMPTY
 from fairtrial.session.dispatcher import ControlDispatcher
@@ -56,10 +57,11 @@ class TrialStarted:
 
 @dataclass(frozen=True, slots=True)
 class SampleEvaluated:
-    """A trial has a result; it is about to be stored."""
+    """A trial has a result; it is about to be stored. `sample` is None if a fleet executed the trial."""
 
     run_id: str
     result: EvalResult
+    sample: Sample[Any, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ class Observers:
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
+        # An observer that has no use for them says so, and events of which every trial has one are not even made.
+        self.hears_starts = any(not getattr(observer, "ignores_trial_starts", False) for observer in observers)
 
     def __bool__(self) -> bool:
         return bool(self._observers)

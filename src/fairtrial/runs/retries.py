@@ -28,7 +28,11 @@ class RetrySet:
         self._run = run
         self._rules = rules
         self.to_score = frozenset(store.ordinals(run.run_id, ("scorer_error",)))
-        self.to_run = tuple(store.ordinals(run.run_id, _RETRIED)) if retry_errors else ()
+        self.to_run: tuple[int, ...] = ()
+        if retry_errors:
+            untraced = self._untraced()
+            self.to_score -= untraced
+            self.to_run = tuple(sorted(untraced.union(store.ordinals(run.run_id, _RETRIED))))
         self._retried = frozenset(self.to_run)
         outcomes: tuple[Outcome, ...] = ("scorer_error", *(_RETRIED if retry_errors else ()))
         replaced = store.results(run.run_id, outcomes=outcomes, outputs=False) if self.count else ()
@@ -37,6 +41,13 @@ class RetrySet:
             for stored in replaced
             if stored.usage.total_tokens or stored.total_cost_usd or stored.unpriced_calls
         }
+
+    def _untraced(self) -> frozenset[int]:
+        """Return the trials that were not scored because their trace was incomplete: scoring again cannot help."""
+        if not self.to_score:
+            return frozenset()
+        failed = self._store.results(self._run.run_id, outcomes=("scorer_error",), outputs=False)
+        return frozenset(result.ordinal for result in failed if result.metadata.get("trace_incomplete") is True)
 
     @property
     def ordinals(self) -> frozenset[int]:
@@ -72,8 +83,8 @@ class RetrySet:
         """Return the number of the next attempt for every trial to be executed again."""
         if not self.to_run:
             return {}
-        stored = self._store.results(self._run.run_id, outcomes=_RETRIED, outputs=False)
-        return {result.ordinal: result.attempt + 1 for result in stored}
+        stored = self._store.results(self._run.run_id, outcomes=("scorer_error", *_RETRIED), outputs=False)
+        return {result.ordinal: result.attempt + 1 for result in stored if result.ordinal in self._retried}
 
     def trials(self, *, only_score: bool = False) -> StoredTrials:
         """Return the trials in plan order."""

@@ -58,6 +58,7 @@ from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
+from fairtrial.trials.traces import TraceSource
 
 _CHECKED_FIRST = 1000  # Samples searched for secrets before the run is opened; the others when they are read.
 _MAX_ROUNDS = 3  # How often trials are executed, including the first time, if the store loses their results.
@@ -107,6 +108,7 @@ def prepare(
     run_id: str | None = None,
     force: bool = False,
     home: str = "",
+    traces: TraceSource | None = None,
 ) -> RunRequest:
     """Validate a run before its first call."""
     if not name or any(mark in name for mark in ":@/\n"):
@@ -142,6 +144,7 @@ def prepare(
         tags=tuple(tags.items()),
         adapter=adapter,
         dispatcher=heard_by.dispatcher,
+        traces=traces,
     )
     return RunRequest(
         suite=name,
@@ -375,7 +378,7 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
     request, run = work.request, work.run
     threads, isolated = DaemonThreads(), IsolatedRunner()
     try:
-        async with open_lifespan(request.lifespan) as shared:
+        async with open_lifespan(request.lifespan) as shared, receive_traces(request.rules.traces):
             rules = replace(request.rules, shared=shared, threads=threads, isolated=isolated)
             rules.check_shared()
             source = make_source(work, rules)
@@ -398,6 +401,7 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
                     on_result=work.on_result,
                     lease=lease,
                     progress=work.progress,
+                    share_slots=rules.traces is not None,
                 )
                 return work.writer
 
@@ -525,6 +529,21 @@ async def _break_off(work: OpenRun, error: BaseException) -> None:
             await _end(work, "interrupted", reason, patient=False)
         except Exception as further:
             error.add_note(f"and then: {type(further).__name__}: {further}")
+
+
+@contextlib.asynccontextmanager
+async def receive_traces(traces: TraceSource | None) -> AsyncIterator[None]:
+    """Collect the spans of applications during the block, if there is a source of traces."""
+    if traces is None:
+        yield
+        return
+    source = traces.running()
+    await in_thread(source.__enter__)
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await in_thread(lambda: source.__exit__(None, None, None))
 
 
 @contextlib.asynccontextmanager

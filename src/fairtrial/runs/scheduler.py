@@ -22,9 +22,13 @@ from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.writer import Writer
 from fairtrial.trials.result import EvalResult
+from fairtrial.trials.traces import current_slot
 
 SAME_ERRORS = 20
 """After so many trials with the same error, and none without, a run warns."""
+
+_LEAST_WAITING = 1_000  # Trials that may wait for spans at once, beside those that run.
+_WAITING_PER_PLACE = 20
 
 type Execute = Callable[[PlannedTrial], Awaitable[EvalResult]]
 
@@ -176,14 +180,23 @@ async def run_trials(
     on_result: Callable[[EvalResult], Awaitable[None]] | None = None,
     lease: RunLease | None = None,
     progress: RunProgress | None = None,
+    share_slots: bool = False,
 ) -> None:
     """Execute trials until the plan is empty, `stop` is requested or the `lease` of the run is lost.
+
+    With `share_slots`, a trial that only waits for the spans of its application lets another one run.
 
     After a stop, trials in flight may finish within the grace time and are then cancelled; cancelled trials leave no
     result, so a resumed run executes them again.
     """
-    watched = bool(observers)
+    watched, hears_starts = bool(observers), observers.hears_starts
     feed = trials if isinstance(trials, TrialFeed) else TrialFeed(trials)
+    slots: SharedSlots | None = None
+
+    async def slots_work() -> None:
+        if slots is not None:
+            async with slots:
+                await work()
 
     async def work() -> None:
         async for trial in feed:
@@ -193,7 +206,7 @@ async def run_trials(
                 await lease.confirm()
             if stop.reason is not None:
                 return
-            if watched:
+            if hears_starts:
                 observers.publish(TrialStarted(trial.key.run_id, trial.key))
             if progress is not None:
                 progress.outstanding += 1
@@ -201,21 +214,69 @@ async def run_trials(
             result = await execute(trial)
             TRIAL_SECONDS.observe(time.monotonic() - began, result.outcome)
             if watched:
-                observers.publish(SampleEvaluated(trial.key.run_id, result))
+                observers.publish(SampleEvaluated(trial.key.run_id, result, trial.sample))
             await writer.put(result, trial.sample_ordinal, trial.sample)
             if progress is not None:
                 progress.outstanding -= 1
             limits.check(result, stop)
             if on_result is not None:
                 await on_result(result)
+            if slots is not None and await slots.is_surplus():
+                return
 
     with unwrap_error_groups():
         async with anyio.create_task_group() as group:
             async with anyio.create_task_group() as crew:
                 group.start_soon(_cancel_after_grace, stop, grace_seconds, crew.cancel_scope)
+                if share_slots:
+                    slots = SharedSlots(workers, lambda: crew.start_soon(slots_work))
                 for _ in range(workers):
-                    crew.start_soon(work)
+                    crew.start_soon(work if slots is None else slots_work)
             group.cancel_scope.cancel()
+
+
+class SharedSlots:
+    """The places of running trials: a trial that waits gives up its place, and a further worker takes it.
+
+    When it goes on, it queues for a place with the workers, which queue again after every trial; first come, first
+    served. A worker that has become surplus by this ends after its trial.
+    """
+
+    def __init__(self, count: int, start_worker: Callable[[], object]) -> None:
+        self._places = anyio.Semaphore(count)
+        self._start_worker = start_worker
+        self._surplus = 0
+        self._most = max(_LEAST_WAITING, count * _WAITING_PER_PLACE)
+
+    async def __aenter__(self) -> None:
+        await self._places.acquire()
+        current_slot.set(self)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._places.release()
+
+    def release(self) -> bool:
+        """Give up a place; False if too many trials wait already."""
+        if self._surplus >= self._most:
+            return False
+        self._surplus += 1
+        self._places.release()
+        self._start_worker()
+        return True
+
+    async def acquire(self) -> None:
+        """Take a place again."""
+        with anyio.CancelScope(shield=True):  # Whoever is cancelled releases the place too.
+            await self._places.acquire()
+
+    async def is_surplus(self) -> bool:
+        """Let trials that queue go first; then return whether the worker that asks is to end."""
+        if self._surplus:
+            self._surplus -= 1
+            return True
+        self._places.release()
+        await self.acquire()
+        return False
 
 
 async def _either(one: anyio.Event, other: anyio.Event) -> None:

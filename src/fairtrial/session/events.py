@@ -151,6 +151,14 @@ class SpanClosed:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TraceIncomplete:
+    """The trace that the application sent is not complete: evaluators of the session cannot be trusted with it."""
+
+    reason: str
+    spans: int = 0
+
+
 def check_text(event: object, *names: str) -> None:
     """Raise a TypeError if one of these fields is neither text nor a None that its type allows."""
     for name in names:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fairtrial.models.prompt import PromptTemplate
     from fairtrial.store.protocol import RunRecord, RunStore
     from fairtrial.suites.signatures import AsyncTask, SuiteEvaluator, SyncTask
+    from fairtrial.trials.traces import TraceSource
 
 InputT = TypeVar("InputT", default=Any)
 ExpectedT = TypeVar("ExpectedT", default=Any)
@@ -60,6 +61,8 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         adapter: The model that answers the prompt; also passed to evaluators with an `adapter` parameter.
         lifespan: A function that returns a context manager; its value is shared by all trials as `ctx.shared`.
         version: The version of the code; by default a hash of the project's files.
+        traces: Collects the spans of the application under test, such as `fairtrial.tracing.TraceReceiver`; they become
+            events of the trials' sessions.
     """
 
     @overload
@@ -75,6 +78,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         adapter: ProviderAdapter | None = None,
         lifespan: Lifespan | None = None,
         version: str | None = None,
+        traces: TraceSource | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -89,6 +93,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         adapter: ProviderAdapter | None = None,
         lifespan: Lifespan | None = None,
         version: str | None = None,
+        traces: TraceSource | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -104,6 +109,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         adapter: ProviderAdapter,
         lifespan: Lifespan | None = None,
         version: str | None = None,
+        traces: TraceSource | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -118,6 +124,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         adapter: ProviderAdapter | None = None,
         lifespan: Lifespan | None = None,
         version: str | None = None,
+        traces: TraceSource | None = None,
     ) -> None: ...
     def __init__(
         self,
@@ -132,6 +139,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         adapter: ProviderAdapter | None = None,
         lifespan: Lifespan | None = None,
         version: str | None = None,
+        traces: TraceSource | None = None,
     ) -> None:
         _check_name(name)
         if not name and isinstance(dataset, Dataset):
@@ -155,6 +163,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         self.adapter = adapter
         self.lifespan = lifespan
         self.version = version
+        self.traces = traces
         self.home = _calling_file(self)  # The file it was made in.
         self._feeds: set[Feed] = set()
         self._request(None, EMPTY, ())  # Report invalid settings now instead of at the first run.
@@ -198,6 +207,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
             run_id=run_id,
             force=force,
             home=self.home,
+            traces=self.traces,
         )
 
     async def run(

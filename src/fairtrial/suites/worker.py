@@ -32,7 +32,7 @@ from fairtrial.mailbox.memory import InMemoryMailbox
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.offload import DaemonThreads
 from fairtrial.runs.identity import identify
-from fairtrial.runs.runner import open_lifespan
+from fairtrial.runs.runner import open_lifespan, receive_traces
 from fairtrial.store import open_store
 from fairtrial.store.protocol import RunStore
 from fairtrial.suites.loading import load_suite
@@ -82,7 +82,7 @@ async def run_worker(
     results = open_store(store) if isinstance(store, str) else store
     threads = DaemonThreads()
     try:
-        async with open_lifespan(chosen.lifespan) as shared:
+        async with open_lifespan(chosen.lifespan) as shared, receive_traces(chosen.traces):
             requests = await broker.requests(chosen.name)
             loop = make_loop(
                 chosen,
@@ -166,6 +166,7 @@ async def execute_requests(suite: EvalSuite, requests: Sequence[bytes], send: Ca
             text = f"the suite's lifespan does not open: {error!r}"
             raise NotStartedError(f"the child process for a suspected trial could not begin: {text}") from error
         stack.push_async_callback(_close_lifespan, lifespan)
+        await stack.enter_async_context(receive_traces(suite.traces))
         loop = make_loop(suite, InMemoryMailbox("isolated", EvalRequest), shared=shared)
 
         async def execute(data: bytes) -> bytes:

@@ -15,6 +15,7 @@ from fairtrial.session.session import Session
 from fairtrial.session.views import Envelope
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.trace_ids import traceparent_of
 
 _current: ContextVar[TrialContext | None] = ContextVar("fairtrial_trial", default=None)
 
@@ -31,6 +32,7 @@ class TrialContext:
         deadline: The deadline of the attempt, on the clock `time.monotonic()`.
         shared: The resources that the suite's lifespan opened.
         environment: The environment of the task, if it sets one; passed to evaluators, still open.
+        trace_endpoint: The OTLP/HTTP address to which the application sends its spans; "" if none are received.
     """
 
     __slots__ = (
@@ -45,6 +47,7 @@ class TrialContext:
         "sample",
         "session",
         "shared",
+        "trace_endpoint",
     )
 
     def __init__(
@@ -58,6 +61,7 @@ class TrialContext:
         attempt: int = 1,
         deadline: float = float("inf"),
         shared: Any = None,
+        trace_endpoint: str = "",
     ) -> None:
         self.key = key
         self.sample = sample
@@ -67,6 +71,7 @@ class TrialContext:
         self.attempt = attempt
         self.deadline = deadline
         self.shared = shared
+        self.trace_endpoint = trace_endpoint
         self.environment: Any = None
         self._resources: AsyncExitStack | None = None
         self._calls: dict[str, int] = {}
@@ -75,6 +80,29 @@ class TrialContext:
     def seed(self) -> int:
         """The seed, derived from the run's seed, the sample and the repeat; the same in every experiment."""
         return trial_seed(self._run_seed, self.key.sample_id, self.key.repeat)
+
+    @property
+    def traceparent(self) -> str:
+        """The W3C `traceparent` of the trial: spans of an application that gets it belong to the trial."""
+        return traceparent_of(self.key, self.attempt)
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """The HTTP headers that make an application's spans part of the trial."""
+        return {"traceparent": self.traceparent}
+
+    @property
+    def trace_environment(self) -> dict[str, str]:
+        """Environment variables for an application that is started for this trial: where and how to send its spans."""
+        variables = {"TRACEPARENT": self.traceparent}
+        if self.trace_endpoint:
+            variables |= {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": self.trace_endpoint,
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+                "OTEL_BSP_SCHEDULE_DELAY": "100",  # Milliseconds; by default, spans are sent after 5 s.
+                "OTEL_BLRP_SCHEDULE_DELAY": "100",
+            }
+        return variables
 
     async def enter[T](self, resource: AbstractAsyncContextManager[T]) -> T:
         """Open a resource for this attempt; it is always closed after scoring."""
@@ -104,6 +132,7 @@ class TrialContext:
             self.attempt,
             self.deadline,
             self.shared if shared else None,
+            self.trace_endpoint,
         )
 
     @property
@@ -123,6 +152,7 @@ class ContextParts(NamedTuple):
     attempt: int
     deadline: float
     shared: Any
+    trace_endpoint: str = ""
 
 
 def call_task_in_child(
@@ -139,6 +169,7 @@ def call_task_in_child(
         attempt=parts.attempt,
         deadline=parts.deadline,
         shared=parts.shared,
+        trace_endpoint=parts.trace_endpoint,
     )
     token = _current.set(context)
     try:

@@ -32,6 +32,7 @@ from fairtrial.isolation.runner import START_SECONDS
 from fairtrial.offload import DaemonThreads, TimeLimit, on_trio, supervise
 from fairtrial.scoring.evaluator import Case, NeedsIsolationError, OffloadedCall, Scorer
 from fairtrial.session.dispatcher import ControlDispatcher
+from fairtrial.session.events import TraceIncomplete
 from fairtrial.session.session import NO_CALLS, Session
 from fairtrial.session.views import Envelope, RecordedView
 from fairtrial.trials.context import TrialContext, _current, call_task_in_child
@@ -39,6 +40,7 @@ from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, Stage
 from fairtrial.trials.task import ResolvedTask
+from fairtrial.trials.traces import TraceSource, slot_released
 
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _NOT_FINITE = tuple(f'"{MARK}{name}"' for name in ("nan", "inf", "-inf"))
@@ -75,6 +77,7 @@ class TrialRules:
     shared: Any = None
     clock: Clock = SYSTEM_CLOCK
     dispatcher: ControlDispatcher | None = None  # Receives the events that trials record.
+    traces: TraceSource | None = None  # Collects the spans of applications.
 
     def __post_init__(self) -> None:
         if self.scorer.needs_adapter and self.adapter is None:
@@ -93,6 +96,8 @@ class TrialRules:
         """The longest duration of a trial: all attempts time out, the last one is scored and closed."""
         attempts = self.max_retries + 1
         executing = attempts * (self.timeout_seconds + self.close_seconds) + self.max_retries * _MAX_PAUSE
+        if self.traces is not None:
+            executing += _MAX_PAUSE
         return executing + self.timeout_seconds + self.grace_seconds
 
     def check_shared(self) -> None:
@@ -120,6 +125,7 @@ class _Attempt:
     waited: float = 0.0
     retry_after: float | None = None
     close_error: str | None = None
+    trace_incomplete: bool = False
     step: Stage | Literal["close"] = "setup"  # The current step, which decides the outcome of an orphaned trial.
 
     def fail(self, outcome: Outcome, stage: Stage, error: BaseException | str) -> None:
@@ -187,6 +193,7 @@ async def _attempts(rules: TrialRules, trial: _Trial, sample: Sample[Any, Any], 
             run_seed=rules.seed,
             attempt=trial.attempt,
             shared=rules.shared,
+            trace_endpoint="" if rules.traces is None else rules.traces.endpoint,
         )
         await _attempt(rules, trial, context, rules.tasks[experiment])
         trial.limit.check()
@@ -244,7 +251,10 @@ async def _attempt(rules: TrialRules, trial: _Trial, context: TrialContext, task
     token = _current.set(context)
     try:
         if task is not None:
-            await _call_task(rules, trial, context, task)
+            if rules.traces is None:
+                await _call_task(rules, trial, context, task)
+            else:
+                await _call_traced_task(rules, trial, context, task, rules.traces)
             trial.limit.check()
         if trial.state.error is None:
             await _score(rules, trial, context)
@@ -252,6 +262,28 @@ async def _attempt(rules: TrialRules, trial: _Trial, context: TrialContext, task
         _current.reset(token)
         if context.has_resources:
             await _close(rules, trial, context)
+
+
+async def _call_traced_task(
+    rules: TrialRules, trial: _Trial, context: TrialContext, task: ResolvedTask, traces: TraceSource
+) -> None:
+    """Call the task, then wait for the spans of its application: outside of its latency and of its place in the run."""
+    expected = traces.expect(context.key, context.attempt)
+    try:
+        await _call_task(rules, trial, context, task)
+        trial.limit.check()
+        if trial.state.error is not None:
+            collected = expected.collected()  # For people to read; nothing is scored.
+        else:
+            async with slot_released():
+                with trial.limit.begin(expected.wait_seconds + _MIN_GRACE):
+                    collected = await expected.wait()
+            trial.limit.check()
+        context.session.extend(collected.envelopes)
+        if collected.problem is not None and trial.state.error is None:
+            context.session.record(TraceIncomplete(collected.problem, collected.spans), actor="framework")
+    finally:
+        expected.close()
 
 
 async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, task: ResolvedTask) -> None:
@@ -390,6 +422,11 @@ async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> Non
                 return
         # A view of the session at the end of the task: events of judges do not belong to the task.
         view = session.view(attempt=session.attempt)
+        incomplete = view[TraceIncomplete].latest() if scorer.needs_session else None
+        if incomplete is not None:
+            state.trace_incomplete = True
+            state.fail("scorer_error", "score", f"the application's trace is incomplete: {incomplete.reason}")
+            return
         case = Case(
             sample,
             state.output,
@@ -503,6 +540,8 @@ def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
         metadata["orphaned"] = True
     if state.close_error is not None:
         metadata["close_error"] = state.close_error
+    if state.trace_incomplete:
+        metadata["trace_incomplete"] = True
     calls, snapshot = NO_CALLS, None
     if len(session):
         try:

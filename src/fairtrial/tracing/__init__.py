@@ -1,0 +1,11 @@
+"""OpenTelemetry: trials as traces for other tools, and the traces of applications as sessions of trials.
+
+The extra `otel` installs what it needs. docs/how-to/traces.md shows both directions.
+"""
+
+from fairtrial.tracing.exporter import ExportSummary, TraceExporter
+from fairtrial.tracing.in_process import TrialSpanProcessor
+from fairtrial.tracing.receiver import TraceReceiver
+from fairtrial.tracing.stored import send_run, write_run
+
+__all__ = ["ExportSummary", "TraceExporter", "TraceReceiver", "TrialSpanProcessor", "send_run", "write_run"]

@@ -1,0 +1,168 @@
+"""Turns the spans of a trace into the events of a session: model calls, messages, tool calls and other spans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fairtrial.codec import to_json
+from fairtrial.session.events import PromptExecuted, SpanClosed, ToolInvoked
+from fairtrial.session.trajectory import ChatMessage
+from fairtrial.session.views import Envelope, kind_of
+from fairtrial.tracing.dialects import (
+    Conversation,
+    conversation_of,
+    finish_reason_of,
+    kind_of_span,
+    model_of,
+    provider_of,
+    result_of,
+    tool_of,
+    usage_of,
+)
+from fairtrial.tracing.received import ReceivedLog, ReceivedSpan
+
+
+class _Timed(NamedTuple):
+    time: float
+    event: object
+    span: ReceivedSpan
+
+
+def session_events(
+    spans: Iterable[ReceivedSpan], logs: Iterable[ReceivedLog] = (), *, root_id: str = ""
+) -> tuple[Envelope, ...]:
+    """Return the events of a trace in the order of their times; spans below `root_id` are outermost.
+
+    Spans of agents repeat the tokens of their calls, and some libraries wrap one model span in another: only model
+    spans without another model span below them count. Client libraries have no spans for tools: their tool calls are
+    taken from the answers of the model, and the results from the messages of the next call.
+    """
+    ordered = sorted(spans, key=lambda span: (span.start, span.end))
+    kinds = {span.span_id: kind_of_span(span.attributes) for span in ordered}
+    by_id = {span.span_id: span for span in ordered}
+    outer = _with_model_below(ordered, kinds, by_id)
+    by_span: dict[str, list[ReceivedLog]] = {}
+    for log in logs:
+        by_span.setdefault(log.span_id, []).append(log)
+    calls: list[tuple[ReceivedSpan, Conversation]] = []
+    found: list[_Timed] = []
+    for span in ordered:
+        kind = kinds[span.span_id]
+        if kind == "model" and span.span_id not in outer and span.error is None:
+            calls.append((span, conversation_of(span, by_span.get(span.span_id, ()))))
+        elif kind == "tool":
+            found.append(_Timed(span.end, _tool_invoked(span), span))
+        else:
+            found.append(_Timed(span.end, SpanClosed(span.name, _milliseconds(span), span.error), span))
+    found += _model_events(calls, [each.event for each in found if isinstance(each.event, ToolInvoked)])
+    found.sort(key=lambda each: each.time)  # Stable: what belongs to one moment keeps its order.
+    return tuple(_envelope(each, by_id, root_id) for each in found)
+
+
+def _with_model_below(
+    spans: Sequence[ReceivedSpan], kinds: Mapping[str, str], by_id: Mapping[str, ReceivedSpan]
+) -> set[str]:
+    outer: set[str] = set()
+    for span in spans:
+        if kinds[span.span_id] != "model":
+            continue
+        parent = span.parent_id
+        passed = {span.span_id}  # A trace with a circle of parents must not hold us.
+        while parent in by_id and parent not in passed:
+            passed.add(parent)
+            outer.add(parent)
+            parent = by_id[parent].parent_id
+    return outer
+
+
+def _model_events(calls: Sequence[tuple[ReceivedSpan, Conversation]], tools: Sequence[ToolInvoked]) -> list[_Timed]:
+    """Return messages, model calls and, where no span has them, tool calls; every message once."""
+    found: list[_Timed] = []
+    said: list[tuple[Any, ...]] = []
+    requested: dict[str, tuple[Any, ReceivedSpan]] = {}
+    derived = _NotInSpans(tools)
+    for span, conversation in calls:
+        known = list(said)
+        for message in conversation.given:
+            identity = _identity(message)
+            if identity in known:
+                known.remove(identity)
+                continue
+            said.append(identity)
+            if message.role == "tool" and message.name in requested:
+                call, _asked = requested.pop(message.name)
+                if derived.lacks(call.name, call.id):
+                    invoked = ToolInvoked(call.name, call.arguments, result_of(message.text), call_id=call.id)
+                    found.append(_Timed(span.start, invoked, span))
+            found.append(_Timed(span.start, message, span))
+        found.append(_Timed(span.end, _prompt_executed(span), span))
+        for message in conversation.answered:
+            said.append(_identity(message))
+            found.append(_Timed(span.end, message, span))
+            requested.update({call.id: (call, span) for call in message.tool_calls})
+    for call, span in requested.values():  # Requested in the last call: executed or not, no result was seen.
+        if derived.lacks(call.name, call.id):
+            found.append(_Timed(span.end, ToolInvoked(call.name, call.arguments, call_id=call.id), span))
+    return found
+
+
+class _NotInSpans:
+    """Tells which tool calls have no span: matched by the id of the call, else by the name of the tool."""
+
+    def __init__(self, tools: Sequence[ToolInvoked]) -> None:
+        self._ids = {tool.call_id for tool in tools if tool.call_id}
+        self._names = [tool.name for tool in tools if not tool.call_id]
+
+    def lacks(self, name: str, call_id: str) -> bool:
+        if call_id in self._ids:
+            return False
+        if name in self._names:
+            self._names.remove(name)
+            return False
+        return True
+
+
+def _identity(message: ChatMessage) -> tuple[Any, ...]:
+    """Return what makes a message the same in two calls. Arguments may be written in several ways; ids are enough."""
+    return message.role, message.text, message.name, tuple((call.id, call.name) for call in message.tool_calls)
+
+
+def _prompt_executed(span: ReceivedSpan) -> PromptExecuted:
+    attributes = span.attributes
+    return PromptExecuted(
+        adapter=provider_of(attributes),
+        model=model_of(attributes),
+        usage=usage_of(attributes),
+        finish_reason=finish_reason_of(attributes),
+        duration_ms=_milliseconds(span),
+    )
+
+
+def _tool_invoked(span: ReceivedSpan) -> ToolInvoked:
+    tool = tool_of(span)
+    return ToolInvoked(
+        tool.name,
+        tool.params,
+        tool.result,
+        span.error is None,
+        span.error,
+        duration_ms=_milliseconds(span),
+        call_id=tool.call_id,
+    )
+
+
+def _milliseconds(span: ReceivedSpan) -> float:
+    return round(max(0.0, span.end - span.start) * 1000, 3)
+
+
+def _envelope(timed: _Timed, by_id: Mapping[str, ReceivedSpan], root_id: str) -> Envelope:
+    event, span = timed.event, timed.span
+    enclosing: str | None = span.span_id if isinstance(event, SpanClosed) else span.parent_id
+    if enclosing == root_id or enclosing not in by_id:
+        enclosing = None
+    parent = by_id[enclosing].parent_id if enclosing is not None else None
+    if parent not in by_id:
+        parent = None
+    data = event.to_record() if isinstance(event, ChatMessage) else to_json(event)
+    return Envelope(0, timed.time, "task", 1, enclosing, parent, kind_of(type(event)), data)

@@ -1,0 +1,226 @@
+"""Receives the spans of applications under test: an OTLP/HTTP server in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import zlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from fairtrial.errors import ConfigurationError, DataError, MissingExtraError
+from fairtrial.tracing.buffer import PendingTrace, TraceBuffer, TraceCounts
+from fairtrial.tracing.protocol_buffers import otlp_messages
+from fairtrial.tracing.received import parse_logs, parse_traces
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.trace_ids import trace_id_of, trial_span_id
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_START_SECONDS = 30.0
+_JSON, _PROTOBUF = "application/json", "application/x-protobuf"
+
+
+class TraceReceiver:
+    """A server that applications send their spans to, and the source of traces of a suite.
+
+        suite = EvalSuite(..., evaluator=tool_called("weather"), traces=TraceReceiver(port=4318))
+
+    Every trial hands its `ctx.trace_headers` to the application, whose spans then become events of the trial's session.
+    It takes OTLP over HTTP, as protobuf or JSON, at any path that ends in `/v1/traces` or `/v1/logs`, and runs while a
+    run does, or as a context manager.
+
+    Args:
+        host: The interface; other machines cannot reach the default.
+        port: The port; 0 for any free one.
+        trace_wait_seconds: How long a trial waits for its spans after the task has ended. Exporters send every 5 s
+            unless OTEL_BSP_SCHEDULE_DELAY says otherwise.
+        max_body_bytes: The size limit of a request, before and after decompression.
+        max_spans: The largest number of spans of one trace.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        trace_wait_seconds: float = 6.0,
+        max_body_bytes: int = 16 * 1024 * 1024,
+        max_spans: int = 10_000,
+    ) -> None:
+        otlp_messages("receiving traces")
+        try:
+            import aiohttp  # noqa: F401 - asked here so that a missing extra is known before anything starts
+        except ImportError:
+            raise MissingExtraError("receiving traces", "otel") from None
+        if not 0 < trace_wait_seconds < 3600:
+            raise ConfigurationError(f"trace_wait_seconds must be from 0 to 3600 (got {trace_wait_seconds!r})")
+        self._host = host
+        self._wanted_port = port
+        self._port: int | None = None
+        self._limit = max_body_bytes
+        self._buffer = TraceBuffer(wait_seconds=trace_wait_seconds, silence_seconds=0.05, max_spans=max_spans)
+        self._thread: threading.Thread | None = None
+        self._stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._users = 0
+        self._lock = threading.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        """The address to send to, for OTEL_EXPORTER_OTLP_ENDPOINT; "" while it does not run."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return "" if self._port is None or self._stop is None else f"http://{host}:{self._port}"
+
+    @property
+    def counts(self) -> TraceCounts:
+        """What has arrived."""
+        return self._buffer.counts
+
+    def expect(self, key: TrialKey, attempt: int) -> PendingTrace:
+        """Accept the spans of an attempt at a trial from now on."""
+        trace_id = trace_id_of(key, attempt)
+        return self._buffer.expect(trace_id.hex(), trial_span_id(trace_id).hex())
+
+    def start(self) -> None:
+        """Start the server. Raises `ConfigurationError` if the port is taken."""
+        ready = threading.Event()
+        problem: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                asyncio.run(self._serve(ready))
+            except BaseException as error:
+                problem.append(error)
+            finally:
+                ready.set()
+
+        self._thread = threading.Thread(target=work, name="fairtrial trace receiver", daemon=True)
+        self._thread.start()
+        if not ready.wait(_START_SECONDS) or problem:
+            self._thread = None
+            raise ConfigurationError(
+                f"traces cannot be received on {self._host}:{self._wanted_port} "
+                f"({problem[0] if problem else 'the server did not start'})\nchoose another port"
+            )
+
+    def stop(self) -> None:
+        """Stop the server; the traces of running trials are kept, and it can be started again on the same port."""
+        stop, thread = self._stop, self._thread
+        self._stop = self._thread = None
+        if stop is not None:
+            with contextlib.suppress(RuntimeError):
+                stop[0].call_soon_threadsafe(stop[1].set)
+        if thread is not None:
+            thread.join(_START_SECONDS)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Receive during the block; several runs may share the receiver."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1 and self._thread is None:
+                try:
+                    self.start()
+                except BaseException:
+                    self._users -= 1
+                    raise
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self.stop()
+
+    def __enter__(self) -> Self:
+        self._entered = self.running()
+        self._entered.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.__exit__(None, None, None)
+
+    async def _serve(self, ready: threading.Event) -> None:
+        from aiohttp import web
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            return await self._answer(request)
+
+        server = web.Server(handle, auto_decompress=False, access_log=None)
+        runner = web.ServerRunner(server)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, self._host, self._port or self._wanted_port)
+            await site.start()
+            self._port = runner.addresses[0][1]
+            ended = asyncio.Event()
+            self._stop = (asyncio.get_running_loop(), ended)
+            ready.set()
+            await ended.wait()
+        finally:
+            await runner.cleanup()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        from aiohttp import web
+
+        path = request.path.rstrip("/")
+        if not path.endswith(("/v1/traces", "/v1/logs")):
+            return web.Response(status=404, text="spans are received at /v1/traces, log records at /v1/logs\n")
+        if request.method != "POST":
+            return web.Response(status=405, headers={"Allow": "POST"})
+        kind = request.content_type
+        if kind not in (_JSON, _PROTOBUF):
+            return web.Response(status=415, text=f"the content type must be {_PROTOBUF} or {_JSON}\n")
+        try:
+            body = await self._body(request)
+            is_json = kind == _JSON
+            if path.endswith("/v1/traces"):
+                self._buffer.add(parse_traces(body, is_json=is_json))
+            else:
+                self._buffer.add((), parse_logs(body, is_json=is_json))
+        except _TooLargeError:
+            return web.Response(status=413, text=f"a request must have at most {self._limit:,} bytes\n")
+        except DataError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        return web.Response(body=b"{}" if kind == _JSON else b"", content_type=kind)
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        """Read the body, which must stay within the limit, also while it is decompressed."""
+        declared = request.content_length
+        if declared is not None and declared > self._limit:
+            raise _TooLargeError
+        parts, size = [], 0
+        async for part in request.content.iter_chunked(65_536):
+            size += len(part)
+            if size > self._limit:
+                raise _TooLargeError
+            parts.append(part)
+        return decompress(b"".join(parts), request.headers.get("Content-Encoding", ""), self._limit)
+
+
+class _TooLargeError(Exception):
+    """A request is over the limit."""
+
+
+def decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    """Return a decompressed body. Never holds more than the limit in memory, whatever the body would become."""
+    chosen = encoding.strip().lower()
+    if chosen in ("", "identity"):
+        return body
+    if chosen not in ("gzip", "deflate"):
+        raise DataError(f"the content encoding must be gzip, deflate or none (got {chosen[:40]!r})")
+    reader: Any = zlib.decompressobj(31 if chosen == "gzip" else 15)
+    try:
+        found: bytes = reader.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise DataError(f"the body must be valid {chosen} ({error})") from None
+    if len(found) > limit:
+        raise _TooLargeError
+    if not reader.eof:
+        raise DataError(f"the body must be complete {chosen} (it ends early)")
+    return found
