@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from fairtrial.codec import canonical
 from fairtrial.codec.escape import MARK
 from fairtrial.store.column_cache import ColumnHeader
-from fairtrial.store.numbers import NumberStore, SampleState
+from fairtrial.store.numbers import NO_HASH, NumberStore, SampleState, SampleTexts
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.rows import read_metadata, text_of
 
 MOST_VALUES = (1 << 16) - 2
 """The number of distinct values of a metadata key that are coded in two bytes; 0 stands for no value."""
-NO_HASH = -(1 << 63)
+_CHUNK = 1 << 13  # Samples in memory at a time.
 _MOST_KEYS = 256
 
 
@@ -60,8 +60,12 @@ def read_samples(
     collected = _Samples(run.dataset_size)
     if old is not None:
         collected.take_over(old, add_ids)
-    for page in store.sample_numbers(run.run_id, after=collected.settled - 1):
-        collected.add(page, add_ids)
+    end = min(run.dataset_size, store.highest_sample(run.run_id) + 1)
+    for first in range(collected.settled, end, _CHUNK):
+        last = min(first + _CHUNK, end)
+        texts = store.sample_texts(run.run_id, first, last)
+        if texts is not None and not collected.add_texts(texts, add_ids):
+            collected.add(store.sample_rows(run.run_id, first, last), add_ids)
     return collected.finished()
 
 
@@ -112,6 +116,26 @@ class _Samples:
             key.codes.frombytes(old.array(f"meta:{name}")[:count].tobytes())
             key.seen = {("json", text): place for place, text in enumerate(texts, 1)}
         self._with_input = self.settled = count
+
+    def add_texts(self, texts: SampleTexts, add_ids: Callable[[bytes], None]) -> bool:
+        """Add samples from their texts if that is all there is to them; returns whether it was done."""
+        if texts.with_metadata or texts.with_input != texts.count or not texts.ids.isascii():
+            return False
+        ordinals = np.fromstring(texts.ordinals, dtype=np.int64, sep=",")
+        if (np.diff(ordinals) < 1).any():
+            return False  # A database may add up rows in any order.
+        start = len(self._ordinals)
+        if self.settled == start:
+            wrong = np.flatnonzero(ordinals != np.arange(start, start + ordinals.size))
+            self.settled = start + (int(wrong[0]) if wrong.size else ordinals.size)
+        self._ordinals.frombytes(ordinals.tobytes())
+        self._lengths.frombytes(np.fromstring(texts.lengths, dtype=np.int64, sep=",").astype("u4").tobytes())
+        self._hashes.frombytes(np.fromstring(texts.hashes, dtype=np.int64, sep=",").tobytes())
+        self._with_input += texts.count
+        add_ids(texts.ids.encode())
+        for key in self._keys.values():
+            key.codes.extend([0] * (len(self._ordinals) - len(key.codes)))
+        return True
 
     def add(self, page: Sequence[tuple[Any, ...]], add_ids: Callable[[bytes], None]) -> None:
         """Add a page of samples."""
