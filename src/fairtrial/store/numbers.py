@@ -17,7 +17,6 @@ from sqlalchemy import (
     Select,
     Text,
     and_,
-    bindparam,
     case,
     cast,
     func,
@@ -87,7 +86,7 @@ class NumberTexts(NamedTuple):
 class SampleTexts(NamedTuple):
     """The facts of some samples, each column as one text; the order of the samples is the same in all of them."""
 
-    count: int
+    known: int
     with_input: int
     with_metadata: int
     ordinals: str
@@ -172,12 +171,11 @@ def highest_ordinal(connection: Connection, number: int) -> int:
 
 def block_states(connection: Connection, number: int, size: int, first: int) -> tuple[dict[int, BlockState], int]:
     """Return the state of each block of `size` ordinals from block `first` on, and the highest stored ordinal."""
-    here, highest = results.c.run == number, highest_ordinal(connection, number)
+    highest = highest_ordinal(connection, number)
     states: dict[int, BlockState] = {}
     # A query for each block: to group by blocks, SQLite would sort all results.
     for place in range(first, highest // size + 1):
-        start, end = bindparam("start", place * size), bindparam("end", (place + 1) * size)
-        query = _STATE.where(here, results.c.ordinal >= start, results.c.ordinal < end)
+        query = _STATE.where(_between(number, place * size, (place + 1) * size))
         stored, scored, attempts = connection.execute(query).one()
         if stored:
             states[place] = BlockState(stored, scored, int(attempts))
@@ -191,7 +189,7 @@ def _between(number: int, first: int, end: int) -> ColumnElement[bool]:
 def result_numbers(connection: Connection, number: int, first: int, end: int) -> NumberTexts | None:
     """Return the numbers of the results with these ordinals; None if there are none."""
     query = select(func.count().filter(_DETAILED), *_TEXTS).where(_between(number, first, end))
-    found = connection.execute(query).one()
+    found: Any = connection.execute(query).one()
     return None if found[1] is None else NumberTexts(*found)
 
 
