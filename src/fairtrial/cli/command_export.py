@@ -15,7 +15,7 @@ from fairtrial.cli.user_errors import UserError
 if TYPE_CHECKING:
     from fairtrial.report import EvalReport
     from fairtrial.report.report import ComparedReport
-    from fairtrial.store.protocol import RunStore
+    from fairtrial.store.protocol import RunRecord, RunStore
 
 # Option value -> (format name of the report, file extension).
 FORMATS = {
@@ -27,8 +27,9 @@ FORMATS = {
     "markdown": ("md", "md"),
     "json": ("json", "json"),
     "run": ("run", "fairtrial.db"),
+    "site": ("site", "zip"),
 }
-_ALIASES = {"md": "markdown", "xml": "junit", "db": "run"}
+_ALIASES = {"md": "markdown", "xml": "junit", "db": "run", "zip": "site"}
 
 
 def register(app: typer.Typer) -> None:
@@ -68,7 +69,8 @@ def export(
     """Write a run to a file: results, report, or everything.
 
     csv, jsonl and parquet have one row per trial. html, markdown, json and junit contain the report. run contains
-    everything in one file, which `EvalReport.load` and `--store` can read.
+    everything in one file, which `EvalReport.load` and `--store` can read. site is a zip file of static pages:
+    the report and up to 2,000 trials, the failed ones first.
 
     \b
     Examples:
@@ -99,7 +101,9 @@ def export(
         return 0
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent}", "make it first, or name another file with --output")
-    if format_name == "run":
+    if format_name == "site":
+        _write_site(opened, named.run, target)
+    elif format_name == "run":
         report.save(target)
     else:
         report.export(target, format_name)
@@ -109,6 +113,16 @@ def export(
     else:
         note(f"wrote {target}, {size:,} bytes")
     return 0
+
+
+def _write_site(store: RunStore, run: RunRecord, target: Path) -> None:
+    try:
+        from fairtrial.viewer.site import write_site
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn", "jinja2"):
+            raise
+        raise UserError(f"--format site needs {error.name}", "pip install 'fairtrial[view]'") from None
+    write_site(store, run, target)
 
 
 def _with_comparisons(store: RunStore, report: EvalReport, against: str, kind: str) -> ComparedReport:
@@ -161,7 +175,7 @@ def _print(report: Any, format_name: str) -> None:
         export_results(report.store, report.run_id, sys.stdout, format_name)  # type: ignore[arg-type]  # one of the two
     elif format_name == "parquet" and not sys.stdout.isatty():
         export_results(report.store, report.run_id, sys.stdout.buffer, "parquet")
-    elif format_name in ("parquet", "run"):
+    elif format_name in ("parquet", "run", "site"):
         raise UserError(f"{format_name} is a binary format and cannot be printed", "name a file with --output")
     elif format_name == "json":
         print_json(report.to_json())

@@ -53,9 +53,7 @@ def refusal(
         return GuardRefusal(414, f"an address may have at most {MAX_ADDRESS:,} characters")
     hosts = [value for name, value in headers if name == "host"]
     if len(hosts) != 1 or not access.accepts_host(hosts[0]):
-        return GuardRefusal(
-            421, "this server does not answer to this host name; add it with --trusted-host"
-        )
+        return GuardRefusal(421, "this server does not answer to this host name; add it with --trusted-host")
     values = dict(reversed(headers))  # The first of several counts; browsers send each of these once.
     if method in _SAFE:
         found = _refuse_foreign_read(values)

@@ -24,9 +24,12 @@ class _WorkProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
         self._idle: asyncio.TimerHandle | None = None
+        self._closed = False
 
     async def do(self, job: Mapping[str, Any]) -> dict[str, Any]:
         async with self._lock:
+            if self._closed:
+                raise FairtrialError("the server is ending")
             if self._idle is not None:
                 self._idle.cancel()
             try:
@@ -76,6 +79,11 @@ class _WorkProcess:
         self._process = None
 
     async def close(self) -> None:
+        """End the process, and all jobs: one that is just starting must not be left behind in the event loop."""
+        self._closed = True
+        while self._lock.locked():
+            self.kill()
+            await asyncio.sleep(0.05)
         await self._end()
 
 

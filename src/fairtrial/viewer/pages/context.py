@@ -137,7 +137,7 @@ class Viewer:
 
     def render_text(self, template: str, **values: Any) -> str:
         """Return the text of a page."""
-        page = self._environment.get_template(template).render(place=self.place, **values)
+        page = self._environment.get_template(template).render(place=self.place, policy="", **values)
         return page.encode("utf-8", "replace").decode("utf-8")
 
 

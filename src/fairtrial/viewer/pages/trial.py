@@ -74,7 +74,7 @@ async def trial_page(viewer: Viewer, request: Request) -> Response:
     if wants_json(request):
         facts = await viewer.read(trial_record, result, whole=True)
         return json_answer({"format": "fairtrial.trials/1", "trials": [facts]})
-    values = await viewer.read(trial_values, viewer, run, result, dict(request.query_params))
+    values = await viewer.read(trial_values, run, result, dict(request.query_params))
     links = viewer.links(request)
     question, _ = read_question(parse_qsl(request.query_params.get("q", ""), keep_blank_values=True))
     before, after = await viewer.read(_around, viewer, run, result, question)
@@ -93,7 +93,7 @@ def _changed(query: dict[str, str], changes: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in merged.items() if value and (name, value) != ("form", "text")}
 
 
-def trial_values(viewer: Viewer, run: RunRecord, result: EvalResult, query: dict[str, str]) -> dict[str, Any]:
+def trial_values(run: RunRecord, result: EvalResult, query: dict[str, str]) -> dict[str, Any]:
     """Return the values of the template: everything that is read from the store."""
     form = query.get("form", "text")
     form = form if form in FORMS else "text"
