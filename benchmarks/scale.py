@@ -1,8 +1,10 @@
-"""Memory, cost per trial, summary and resume at a hundred thousand and at a million trials.
+"""Memory, cost per trial, summary, comparison and resume at a hundred thousand and at a million trials.
 
     python benchmarks/scale.py [--small 100000] [--large 1000000]
 
-Each size runs in a process of its own, over a lazy dataset and a SQLite store. Prints ratios; exits with 1 if one
+Each size runs in a process of its own, over a lazy dataset and a SQLite store. The summary is shown from the column
+file that the run wrote when it ended, and without one. For the comparison, the trials become pairs of half as many
+samples. Times are CPU seconds, without imports, because the machine may be shared. Prints ratios; exits with 1 if one
 misses its target.
 """
 
@@ -17,11 +19,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fairtrial import ChatMessage, Dataset, EvalConfig, EvalReport, EvalSuite, TrialContext, exact_match, open_store
-from fairtrial.runs import RunEvent, TrialStarted
+from fairtrial import (
+    ChatMessage,
+    Dataset,
+    EvalConfig,
+    EvalReport,
+    EvalSuite,
+    TrialContext,
+    compare,
+    exact_match,
+    open_store,
+)
+from fairtrial.analysis import column_file, columns
+from fairtrial.runs import RunEvent, TrialStarted, completion, runner
 
 
 async def task(question: str, ctx: TrialContext) -> str:
@@ -44,6 +58,15 @@ def run(data: Path, database: Path) -> dict[str, Any]:
     """Run the suite whole; then print its summary and the bare aggregate; then resume with one trial missing."""
     made = suite(data)
     store = open_store(f"sqlite:///{database}")
+    written: list[float] = []
+    write = completion.write_column_file
+
+    def timed_write(*given: Any) -> None:
+        started = time.process_time()
+        write(*given)
+        written.append(time.process_time() - started)
+
+    runner.write_column_file = timed_write  # type: ignore[attr-defined]
     cpu = time.process_time()
     report = asyncio.run(made.run(store=store))
     cpu = time.process_time() - cpu
@@ -52,21 +75,63 @@ def run(data: Path, database: Path) -> dict[str, Any]:
     store.close()
 
     summary, bare = [], []
-    for _ in range(3):
+    for _ in range(4):  # The first one loads scipy.
         fresh = open_store(f"sqlite:///{database}")
-        started = time.perf_counter()
-        str(EvalReport(fresh, fresh.get_run(report.run_id)))
-        summary.append(time.perf_counter() - started)
+        column_file.forget()
+        started = time.process_time()
+        text = str(EvalReport(fresh, fresh.get_run(report.run_id)))
+        summary.append(time.process_time() - started)
         fresh.close()
-        started = time.perf_counter()
+        started = time.process_time()
         connection = sqlite3.connect(database)
         connection.execute(
             "SELECT experiment, outcome, count(*), sum(passed), sum(value), sum(latency_ms), sum(input_tokens) "
             "FROM results GROUP BY experiment, outcome"
         ).fetchall()
         connection.close()
-        bare.append(time.perf_counter() - started)
-    return {"trials": len(made.dataset), "cpu": cpu, "peak_mb": peak, "summary": min(summary), "bare": min(bare)}
+        bare.append(time.process_time() - started)
+    fresh = open_store(f"sqlite:///{database}")
+    columns.open_columns = lambda *_given, **_named: None  # type: ignore[assignment]
+    started = time.process_time()
+    assert str(EvalReport(fresh, fresh.get_run(report.run_id))) == text
+    without = time.process_time() - started
+    return {
+        "trials": len(made.dataset),
+        "cpu": cpu,
+        "columns": written[0],
+        "peak_mb": peak,
+        "summary": min(summary[1:]),
+        "without": without,
+        "bare": min(bare),
+    }
+
+
+def pair(data: Path, database: Path) -> dict[str, Any]:
+    """Compare two experiments of half as many samples: for the first time in this process, and again."""
+    store = open_store(f"sqlite:///{database}")
+    report = EvalReport(store, store.runs()[0])
+    column_file.write_columns(store, report.run)
+    column_file.forget()
+    few = EvalReport.of(list(islice(report.results, 4)))
+    compare(few["plain"], few["other"])  # Loads scipy.
+    seconds = []
+    for _ in range(4):
+        started = time.process_time()
+        found = compare(report["plain"], report["other"])
+        seconds.append(time.process_time() - started)
+    assert found.candidates[0].matched == report.run.dataset_size
+    return {"compare": seconds[0], "compare_again": min(seconds[1:])}
+
+
+def make_pairs(database: Path) -> None:
+    """Turn the trials of one experiment into those of two, with other verdicts."""
+    with sqlite3.connect(database) as connection:
+        connection.execute('UPDATE runs SET experiments = \'["plain","other"]\', dataset_size = dataset_size / 2')
+        connection.execute("DELETE FROM samples WHERE ordinal >= (SELECT dataset_size FROM runs)")
+        connection.execute(
+            "UPDATE results SET experiment = ordinal % 2, sample = ordinal / 2, "
+            "passed = (ordinal * 7919 % 100) < 70 + ordinal % 2, value = (ordinal * 7919 % 100) / 100.0"
+        )
 
 
 def resume(data: Path, database: Path) -> dict[str, Any]:
@@ -113,7 +178,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         what, data, database = options.child
-        print(json.dumps({"run": run, "resume": resume}[what](Path(data), Path(database))))
+        print(json.dumps({"run": run, "resume": resume, "pair": pair}[what](Path(data), Path(database))))
         return
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FAIRTRIAL_CACHE_DIR"] = str(Path(folder) / "cache")
@@ -127,17 +192,25 @@ def main() -> None:
             figures[size] = child("run", data, database)
             forget_one_trial(database)
             figures[size] |= child("resume", data, database)
+            make_pairs(database)
+            figures[size] |= child("pair", data, database)
     small, large = figures[options.small], figures[options.large]
     for size, found in figures.items():
         print(
-            f"{size:>9,} trials: {found['cpu'] / size * 1e6:6.1f} us of CPU per trial, peak {found['peak_mb']:.1f} MB, "
-            f"summary {found['summary']:.3f} s (bare aggregate {found['bare']:.3f} s), "
+            f"{size:>9,} trials: {found['cpu'] / size * 1e6:6.1f} us of CPU per trial "
+            f"({found['columns'] / size * 1e6:.1f} for the column file), peak {found['peak_mb']:.1f} MB, "
+            f"summary {found['summary']:.3f} s (bare aggregate {found['bare']:.3f} s, "
+            f"without the column file {found['without']:.2f} s), "
+            f"{size // 2:,} pairs compared in {found['compare']:.2f} s, again in {found['compare_again']:.2f} s, "
             f"resume reaches the missing trial in {found['resume']:.2f} s"
         )
     targets = [
         ("peak memory, large / small", large["peak_mb"] / small["peak_mb"], 1.3),
         ("cost per trial, large / small", large["cpu"] / options.large / (small["cpu"] / options.small), 1.3),
         ("summary / bare aggregate", large["summary"] / large["bare"], 3.0),
+        ("column file / cost of the run, percent", 100 * large["columns"] / large["cpu"], 3.0),
+        ("seconds of the first comparison", large["compare"], 3.0),
+        ("seconds of the same comparison again", large["compare_again"], 0.3),
         ("seconds until the missing trial starts", large["resume"], 5.0),
     ]
     failed = False

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from fairtrial import ChatMessage, EvalReport, open_store
+from fairtrial.analysis.column_file import write_columns
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.reply import ModelReply
@@ -500,6 +501,26 @@ class TestPrune:
         assert facts["format"] == "fairtrial.vacuumed/1"
         assert facts["bytes_after"] > 0
         assert ran("store", "vacuum").err.startswith("store size: ")
+
+    def test_column_files_are_listed_cleared_and_deleted_with_their_run(self, ran: Cli) -> None:
+        store = open_store(".fairtrial/runs.db")
+        run = store.runs()[0]
+        assert ran("store", "columns", "--json").json["files"] == []
+        assert write_columns(store, run)
+        facts = ran("store", "columns", "--json").json
+        assert (facts["format"], [one["run_id"] for one in facts["files"]]) == ("fairtrial.columns/1", [run.run_id])
+        assert facts["bytes"] == facts["files"][0]["bytes"] > 0
+        shown = ran("store", "columns").out
+        assert shown.startswith("1 column file, ")
+        assert run.name in shown
+        assert ran("store", "columns", "--clear").err.startswith("deleted 1 column file (")
+        assert ran("store", "columns", "--json").json["files"] == []
+        assert write_columns(store, run)
+        assert ran("store", "columns", "--clear", "--all", "--json").json["cleared"] >= 1
+        assert write_columns(store, run)
+        ran("delete", run.name, "--yes")
+        assert ran("store", "columns", "--json").json["files"] == []
+        store.close()
 
 
 class TestBackup:

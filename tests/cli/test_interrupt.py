@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fairtrial import open_store
-from fairtrial.report.rerun import resume_command
 from fairtrial.cli.running import RunOptions
+from fairtrial.report.rerun import resume_command
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.redact import current

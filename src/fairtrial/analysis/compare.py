@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fairtrial.analysis.caveats import about_labels, about_pairs, about_runs
-from fairtrial.analysis.columns import Columns, IntArray, read_columns
+from fairtrial.analysis.columns import Columns, IntArray, read_columns, take_ids
 from fairtrial.analysis.comparison import (
     SHOWN,
     CandidateComparison,
@@ -178,7 +178,7 @@ def _candidate(
     parts: Sequence[tuple[Slice, _Compared]],
     settings: ComparisonSettings,
     source: ExperimentSource | None,
-) -> tuple[CandidateComparison, list[str], list[str]]:
+) -> tuple[CandidateComparison, Sequence[str], Sequence[str]]:
     names = (side.name, baseline.name)
     metrics = tuple(_record(metric, names, settings) for metric in one.metrics)
     slices = tuple(
@@ -192,9 +192,7 @@ def _candidate(
     )
     change = changes(one.pairs)
     order = np.argsort(-np.abs(change), kind="stable")
-    gained, lost = (
-        [one.pairs.baseline.ids[place] for place in order[(sign * change[order]) > 0].tolist()] for sign in (1, -1)
-    )
+    gained, lost = (take_ids(one.pairs.baseline.ids, order[(sign * change[order]) > 0]) for sign in (1, -1))
     about = _side(side, source)
     share = max(one.pairs.missing_share, about.missing_share, _side(baseline, None).missing_share)
     made = CandidateComparison(

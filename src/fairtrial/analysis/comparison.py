@@ -181,7 +181,7 @@ class FlippedSamples(Sequence[Flip]):
     """Flipped samples, largest change first; their results are read lazily from the stores."""
 
     def __init__(self, ids: Sequence[str], baseline: ExperimentSource, candidate: ExperimentSource) -> None:
-        self.ids = tuple(ids)
+        self.ids = tuple(ids) if isinstance(ids, list) else ids
         self.sides = (baseline, candidate)
 
     def __len__(self) -> int:

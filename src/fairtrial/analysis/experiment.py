@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.analysis.metrics import CRITERION, ERRORS
-from fairtrial.analysis.source import ExperimentSource
+from fairtrial.analysis.source import ExperimentSource, run_totals
 from fairtrial.analysis.summaries import describe
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
 
@@ -128,7 +128,7 @@ class ExperimentAnalysis(TotalsAnalysis):
     @classmethod
     def read(cls, source: ExperimentSource) -> ExperimentAnalysis:
         """Read the sums of an experiment."""
-        found = source.store.totals(source.run.run_id)
+        found = run_totals(source.store, source.run)
         return cls(source.store, source.run, next(one for one in found if one.experiment == source.name))
 
     @property

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fairtrial.analysis.anytime import difference_at_any_time
 from fairtrial.analysis.columns import Columns, FloatArray, IntArray
 from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, REWARD, SMALLEST_DIFFERENCE, UNIT, VALUE, View, is_verdict
+from fairtrial.analysis.stored_ids import StoredIds
 from fairtrial.frozen import EMPTY
 from fairtrial.stats import JudgedTrials, PairedDifference, Repeats, corrected_difference, paired_difference
 
@@ -159,7 +160,7 @@ class Pairs:
 def pair(candidate: Columns, baseline: Columns) -> Pairs:
     """Join two experiments on sample id; ids that occur twice on a side are left out."""
     repeated = 0
-    if list(candidate.ids) == list(baseline.ids) and len(set(baseline.ids)) == len(baseline.ids):
+    if _same_ids(candidate.ids, baseline.ids):
         left, right = candidate, baseline
         only_candidate = only_baseline = 0
     else:
@@ -185,6 +186,13 @@ def pair(candidate: Columns, baseline: Columns) -> Pairs:
         repeated,
         min(baseline.planned, candidate.planned) - repeated if same_plan else len(right.ids),
     )
+
+
+def _same_ids(candidate: Sequence[str], baseline: Sequence[str]) -> bool:
+    """True if both sides have the same samples in the same order, each once."""
+    if isinstance(candidate, StoredIds) and isinstance(baseline, StoredIds):
+        return candidate.same_as(baseline) and baseline.are_unique
+    return list(candidate) == list(baseline) and len(set(baseline)) == len(baseline)
 
 
 def range_of(

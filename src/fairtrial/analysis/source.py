@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.store.column_cache import cached_totals
+from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.trials.config import EvalConfig
 
 _CLUSTER_KEY = EvalConfig().cluster
+
+
+def run_totals(store: RunStore, run: RunRecord) -> list[Totals]:
+    """Return the sums of each experiment: those that the store computed when the column file of the run was written.
+
+    Without a file that has the final state of the run, the store computes them now.
+    """
+    address = getattr(store, "identity", None)
+    if isinstance(address, str) and run.finished_at is not None:
+        found = cached_totals(address, store.get_run(run.run_id))
+        if found is not None:
+            return found
+    return store.totals(run.run_id)
 
 
 @dataclass(frozen=True, slots=True)

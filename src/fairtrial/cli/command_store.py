@@ -238,6 +238,63 @@ def backup(
     return 0
 
 
+@app.command("columns")
+def columns(
+    clear: Annotated[bool, typer.Option("--clear", help="Delete the files; they are built again when needed.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Column files of all stores, also of those that are gone.")
+    ] = False,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
+    """List or delete the column files of runs, a cache that makes reports of large runs quick.
+
+    They are in the cache folder of the user (FAIRTRIAL_CACHE_DIR), not in the store.
+
+    \b
+    Examples:
+      fairtrial store columns
+      fairtrial store columns --clear --all
+    """
+    from fairtrial.cli.screen import add_row, count, make_table, note, out, print_json, print_table
+    from fairtrial.render.run_json import moment
+    from fairtrial.store.column_cache import cached_columns, clear_columns
+
+    opened = None if every else _database(store)
+    address = None if opened is None else opened.identity
+    found = cached_columns(address)
+    if clear:
+        number, size = clear_columns(address)
+        if json:
+            print_json({"format": "fairtrial.columns/1", "cleared": number, "bytes": size, "files": []})
+        else:
+            note(f"deleted {count(number, 'column file')} ({_bytes(size)})")
+        return 0
+    names = {} if opened is None else {run.run_id: run.name for run in opened.runs()}
+    rows = [
+        {
+            "run_id": one.run_id,
+            "run": names.get(one.run_id or ""),
+            "file": str(one.path),
+            "bytes": one.size,
+            "written_at": moment(one.written_at),
+        }
+        for one in found
+    ]
+    total = sum(one.size for one in found)
+    if json:
+        print_json({"format": "fairtrial.columns/1", "cleared": 0, "bytes": total, "files": rows})
+        return 0
+    console = out()
+    console.print(f"{count(len(rows), 'column file')}, {_bytes(total)}")
+    if rows:
+        table = make_table("run", "size", "written", right=("size",), cut=("run",))
+        for row, one in zip(rows, found, strict=True):
+            add_row(table, str(row["run"] or row["run_id"] or "damaged"), _bytes(one.size), str(row["written_at"]))
+        print_table(console, table)
+    return 0
+
+
 def _database(store: str | None) -> SqlStore:
     """Open a store that is a database."""
     from fairtrial.store.sql import SqlStore

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 from fairtrial.analysis.comparison import ComparisonRecord
 from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis, TotalsAnalysis
 from fairtrial.analysis.metrics import ERRORS
-from fairtrial.analysis.source import ExperimentSource
+from fairtrial.analysis.source import ExperimentSource, run_totals
 from fairtrial.analysis.summaries import group_by, summarize
 from fairtrial.codec import from_json
 from fairtrial.errors import CodecError, ConfigurationError, FairtrialError
@@ -147,7 +147,7 @@ class EvalReport(WithTestCases, Generic[OutputT]):  # noqa: UP046 - they have de
     def _parts(self) -> Mapping[str, ExperimentReport]:
         return {
             totals.experiment: ExperimentReport(self.store, self.run, totals)
-            for totals in self.store.totals(self.run_id)
+            for totals in run_totals(self.store, self.run)
         }
 
     @property

@@ -6,6 +6,7 @@ from fairtrial.frozen import FrozenDict
 from fairtrial.runs.adaptive import scored_again
 from fairtrial.runs.events import EvalRunCompleted, ExperimentFigures
 from fairtrial.runs.retries import altered_input
+from fairtrial.store import column_cache
 from fairtrial.store.notes import NoteChanges
 from fairtrial.store.protocol import RunRecord, RunStatus, RunStore
 
@@ -39,6 +40,15 @@ def rescoring_notes(store: RunStore, run: RunRecord) -> NoteChanges:
     if adaptive is not None:
         changes["adaptive"] = adaptive
     return changes
+
+
+def write_column_file(store: RunStore, run: RunRecord) -> None:
+    """Write the column file of a large run that has ended, so that its first report is quick."""
+    if run.finished_at is not None and run.planned >= column_cache.WRITTEN_AT_THE_END:
+        # numpy takes longer to load than a small run takes.
+        from fairtrial.analysis.column_file import write_columns
+
+        write_columns(store, run)
 
 
 def run_completed(store: RunStore, run: RunRecord) -> EvalRunCompleted:

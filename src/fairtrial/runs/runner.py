@@ -22,7 +22,13 @@ from fairtrial.metrics import RunProgress, track_run
 from fairtrial.offload import DaemonThreads, in_thread, loop_caller
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
-from fairtrial.runs.completion import expected_results, rescoring_notes, run_completed, run_completion
+from fairtrial.runs.completion import (
+    expected_results,
+    rescoring_notes,
+    run_completed,
+    run_completion,
+    write_column_file,
+)
 from fairtrial.runs.costs import check_event_loop, check_inputs, check_prices
 from fairtrial.runs.events import (
     EvalRunCompleted,
@@ -506,6 +512,7 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None, *, pati
             work.lease.stop()
     if completed is not None:
         request.observers.publish(completed)
+    await in_thread(lambda: write_column_file(store, ended))
     return ended
 
 

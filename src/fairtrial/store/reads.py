@@ -25,10 +25,11 @@ from fairtrial.errors import StoreError, UnknownRunError
 from fairtrial.frozen import EMPTY
 from fairtrial.session.snapshot import restore_session
 from fairtrial.session.views import RecordedView, SessionView
-from fairtrial.store import aggregates
+from fairtrial.store import aggregates, numbers
 from fairtrial.store.aggregates import dataset_of
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
+from fairtrial.store.numbers import BlockState, SampleState
 from fairtrial.store.previews import MAX_METADATA, TrialPreview, preview_metadata, preview_text
 from fairtrial.store.protocol import Label, MetricTotals, RunRecord, RunStatus, RunStore, ScoreRow, Totals
 from fairtrial.store.records import experiment_index, read_label, read_run
@@ -316,6 +317,46 @@ class SqlReads(RunStore):
             if connection.execute(repeated.limit(1)).first() is None:  # The usual case, at half the cost.
                 return []
             return [(row[0], row[1]) for row in connection.execute(query.order_by(samples.c.ordinal))]
+
+    @property
+    def identity(self) -> str:
+        """The address of the store, without a password."""
+        return self._place
+
+    def highest_ordinal(self, run_id: str) -> int:
+        """Return the highest ordinal with a stored result; -1 if there is none."""
+        with self._read() as connection:
+            return numbers.highest_ordinal(connection, self._find(connection, run_id)[0])
+
+    def block_states(self, run_id: str, size: int, *, first: int = 0) -> tuple[dict[int, BlockState], int]:
+        """Return (block number -> its state, the highest stored ordinal or -1) of the blocks from `first` on."""
+        with self._read() as connection:
+            number, _run = self._find(connection, run_id)
+            return numbers.block_states(connection, number, size, first)
+
+    def result_numbers(self, run_id: str, first: int, end: int) -> Sequence[tuple[Any, ...]]:
+        """Return the `NUMBERS` of the stored results with these ordinals, ascending."""
+        with self._read() as connection:
+            number, _run = self._find(connection, run_id)
+            return numbers.result_numbers(connection, number, first, end)
+
+    def sample_state(self, run_id: str) -> SampleState:
+        """Return how many samples of a run are known, and how many of them completely."""
+        with self._read() as connection:
+            number, _run = self._find(connection, run_id)
+            return numbers.sample_state(connection, dataset_of(number))
+
+    def sample_numbers(self, run_id: str, *, after: int = -1) -> Iterator[Sequence[tuple[Any, ...]]]:
+        """Yield pages of (ordinal, stored id, metadata JSON, hash of the input, whether the input is known)."""
+        number, _run = self._run(run_id)
+        while True:
+            with self._read() as connection:
+                page = numbers.sample_numbers(connection, dataset_of(number), after, _SLIM_PAGE)
+            if page:
+                yield page
+            if len(page) < _SLIM_PAGE:
+                return
+            after = page[-1][0]
 
     def session(self, run_id: str, ordinal: int) -> SessionView:
         """Return the session of a stored result (empty if none was stored)."""

@@ -398,7 +398,7 @@ def read_sample(sample_id: str, input_: str | None, expected: str | None, metada
         name,
         decode(object, input_),
         None if expected is None else decode(object, expected),
-        _mapping(metadata),
+        read_metadata(metadata),
     )
 
 
@@ -462,7 +462,7 @@ def read_result(
         attempt=attempt,
         execution=execution,
         started_at=started_at,
-        metadata=_mapping(metadata),
+        metadata=read_metadata(metadata),
         judge_cost_usd=judge_cost,
         cache_hits=cache_hits,
         unpriced_calls=unpriced,
@@ -489,7 +489,7 @@ READ_SCORES = (
 
 def read_scores(rows: Sequence[Sequence[Any]]) -> Iterator[ScoreRow]:
     """Return the numbers of results from their rows."""
-    for row, metrics in zip(rows, _all_metrics([row[9] for row in rows]), strict=True):
+    for row, metrics in zip(rows, all_metrics([row[9] for row in rows]), strict=True):
         ordinal, outcome, passed, value, timed, latency, tokens_in, tokens_out, cost, _metrics, reward, verdicts = row
         yield ScoreRow(
             ordinal,
@@ -505,7 +505,7 @@ def read_scores(rows: Sequence[Sequence[Any]]) -> Iterator[ScoreRow]:
         )
 
 
-def _all_metrics(texts: Sequence[str | None]) -> Sequence[Mapping[str, float]]:
+def all_metrics(texts: Sequence[str | None]) -> Sequence[Mapping[str, float]]:
     """Parse the metrics of many results at once, which is faster and shares their names."""
     whole = "[" + ",".join("{}" if text is None else text for text in texts) + "]"
     if MARK in whole:
@@ -523,7 +523,7 @@ def facts_reader(keys: Sequence[str]) -> Callable[[str | None], tuple[JSON, ...]
         if text is not None:
             for needle in needles:
                 if needle in text:
-                    found = _mapping(text)
+                    found = read_metadata(text)
                     return tuple(found.get(key) for key in keys)
         return nothing
 
@@ -536,7 +536,8 @@ def read_metrics(text: str) -> Mapping[str, float]:
     return values if MARK not in text else {text_of(name): value for name, value in values.items()}
 
 
-def _mapping(text: str | None) -> Mapping[str, Any]:
+def read_metadata(text: str | None) -> Mapping[str, Any]:
+    """Return metadata from its JSON text."""
     tree = EMPTY if text is None else decode(object, text, frozen=True)
     return tree if isinstance(tree, Mapping) else EMPTY  # Replaced completely as a secret.
 
@@ -549,7 +550,7 @@ def read_reward(value: float, metrics: str, rest_json: str) -> float | None:
 def _score(
     value: float, passed: bool, reason: str | None, metrics: str | None, verdicts: str | None, rest_json: str | None
 ) -> Score:
-    rest = _mapping(rest_json)
+    rest = read_metadata(rest_json)
     parts: list[Metric] = []
     if metrics is not None:
         values = read_metrics(metrics)

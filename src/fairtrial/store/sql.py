@@ -31,6 +31,7 @@ from fairtrial.codec import decode, dumps
 from fairtrial.codec.escape import escape_text
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
+from fairtrial.store.column_cache import delete_columns
 from fairtrial.store.commit import Batch, BatchWriter, OrderConflict
 from fairtrial.store.compress import compress, decompress
 from fairtrial.store.engine import WRITE, file_identity, postgres_engine, prepare, sqlite_engine, translated
@@ -273,6 +274,7 @@ class SqlStore(SqlReads):
                 connection.execute(delete(datasets).where(datasets.c.id == found.dataset))
         self._plans.pop(run_id, None)
         self._datasets.pop(run_id, None)
+        delete_columns(self.identity, run_id)
 
     def commit(
         self,

@@ -23,6 +23,7 @@ from fairtrial.mailbox.body import bind_body_type
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.offload import in_thread, require_asyncio
 from fairtrial.report.report import EvalReport
+from fairtrial.runs.completion import write_column_file
 from fairtrial.runs.plan import missing_ordinals
 from fairtrial.store import open_store
 from fairtrial.store.notes import MissingNote, write_notes
@@ -262,7 +263,9 @@ class _Collector:
                 status = "finished" if stored >= self._expected else "incomplete"
             ended = time.time() if status == "finished" else None
             self._store.update_run(run.run_id, status=status, finished_at=ended, notes=write_notes(missing=missing))
-            return self._store.get_run(run.run_id)
+            ended_run = self._store.get_run(run.run_id)
+            write_column_file(self._store, ended_run)
+            return ended_run
 
         return EvalReport(self._store, await in_thread(end))
 

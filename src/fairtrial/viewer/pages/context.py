@@ -23,7 +23,7 @@ from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.viewer.access import Access
 from fairtrial.viewer.links import Links, from_segment
 from fairtrial.viewer.live import LiveStreams
-from fairtrial.viewer.run_columns import ColumnsCache, state_of
+from fairtrial.viewer.run_columns import needs_building, state_of
 from fairtrial.viewer.text import shown
 from fairtrial.viewer.working import Workbench
 
@@ -86,7 +86,6 @@ class Viewer:
         self.access = access
         self.place = place
         self.read_only = read_only
-        self.columns = ColumnsCache(store)
         self.streams = LiveStreams()
         self.static = static_files()
         self.static_hash = hashlib.sha256(b"".join(content for _, content in self.static.values())).hexdigest()[:16]
@@ -119,6 +118,11 @@ class Viewer:
             while len(self._totals) > _KEPT_TOTALS:
                 self._totals.pop(next(iter(self._totals)))
         return self._totals[key]
+
+    async def prepare_columns(self, run: RunRecord) -> None:
+        """Have the columns of a large run built by a child, if that has not been done yet."""
+        if await self.read(needs_building, self.store, run):
+            await self.workbench.answer({"job": "columns", "run_id": run.run_id}, await self.state_of(run))
 
     async def state_of(self, run: RunRecord) -> tuple[Any, ...]:
         """Return what changes whenever the results of a run change."""
