@@ -54,5 +54,7 @@ def conditions_of(columns: TrialColumns, question: Question) -> list[Condition] 
         if not values:
             return None
         made.append(Condition(f"meta:{key}", tuple(values)))
+    if any(name not in columns.columns for name, _ in question.spans):
+        return None
     made += [Condition(name, low=span.low, high=span.high) for name, span in question.spans]
     return made

@@ -115,6 +115,7 @@ def _blocks(columns: TrialColumns, question: Question) -> Iterator[tuple[int, di
         if key in columns.metadata
     ]
     unknown = any(key not in columns.metadata for key, _ in question.metadata)
+    unknown = unknown or any(name not in columns.columns for name, _ in question.spans)
     names = columns.run.experiments
     wanted = [names.index(name) for name in question.experiments if name in names]
     for start in range(0, columns.extent, _BLOCK):
@@ -128,7 +129,7 @@ def _blocks(columns: TrialColumns, question: Question) -> Iterator[tuple[int, di
             masks["outcome"] = np.isin(states, [STATES.index(state) + 1 for state in question.states])
         for name, column, accepted in metadata:
             masks[name] = np.isin(columns.part(column, part.start, part.stop), accepted)
-        for name, span in question.spans:
+        for name, span in () if unknown else question.spans:
             values = columns.part(name, part.start, part.stop).astype(np.float64)
             inside = ~np.isnan(values)
             if span.low is not None:
@@ -176,9 +177,9 @@ class _Sorter:
         self._place = question.before if self._backwards else question.after
         self._limit = limit
         self._columns = columns
-        self._sort = question.sort if question.sort in columns.columns else "ordinal"
-        self._descending = question.descending
-        self._sign = -1.0 if question.descending else 1.0
+        known = question.sort in columns.columns  # What no trial has is no column, and sorts nothing.
+        self._sort = question.sort if known else "ordinal"
+        self._sign = -1.0 if question.descending and known else 1.0
         self._keys: list[NDArray[np.float64]] = []
         self._ordinals: list[NDArray[np.int64]] = []
 

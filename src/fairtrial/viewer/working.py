@@ -74,9 +74,11 @@ class _WorkProcess:
 
     async def _end(self) -> None:
         self.kill()
-        if self._process is not None:
-            await self._process.wait()
-        self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            await process.wait()
+            if process.stdin is not None:
+                process.stdin.close()  # Else its transport would be closed after the event loop.
 
     async def close(self) -> None:
         """End the process, and all jobs: one that is just starting must not be left behind in the event loop."""
