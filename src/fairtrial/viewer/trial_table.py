@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.analysis.trial_columns import TrialColumns
-from fairtrial.errors import ConfigurationError
 from fairtrial.render.session_text import value_text
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.rows import OUTCOMES
@@ -42,21 +41,26 @@ class Facet:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePage:
-    """One page of a table, with the counts of everything that is filtered."""
+class TableCounts:
+    """The counts of everything that is filtered, and of the values to filter by."""
 
-    ordinals: tuple[int, ...]
     total: int
     scored: int
     passed: int
     facets: tuple[Facet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePage:
+    """The rows of one page; `next` and `previous` are where the pages beside it begin."""
+
+    ordinals: tuple[int, ...]
     next: Place | None
     previous: Place | None
 
 
-def ask(columns: TrialColumns, question: Question, *, limit: int = PAGE) -> TablePage:
-    """Return the page that a question asks for, with its counts and facets."""
-    sorter = _Sorter(columns, question, limit)
+def count_trials(columns: TrialColumns, question: Question) -> TableCounts:
+    """Return the counts of what a question selects, the same for each of its pages."""
     counters = _counters(columns, question)
     totals = [0, 0, 0]
     for start, masks in _blocks(columns, question):
@@ -66,16 +70,21 @@ def ask(columns: TrialColumns, question: Question, *, limit: int = PAGE) -> Tabl
         totals[0] += int(np.count_nonzero(chosen))
         totals[1] += int(np.count_nonzero(chosen & (outcome == _SCORED)))
         totals[2] += int(np.count_nonzero(chosen & (passed == 1)))
-        sorter.add(start, chosen)
         for counter in counters:
             counter.add(start, _all(masks, counter.name))
+    return TableCounts(totals[0], totals[1], totals[2], tuple(counter.facet() for counter in counters))
+
+
+def find_page(columns: TrialColumns, question: Question, *, limit: int = PAGE) -> TablePage:
+    """Return the rows that a question asks for."""
+    sorter = _Sorter(columns, question, limit)
+    for start, masks in _blocks(columns, question, sorter.first_ordinal):
+        sorter.add(start, _all(masks, None))
+        if sorter.is_complete:
+            break
     places, more_before, more_after = sorter.page()
     return TablePage(
         tuple(place.ordinal for place in places),
-        totals[0],
-        totals[1],
-        totals[2],
-        tuple(counter.facet() for counter in counters),
         places[-1] if places and more_after else None,
         places[0] if places and more_before else None,
     )
@@ -83,14 +92,14 @@ def ask(columns: TrialColumns, question: Question, *, limit: int = PAGE) -> Tabl
 
 def neighbours(columns: TrialColumns, question: Question, ordinal: int) -> tuple[int | None, int | None]:
     """Return the trials before and after this one, in the order of the question."""
-    try:
-        key = float(columns.at(question.sort, np.array([ordinal]))[0])
-    except (ConfigurationError, IndexError):
+    if not 0 <= ordinal < columns.extent:
         return None, None
+    known = question.sort in columns.columns
+    key = float(columns.at(question.sort, np.array([ordinal]))[0]) if known else np.nan
     place = Place(None if np.isnan(key) else key, ordinal)
     here = question.first_page
-    before = _page_only(columns, replace(here, before=place))
-    after = _page_only(columns, replace(here, after=place))
+    before = find_page(columns, replace(here, before=place), limit=1).ordinals
+    after = find_page(columns, replace(here, after=place), limit=1).ordinals
     return (before[-1] if before else None), (after[0] if after else None)
 
 
@@ -100,14 +109,7 @@ def chosen_ordinals(columns: TrialColumns, question: Question) -> Iterator[int]:
         yield from (np.flatnonzero(_all(masks, None)) + start).tolist()
 
 
-def _page_only(columns: TrialColumns, question: Question) -> list[int]:
-    sorter = _Sorter(columns, question, 1)
-    for start, masks in _blocks(columns, question):
-        sorter.add(start, _all(masks, None))
-    return [place.ordinal for place in sorter.page()[0]]
-
-
-def _blocks(columns: TrialColumns, question: Question) -> Iterator[tuple[int, dict[str, Mask]]]:
+def _blocks(columns: TrialColumns, question: Question, first: int = 0) -> Iterator[tuple[int, dict[str, Mask]]]:
     """Yield for each block of ordinals the mask of every filter; "" is the filter for stored trials."""
     metadata = [
         (f"m.{key}", f"meta:{key}", _codes(columns, key, texts))
@@ -118,7 +120,7 @@ def _blocks(columns: TrialColumns, question: Question) -> Iterator[tuple[int, di
     unknown = unknown or any(name not in columns.columns for name, _ in question.spans)
     names = columns.run.experiments
     wanted = [names.index(name) for name in question.experiments if name in names]
-    for start in range(0, columns.extent, _BLOCK):
+    for start in range(first, columns.extent, _BLOCK):
         part = slice(start, min(start + _BLOCK, columns.extent))
         outcome = columns.part("outcome", part.start, part.stop)
         masks: dict[str, Mask] = {"": np.zeros(outcome.size, np.bool_) if unknown else outcome != 0}
@@ -182,6 +184,20 @@ class _Sorter:
         self._sign = -1.0 if question.descending and known else 1.0
         self._keys: list[NDArray[np.float64]] = []
         self._ordinals: list[NDArray[np.int64]] = []
+
+    @property
+    def _in_plan_order(self) -> bool:
+        return self._sort == "ordinal" and self._sign > 0 and not self._backwards
+
+    @property
+    def first_ordinal(self) -> int:
+        """The first ordinal that may be on the page."""
+        return self._place.ordinal if self._in_plan_order and self._place is not None else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """True if later blocks cannot have rows of the page."""
+        return self._in_plan_order and sum(map(len, self._ordinals)) > self._limit
 
     def add(self, start: int, chosen: Mask) -> None:
         """Add the rows of a block."""

@@ -20,7 +20,7 @@ from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
 from fairtrial.viewer.question import PAGE, RANGES, Question, Span, read_question
 from fairtrial.viewer.run_columns import open_columns_of
-from fairtrial.viewer.trial_table import TablePage, ask, chosen_ordinals
+from fairtrial.viewer.trial_table import TablePage, chosen_ordinals, find_page
 
 _PATIENCE_SECONDS = 0.4
 _SEARCH_SECONDS = 1.5
@@ -40,6 +40,7 @@ async def trials_page(viewer: Viewer, request: Request) -> Response:
         complaints += [] if question.sort == "ordinal" else ["a search shows its hits in the order of the plan"]
     await viewer.prepare_columns(run)
     columns = await viewer.read(open_columns_of, viewer.store, run)
+    counts = await viewer.counts(run, columns, question)
     page, searched = await _page(viewer, run, columns, question)
     previews = await viewer.read(viewer.store.previews, run.run_id, page.ordinals, size=_PREVIEW)
     if wants_json(request):
@@ -47,7 +48,7 @@ async def trials_page(viewer: Viewer, request: Request) -> Response:
         return json_answer(
             {
                 "format": "fairtrial.trials/1",
-                "total": page.total,
+                "total": counts.total,
                 "trials": [trial_record(result) for result in results],
             }
         )
@@ -56,8 +57,8 @@ async def trials_page(viewer: Viewer, request: Request) -> Response:
     rows = [(preview, *run.split(preview.ordinal)[1:]) for preview in previews]
     rates, waiting = await _rates(viewer, run, question, _PATIENCE_SECONDS)
     return viewer.render(
-        request, "trials.html", title=f"{run.name}: trials", run=run, question=question, page=page, rows=rows,
-        keys=keys, complaints=complaints, rates=rates, waiting=waiting, searched=searched, ranges=RANGES,
+        request, "trials.html", title=f"{run.name}: trials", run=run, question=question, page=page, counts=counts,
+        rows=rows, keys=keys, complaints=complaints, rates=rates, waiting=waiting, searched=searched, ranges=RANGES,
         spans=dict(question.spans), no_span=Span(), metrics=columns.metrics, tab="trials", size=PAGE,
         addresses={
             "next": links.trials(run, replace(question, after=page.next, before=None).pairs()),
@@ -71,12 +72,11 @@ async def trials_page(viewer: Viewer, request: Request) -> Response:
 async def _page(
     viewer: Viewer, run: RunRecord, columns: TrialColumns, question: Question
 ) -> tuple[TablePage, dict[str, Any] | None]:
-    page = await viewer.read(ask, columns, question)
     if not question.text:
-        return page, None
+        return await viewer.read(find_page, columns, question), None
     job = {"job": "search", "run_id": run.run_id, "query": question.pairs(), "limit": PAGE, "seconds": _SEARCH_SECONDS}
     found = await viewer.workbench.answer(job, await viewer.state_of(run))
-    return replace(page, ordinals=tuple(found["hits"]), next=None, previous=None), found
+    return TablePage(tuple(found["hits"]), None, None), found
 
 
 async def rates_of_question(viewer: Viewer, request: Request) -> Response:
