@@ -127,6 +127,11 @@ class Pages:
         assert answer.status == 200, text[:500]
         return 1000 * (time.perf_counter() - began), text
 
+    def cpu_ms(self) -> float:
+        """Return the CPU time of the server's process so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def memory_mb(self) -> float:
         """Return the memory of the server's process, without its children."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -155,8 +160,8 @@ def bare_page(database: Path, rounds: int) -> float:
     return statistics.median(times)
 
 
-def measure(pages: Pages, trials: int, rounds: int) -> dict[str, list[float]]:
-    """Return the milliseconds of every kind of request."""
+def measure(pages: Pages, trials: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return the milliseconds of every kind of request, and the server's CPU milliseconds for one."""
     draw = random.Random(11)
     table = "bench@1/trials"
     first = {name: pages.get(path)[0] for name, path in {
@@ -181,12 +186,15 @@ def measure(pages: Pages, trials: int, rounds: int) -> dict[str, list[float]]:
         "comparison, again": lambda: "compare?a=bench@1:baseline&b=bench@1:careful",
     }
     times: dict[str, list[float]] = {name: [ms] for name, ms in first.items()}
+    cpu: dict[str, float] = {}
     for name, path in asked.items():
         found = []
+        before = pages.cpu_ms()
         for _ in range(rounds if name != "search, common" else 5):
             found.append(pages.get(path())[0])
         times[name] = found
-    return times
+        cpu[name] = (pages.cpu_ms() - before) / len(found)
+    return times, cpu
 
 
 def main() -> int:
@@ -206,22 +214,24 @@ def main() -> int:
         print(f"{given.trials:,} trials made in {time.process_time() - began:.0f} s of CPU")
         pages = Pages(url)
         print(f"start to first page {pages.started_seconds:.1f} s, memory then {pages.memory_mb():.0f} MB")
-        times = measure(pages, given.trials, given.rounds)
+        times, cpu = measure(pages, given.trials, given.rounds)
         memory = pages.memory_mb()
         pages.stop()
-        return show(times, memory, None if given.store else bare_page(database, given.rounds))
+        return show(times, cpu, memory, None if given.store else bare_page(database, given.rounds))
 
 
-def show(times: dict[str, list[float]], memory: float, bare: float | None) -> int:
+def show(times: dict[str, list[float]], cpu: dict[str, float], memory: float, bare: float | None) -> int:
     """Print the table; return 1 if a target was missed."""
     missed = 0
-    print(f"{'request':<26}{'p50 ms':>9}{'p95 ms':>9}{'target':>9}")
+    print(f"{'request':<26}{'p50 ms':>9}{'p95 ms':>9}{'target':>9}{'CPU ms':>9}")
     for name, found in times.items():
         p95 = sorted(found)[min(len(found) - 1, int(0.95 * len(found)))]
         target: Any = TARGETS.get(name, "")
         late = bool(target) and p95 > target
         missed += late
-        print(f"{name:<26}{statistics.median(found):>9.1f}{p95:>9.1f}{target:>9}{'  missed' if late else ''}")
+        spent = f"{cpu[name]:.0f}" if name in cpu else ""
+        row = f"{name:<26}{statistics.median(found):>9.1f}{p95:>9.1f}{target:>9}{spent:>9}"
+        print(f"{row}{'  missed' if late else ''}")
     if bare is not None:
         ratio = statistics.median(times["first page"]) / bare
         print(f"bare SQL for the rows of the first page: {bare:.2f} ms; the page takes {ratio:.0f} times that")

@@ -142,6 +142,7 @@ def test_pages_visit_every_selected_trial_once_in_order_and_back(
     expected = table.order(question)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial_table, "_BLOCK", block)
+        patch.setattr(trial_table, "_NEAR", block)
         seen: list[int] = []
         page = find_page(table.columns, question, limit=limit)
         pages = [page]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from fairtrial.viewer.question import PAGE, STATES, Place, Question
 
 type Mask = NDArray[np.bool_]
 _BLOCK = 1 << 18
+_NEAR = 1 << 14  # Where a page in plan order is likely to be found in the first block.
 _SHOWN_VALUES = 30
 _SHOWN_FACETS = 8
 _SCORED = OUTCOMES["scored"]
@@ -78,7 +79,7 @@ def count_trials(columns: TrialColumns, question: Question) -> TableCounts:
 def find_page(columns: TrialColumns, question: Question, *, limit: int = PAGE) -> TablePage:
     """Return the rows that a question asks for."""
     sorter = _Sorter(columns, question, limit)
-    for start, masks in _blocks(columns, question, sorter.first_ordinal):
+    for start, masks in _blocks(columns, question, sorter.starts()):
         sorter.add(start, _all(masks, None))
         if sorter.is_complete:
             break
@@ -109,7 +110,9 @@ def chosen_ordinals(columns: TrialColumns, question: Question) -> Iterator[int]:
         yield from (np.flatnonzero(_all(masks, None)) + start).tolist()
 
 
-def _blocks(columns: TrialColumns, question: Question, first: int = 0) -> Iterator[tuple[int, dict[str, Mask]]]:
+def _blocks(
+    columns: TrialColumns, question: Question, parts: Iterable[tuple[int, int]] | None = None
+) -> Iterator[tuple[int, dict[str, Mask]]]:
     """Yield for each block of ordinals the mask of every filter; "" is the filter for stored trials."""
     metadata = [
         (f"m.{key}", f"meta:{key}", _codes(columns, key, texts))
@@ -120,8 +123,8 @@ def _blocks(columns: TrialColumns, question: Question, first: int = 0) -> Iterat
     unknown = unknown or any(name not in columns.columns for name, _ in question.spans)
     names = columns.run.experiments
     wanted = [names.index(name) for name in question.experiments if name in names]
-    for start in range(first, columns.extent, _BLOCK):
-        part = slice(start, min(start + _BLOCK, columns.extent))
+    for start, end in ((at, at + _BLOCK) for at in range(0, columns.extent, _BLOCK)) if parts is None else parts:
+        part = slice(start, min(end, columns.extent))
         outcome = columns.part("outcome", part.start, part.stop)
         masks: dict[str, Mask] = {"": np.zeros(outcome.size, np.bool_) if unknown else outcome != 0}
         if question.experiments:
@@ -187,12 +190,22 @@ class _Sorter:
 
     @property
     def _in_plan_order(self) -> bool:
-        return self._sort == "ordinal" and self._sign > 0 and not self._backwards
+        return self._sort == "ordinal" and self._sign > 0
 
-    @property
-    def first_ordinal(self) -> int:
-        """The first ordinal that may be on the page."""
-        return self._place.ordinal if self._in_plan_order and self._place is not None else 0
+    def starts(self) -> Iterator[tuple[int, int]]:
+        """Yield the blocks to look at: in the order of the plan from the place on, forwards or backwards."""
+        size, extent = (_NEAR, self._columns.extent) if self._in_plan_order else (_BLOCK, self._columns.extent)
+        at = 0 if self._place is None else min(self._place.ordinal, extent)
+        if not self._in_plan_order:
+            at = 0
+        if self._backwards and self._in_plan_order:
+            while at > 0:
+                yield max(at - size, 0), at
+                at -= size
+            return
+        while at < extent:
+            yield at, at + size
+            at += size
 
     @property
     def is_complete(self) -> bool:
