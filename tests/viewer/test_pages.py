@@ -377,3 +377,15 @@ def test_a_store_that_goes_away_is_said_to_be_away(tmp_path: Path) -> None:
     thread.join(60)
     assert not thread.is_alive()
     store.close()
+
+
+def test_a_server_that_is_stopped_while_it_computes_ends(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "runs.db")
+    add_support_runs(store)
+    server, thread = start_server(tmp_path / "runs.db")
+    seen = Viewed(server, store, open_session(server))
+    assert seen.get().status == 200  # Statistics of both runs are queued by now.
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    store.close()

@@ -33,9 +33,10 @@ FORMATS = {
     "kto": ("kto", "kto.jsonl"),
     "tokens": ("tokens", "tokens.jsonl"),
     "otlp": ("otlp", "otlp.jsonl"),
+    "site": ("site", "zip"),
 }
 _TRAINING = ("trajectories", "sft", "dpo", "kto", "tokens")
-_ALIASES = {"md": "markdown", "xml": "junit", "db": "run"}
+_ALIASES = {"md": "markdown", "xml": "junit", "db": "run", "zip": "site"}
 
 
 def register(app: typer.Typer) -> None:
@@ -85,9 +86,10 @@ def export(
     """Write a run to a file: results, report, or everything.
 
     csv, jsonl and parquet have one row per trial. html, markdown, json and junit contain the report. run contains
-    everything in one file, which `EvalReport.load` and `--store` can read. trajectories, sft, dpo, kto and tokens are
-    training files of JSON lines. otlp contains OpenTelemetry traces,
-    without inputs, outputs and messages unless --trace-content is given.
+    everything in one file, which `EvalReport.load` and `--store` can read. site is a zip file of static pages: the
+    report and up to 2,000 trials, the failed ones first. trajectories, sft, dpo, kto and tokens are training files of
+    JSON lines. otlp contains OpenTelemetry traces, without inputs, outputs and messages unless --trace-content is
+    given.
 
     \b
     Examples:
@@ -132,6 +134,8 @@ def export(
         raise UserError(f"there is no folder {target.parent}", "make it first, or name another file with --output")
     if format_name == "otlp":
         _write_traces(opened, named.run, target, trace_content, trace_profile)
+    elif format_name == "site":
+        _write_site(opened, named.run, target)
     elif format_name == "run":
         report.save(target)
     elif format_name in _TRAINING:
@@ -179,6 +183,16 @@ def _write_traces(
     from fairtrial.tracing.stored import write_run
 
     write_run(store, run, target, content=trace_content, profile=trace_profile)
+
+
+def _write_site(store: RunStore, run: RunRecord, target: Path) -> None:
+    try:
+        from fairtrial.viewer.site import write_site
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn", "jinja2"):
+            raise
+        raise UserError(f"--format site needs {error.name}", "pip install 'fairtrial[view]'") from None
+    write_site(store, run, target)
 
 
 def _with_comparisons(store: RunStore, report: EvalReport, against: str, kind: str) -> ComparedReport:
@@ -235,7 +249,7 @@ def _print(report: Any, format_name: str) -> None:
         export_training(report, sys.stdout, format_name)  # type: ignore[arg-type]  # one of them
     elif format_name == "parquet" and not sys.stdout.isatty():
         export_results(report.store, report.run_id, sys.stdout.buffer, "parquet")
-    elif format_name in ("parquet", "run"):
+    elif format_name in ("parquet", "run", "site"):
         raise UserError(f"{format_name} is a binary format and cannot be printed", "name a file with --output")
     elif format_name == "json":
         print_json(report.to_json())

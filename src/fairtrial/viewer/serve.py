@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import uvicorn
@@ -104,12 +105,22 @@ class ViewServer:
         try:
             await self._server.serve(sockets=[self._listening])
         finally:
-            await workbench.close()
+            await _to_its_end(workbench.close())
 
     def stop(self) -> None:
         """End the server; may be called from another thread."""
         if self._server is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(self._server.end)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work that must be completed: uvicorn raises Ctrl-C again when it has ended, which cancels this task."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            continue
 
 
 class _Server(uvicorn.Server):

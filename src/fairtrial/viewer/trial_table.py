@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fairtrial.analysis.trial_columns import TrialColumns
 from fairtrial.render.session_text import value_text
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.rows import OUTCOMES
 from fairtrial.viewer.question import PAGE, STATES, Place, Question
-from fairtrial.viewer.run_columns import RunColumns
 
 type Mask = NDArray[np.bool_]
 _BLOCK = 1 << 18
+_NEAR = 1 << 14  # Where a page in plan order is likely to be found in the first block.
 _SHOWN_VALUES = 30
 _SHOWN_FACETS = 8
 _SCORED = OUTCOMES["scored"]
@@ -41,99 +42,100 @@ class Facet:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePage:
-    """One page of a table, with the counts of everything that is filtered."""
+class TableCounts:
+    """The counts of everything that is filtered, and of the values to filter by."""
 
-    ordinals: tuple[int, ...]
     total: int
     scored: int
     passed: int
     facets: tuple[Facet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePage:
+    """The rows of one page; `next` and `previous` are where the pages beside it begin."""
+
+    ordinals: tuple[int, ...]
     next: Place | None
     previous: Place | None
 
 
-def ask(columns: RunColumns, question: Question, *, limit: int = PAGE) -> TablePage:
-    """Return the page that a question asks for, with its counts and facets."""
-    sorter = _Sorter(columns, question, limit)
+def count_trials(columns: TrialColumns, question: Question) -> TableCounts:
+    """Return the counts of what a question selects, the same for each of its pages."""
     counters = _counters(columns, question)
     totals = [0, 0, 0]
     for start, masks in _blocks(columns, question):
         chosen = _all(masks, None)
-        passed = columns.values("passed")[start : start + chosen.size]
-        outcome = columns.values("outcome")[start : start + chosen.size]
+        passed = columns.part("passed", start, start + chosen.size)
+        outcome = columns.part("outcome", start, start + chosen.size)
         totals[0] += int(np.count_nonzero(chosen))
         totals[1] += int(np.count_nonzero(chosen & (outcome == _SCORED)))
         totals[2] += int(np.count_nonzero(chosen & (passed == 1)))
-        sorter.add(start, chosen)
         for counter in counters:
             counter.add(start, _all(masks, counter.name))
+    return TableCounts(totals[0], totals[1], totals[2], tuple(counter.facet() for counter in counters))
+
+
+def find_page(columns: TrialColumns, question: Question, *, limit: int = PAGE) -> TablePage:
+    """Return the rows that a question asks for."""
+    sorter = _Sorter(columns, question, limit)
+    for start, masks in _blocks(columns, question, sorter.starts()):
+        sorter.add(start, _all(masks, None))
+        if sorter.is_complete:
+            break
     places, more_before, more_after = sorter.page()
     return TablePage(
         tuple(place.ordinal for place in places),
-        totals[0],
-        totals[1],
-        totals[2],
-        tuple(counter.facet() for counter in counters),
         places[-1] if places and more_after else None,
         places[0] if places and more_before else None,
     )
 
 
-def neighbours(columns: RunColumns, question: Question, ordinal: int) -> tuple[int | None, int | None]:
+def neighbours(columns: TrialColumns, question: Question, ordinal: int) -> tuple[int | None, int | None]:
     """Return the trials before and after this one, in the order of the question."""
-    try:
-        key = _key(columns, question.sort)[ordinal]
-    except (KeyError, IndexError):
+    if not 0 <= ordinal < columns.extent:
         return None, None
-    place = Place(None if np.isnan(key) else float(key), ordinal)
+    known = question.sort in columns.columns
+    key = float(columns.at(question.sort, np.array([ordinal]))[0]) if known else np.nan
+    place = Place(None if np.isnan(key) else key, ordinal)
     here = question.first_page
-    before = _page_only(columns, replace(here, before=place))
-    after = _page_only(columns, replace(here, after=place))
+    before = find_page(columns, replace(here, before=place), limit=1).ordinals
+    after = find_page(columns, replace(here, after=place), limit=1).ordinals
     return (before[-1] if before else None), (after[0] if after else None)
 
 
-def chosen_ordinals(columns: RunColumns, question: Question) -> Iterator[int]:
+def chosen_ordinals(columns: TrialColumns, question: Question) -> Iterator[int]:
     """Yield the trials that a question selects, in plan order."""
     for start, masks in _blocks(columns, question):
         yield from (np.flatnonzero(_all(masks, None)) + start).tolist()
 
 
-def chosen_mask(columns: RunColumns, question: Question) -> Mask:
-    """Return the trials that a question selects."""
-    return np.concatenate([_all(masks, None) for _, masks in _blocks(columns, question)] or [np.zeros(0, np.bool_)])
-
-
-def _page_only(columns: RunColumns, question: Question) -> list[int]:
-    sorter = _Sorter(columns, question, 1)
-    for start, masks in _blocks(columns, question):
-        sorter.add(start, _all(masks, None))
-    return [place.ordinal for place in sorter.page()[0]]
-
-
-def _blocks(columns: RunColumns, question: Question) -> Iterator[tuple[int, dict[str, Mask]]]:
+def _blocks(
+    columns: TrialColumns, question: Question, parts: Iterable[tuple[int, int]] | None = None
+) -> Iterator[tuple[int, dict[str, Mask]]]:
     """Yield for each block of ordinals the mask of every filter; "" is the filter for stored trials."""
     metadata = [
-        (f"m.{key}", columns.values(f"meta:{key}"), _codes(columns, key, texts))
+        (f"m.{key}", f"meta:{key}", _codes(columns, key, texts))
         for key, texts in question.metadata
         if key in columns.metadata
     ]
     unknown = any(key not in columns.metadata for key, _ in question.metadata)
+    unknown = unknown or any(name not in columns.columns for name, _ in question.spans)
     names = columns.run.experiments
     wanted = [names.index(name) for name in question.experiments if name in names]
-    for start in range(0, columns.planned, _BLOCK):
-        part = slice(start, min(start + _BLOCK, columns.planned))
-        outcome = columns.values("outcome")[part]
+    for start, end in ((at, at + _BLOCK) for at in range(0, columns.extent, _BLOCK)) if parts is None else parts:
+        part = slice(start, min(end, columns.extent))
+        outcome = columns.part("outcome", part.start, part.stop)
         masks: dict[str, Mask] = {"": np.zeros(outcome.size, np.bool_) if unknown else outcome != 0}
         if question.experiments:
             masks["experiment"] = np.isin(_experiments(columns.run, part), wanted)
         if question.states:
             states = _states(columns, part)
             masks["outcome"] = np.isin(states, [STATES.index(state) + 1 for state in question.states])
-        for name, codes, accepted in metadata:
-            masks[name] = np.isin(codes[part], accepted)
-        for name, span in question.spans:
-            values = columns.values(name)[part]
+        for name, column, accepted in metadata:
+            masks[name] = np.isin(columns.part(column, part.start, part.stop), accepted)
+        for name, span in () if unknown else question.spans:
+            values = columns.part(name, part.start, part.stop).astype(np.float64)
             inside = ~np.isnan(values)
             if span.low is not None:
                 inside &= values >= span.low
@@ -153,9 +155,9 @@ def _experiments(run: RunRecord, part: slice) -> NDArray[np.intp]:
     return np.asarray(np.arange(part.start, part.stop) // run.repeats % len(run.experiments))
 
 
-def _states(columns: RunColumns, part: slice) -> NDArray[np.uint8]:
+def _states(columns: TrialColumns, part: slice) -> NDArray[np.uint8]:
     """Return 1 + the place of each trial's state in `STATES`; 0 without a result."""
-    outcome, passed = columns.values("outcome")[part], columns.values("passed")[part]
+    outcome, passed = (columns.part(name, part.start, part.stop) for name in ("outcome", "passed"))
     table = np.zeros(256, dtype=np.uint8)
     for name, code in OUTCOMES.items():
         if name in STATES:
@@ -166,41 +168,57 @@ def _states(columns: RunColumns, part: slice) -> NDArray[np.uint8]:
     return np.asarray(states)
 
 
-def _codes(columns: RunColumns, key: str, texts: Sequence[str]) -> list[int]:
+def _codes(columns: TrialColumns, key: str, texts: Sequence[str]) -> list[int]:
     shown = [value_text(value) for value in columns.metadata_values(key)]
     found = [place + 1 for place, text in enumerate(shown) if text in texts]
     return [*found, 0] if "" in texts else found
 
 
-def _key(columns: RunColumns, sort: str) -> NDArray[Any]:
-    if sort == "ordinal":
-        return np.arange(columns.planned, dtype=np.float64)
-    return columns.values(sort)
-
-
 class _Sorter:
     """Collects the rows of one page: of every block no more than may be on it."""
 
-    def __init__(self, columns: RunColumns, question: Question, limit: int) -> None:
+    def __init__(self, columns: TrialColumns, question: Question, limit: int) -> None:
         self._backwards = question.before is not None and question.after is None
         self._place = question.before if self._backwards else question.after
         self._limit = limit
-        try:
-            self._column = None if question.sort == "ordinal" else columns.values(question.sort)
-        except KeyError:
-            self._column = None
-        self._descending = question.descending
-        self._sign = -1.0 if question.descending else 1.0
+        self._columns = columns
+        known = question.sort in columns.columns  # What no trial has is no column, and sorts nothing.
+        self._sort = question.sort if known else "ordinal"
+        self._sign = -1.0 if question.descending and known else 1.0
         self._keys: list[NDArray[np.float64]] = []
         self._ordinals: list[NDArray[np.int64]] = []
+
+    @property
+    def _in_plan_order(self) -> bool:
+        return self._sort == "ordinal" and self._sign > 0
+
+    def starts(self) -> Iterator[tuple[int, int]]:
+        """Yield the blocks to look at: in the order of the plan from the place on, forwards or backwards."""
+        size, extent = (_NEAR, self._columns.extent) if self._in_plan_order else (_BLOCK, self._columns.extent)
+        at = 0 if self._place is None else min(self._place.ordinal, extent)
+        if not self._in_plan_order:
+            at = 0
+        if self._backwards and self._in_plan_order:
+            while at > 0:
+                yield max(at - size, 0), at
+                at -= size
+            return
+        while at < extent:
+            yield at, at + size
+            at += size
+
+    @property
+    def is_complete(self) -> bool:
+        """True if later blocks cannot have rows of the page."""
+        return self._in_plan_order and sum(map(len, self._ordinals)) > self._limit
 
     def add(self, start: int, chosen: Mask) -> None:
         """Add the rows of a block."""
         ordinals = np.flatnonzero(chosen).astype(np.int64) + start
-        if self._column is None:
+        if self._sort == "ordinal":
             keys: NDArray[np.float64] = ordinals.astype(np.float64) * self._sign
         else:
-            keys = np.asarray(self._column[ordinals], dtype=np.float64) * self._sign
+            keys = np.asarray(self._columns.at(self._sort, ordinals), dtype=np.float64) * self._sign
             keys[np.isnan(keys)] = np.inf  # Without a value: last in both directions.
         if self._place is not None:
             own = self._own_key(self._place)
@@ -227,12 +245,12 @@ class _Sorter:
         return places, self._place is not None, more
 
     def _own_key(self, place: Place) -> float:
-        if self._column is None:
+        if self._sort == "ordinal":
             return place.ordinal * self._sign
         return np.inf if place.key is None else place.key * self._sign
 
     def _shown_key(self, key: float) -> float | None:
-        return None if np.isinf(key) or self._column is None else float(key * self._sign)
+        return None if np.isinf(key) or self._sort == "ordinal" else float(key * self._sign)
 
 
 def _nearest(
@@ -256,7 +274,7 @@ def _nearest(
 class _Counter:
     """Counts the values of one facet."""
 
-    def __init__(self, columns: RunColumns, question: Question, name: str, title: str, texts: Sequence[str]) -> None:
+    def __init__(self, columns: TrialColumns, question: Question, name: str, title: str, texts: Sequence[str]) -> None:
         self.name = name
         self._columns, self._title, self._texts = columns, title, texts
         self._chosen = frozenset(question.chosen(name))
@@ -270,7 +288,7 @@ class _Counter:
         elif self.name == "outcome":
             codes = _states(self._columns, part)
         else:
-            codes = self._columns.values(f"meta:{self.name.removeprefix('m.')}")[part]
+            codes = self._columns.part(f"meta:{self.name.removeprefix('m.')}", part.start, part.stop)
         self._counts += np.bincount(codes[chosen], minlength=self._counts.size)[: self._counts.size]
 
     def facet(self) -> Facet:
@@ -286,7 +304,7 @@ class _Counter:
         return Facet(self.name, self._title, tuple(shown), len(found) - len(shown))
 
 
-def _counters(columns: RunColumns, question: Question) -> list[_Counter]:
+def _counters(columns: TrialColumns, question: Question) -> list[_Counter]:
     made = []
     if len(columns.run.experiments) > 1:
         made.append(_Counter(columns, question, "experiment", "experiment", columns.run.experiments))

@@ -10,7 +10,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import batched
 from typing import Any
 
@@ -36,11 +35,10 @@ def open_viewed(url: str, *, read_only: bool) -> RunStore:
 
 
 class Jobs:
-    """The jobs on one store. Columns are kept between jobs of one run."""
+    """The jobs on one store."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
-        self._columns: dict[Any, Any] = {}
 
     def answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Do a job; an expected error becomes part of the answer."""
@@ -48,6 +46,7 @@ class Jobs:
             "start": self._start,
             "report": self._report,
             "rates": self._rates,
+            "columns": self._build,
             "filtered": self._filtered,
             "compare": self._compare,
             "search": self._search,
@@ -86,41 +85,22 @@ class Jobs:
         report: EvalReport[Any] = EvalReport(self._store, self._run(job))
         return {"rates": {name: _estimate(report[name].figures.get("pass_rate")) for name in report.experiments}}
 
+    def _build(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the columns of a run."""
+        from fairtrial.viewer.run_columns import open_columns_of
+
+        return {"stored": open_columns_of(self._store, self._run(job)).stored}
+
     def _filtered(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Estimate the pass rate of the trials that a question selects, by the report's own method."""
-        import numpy as np
+        from fairtrial.viewer.run_columns import conditions_of, open_columns_of
 
-        from fairtrial.analysis.columns import read_columns
-        from fairtrial.analysis.estimates import estimate
-        from fairtrial.analysis.metrics import MISSING, PASSED
-        from fairtrial.analysis.source import ExperimentSource
-        from fairtrial.viewer.run_columns import ColumnsCache, state_of
-        from fairtrial.viewer.trial_table import chosen_mask
-
-        run = self._run(job)
         question, _ = read_question(job["query"])
-        cache = self._columns.setdefault("cache", ColumnsCache(self._store))
-        mask = chosen_mask(cache.get(run), question)
-        state, rates = state_of(self._store, run), {}
-        for place, name in enumerate(run.experiments):
-            if question.experiments and name not in question.experiments:
-                continue
-            key = (state, name)
-            if key not in self._columns:
-                for stale in [kept for kept in self._columns if kept != "cache" and kept[0] != state]:
-                    del self._columns[stale]
-                source = ExperimentSource(self._store, run, name)
-                ordinals = [row[0] for row in self._store.sample_facts(run.run_id) if row[0] < run.dataset_size]
-                self._columns[key] = read_columns(source, metrics=[PASSED]), np.array(ordinals, dtype=np.intp)
-            columns, ordinals = self._columns[key]
-            chosen = mask.reshape(run.dataset_size, len(run.experiments), run.repeats)[ordinals, place]
-            if not chosen.any():
-                continue
-            values = np.where(chosen, columns.values[PASSED], np.nan)
-            outcomes = np.where(chosen, columns.outcomes, MISSING).astype(np.int8)
-            some = replace(columns, outcomes=outcomes, values={PASSED: values})
-            rates[name] = _estimate(estimate(some, PASSED))
-        return {"rates": rates}
+        columns = open_columns_of(self._store, self._run(job))
+        conditions = conditions_of(columns, question)
+        if conditions is None:
+            return {"rates": {}}
+        return {"rates": {name: _estimate(rate) for name, rate in columns.select(*conditions).pass_rates().items()}}
 
     def _compare(self, job: Mapping[str, Any]) -> dict[str, Any]:
         from fairtrial.render.document import Cases, Document
@@ -190,14 +170,14 @@ class Jobs:
 
     def _search(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Search input, output, reason, error and transcript of the selected trials until the time is over."""
-        from fairtrial.viewer.run_columns import ColumnsCache
+        from fairtrial.viewer.run_columns import open_columns_of
         from fairtrial.viewer.trial_table import chosen_ordinals
 
         run = self._run(job)
         question, _ = read_question(job["query"])
         needle = _needle(question.text)
-        cache = self._columns.setdefault("cache", ColumnsCache(self._store))
-        ordinals = [at for at in chosen_ordinals(cache.get(run), question) if at >= question.scan_from]
+        columns = open_columns_of(self._store, run)
+        ordinals = [at for at in chosen_ordinals(columns, question) if at >= question.scan_from]
         end, searched = time.monotonic() + float(job["seconds"]), 0
         hits: list[int] = []
         upcoming: int | None = None

@@ -24,9 +24,12 @@ class _WorkProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
         self._idle: asyncio.TimerHandle | None = None
+        self._closed = False
 
     async def do(self, job: Mapping[str, Any]) -> dict[str, Any]:
         async with self._lock:
+            if self._closed:
+                raise FairtrialError("the server is ending")
             if self._idle is not None:
                 self._idle.cancel()
             try:
@@ -71,11 +74,18 @@ class _WorkProcess:
 
     async def _end(self) -> None:
         self.kill()
-        if self._process is not None:
-            await self._process.wait()
-        self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            await process.wait()
+            if process.stdin is not None:
+                process.stdin.close()  # Else its transport would be closed after the event loop.
 
     async def close(self) -> None:
+        """End the process, and all jobs: one that is just starting must not be left behind in the event loop."""
+        self._closed = True
+        while self._lock.locked():
+            self.kill()
+            await asyncio.sleep(0.05)
         await self._end()
 
 

@@ -16,6 +16,7 @@ from fairtrial.session.events import ToolInvoked
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
 from fairtrial.viewer.pages.trial import verdict_of
+from fairtrial.viewer.run_columns import open_columns_of
 from fairtrial.viewer.text import SHOWN, DiffPart, Html, differences, shown
 
 _ON_A_PAGE = 50
@@ -67,7 +68,8 @@ async def compare_page(viewer: Viewer, request: Request) -> Response:
     links = viewer.links(request)
     names = (str(baseline), str(candidate))
     rows = [_flip(flip, outputs, links.pair(*names, flip["id"])) for flip in page]
-    keys = await viewer.read(lambda: viewer.columns.get(baseline.run).metadata)
+    await viewer.prepare_columns(baseline.run)
+    keys = (await viewer.read(open_columns_of, viewer.store, baseline.run)).metadata
     return viewer.render(
         request, "compare.html", title=found["title"], about=found["about"], report=Html(found["html"]), rows=rows,
         counts=found["counts"], kind=kind, kinds=KINDS, names=names, by=by, keys=keys, start=start,

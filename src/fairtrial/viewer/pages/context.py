@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from fairtrial import formatting
+from fairtrial.analysis.trial_columns import TrialColumns
 from fairtrial.render.html import page_style
 from fairtrial.render.safe_text import plain
 from fairtrial.report.run_names import RunName, find_run
@@ -23,12 +25,15 @@ from fairtrial.store.protocol import RunRecord, RunStore, Totals
 from fairtrial.viewer.access import Access
 from fairtrial.viewer.links import Links, from_segment
 from fairtrial.viewer.live import LiveStreams
-from fairtrial.viewer.run_columns import ColumnsCache, state_of
+from fairtrial.viewer.question import Question
+from fairtrial.viewer.run_columns import needs_building, state_of
 from fairtrial.viewer.text import shown
+from fairtrial.viewer.trial_table import TableCounts, count_trials
 from fairtrial.viewer.working import Workbench
 
 _THREADS = 4
 _KEPT_TOTALS = 200
+_KEPT_COUNTS = 200
 SCRIPTS = ("keys.js", "live.js", "table.js", "copy.js")
 
 
@@ -86,13 +91,13 @@ class Viewer:
         self.access = access
         self.place = place
         self.read_only = read_only
-        self.columns = ColumnsCache(store)
         self.streams = LiveStreams()
         self.static = static_files()
         self.static_hash = hashlib.sha256(b"".join(content for _, content in self.static.values())).hexdigest()[:16]
         self._environment = make_environment()
         self._limiter: CapacityLimiter | None = None
         self._totals: dict[Any, list[Totals]] = {}
+        self._counts: dict[Any, TableCounts] = {}
 
     async def read[T](self, function: Callable[..., T], *args: Any, **options: Any) -> T:
         """Call a function that reads the store in one of a few threads."""
@@ -120,6 +125,21 @@ class Viewer:
                 self._totals.pop(next(iter(self._totals)))
         return self._totals[key]
 
+    async def prepare_columns(self, run: RunRecord) -> None:
+        """Have the columns of a large run built by a child, if that has not been done yet."""
+        if await self.read(needs_building, self.store, run):
+            await self.workbench.answer({"job": "columns", "run_id": run.run_id}, await self.state_of(run))
+
+    async def counts(self, run: RunRecord, columns: TrialColumns, question: Question) -> TableCounts:
+        """Return the counts of what is filtered; pages of one filter share them."""
+        filters = replace(question.first_page, sort="ordinal", descending=False, text="")
+        key = (await self.state_of(run), filters)
+        if key not in self._counts:
+            self._counts[key] = await self.read(count_trials, columns, filters)
+            while len(self._counts) > _KEPT_COUNTS:
+                self._counts.pop(next(iter(self._counts)))
+        return self._counts[key]
+
     async def state_of(self, run: RunRecord) -> tuple[Any, ...]:
         """Return what changes whenever the results of a run change."""
         return await self.read(state_of, self.store, run)
@@ -137,7 +157,7 @@ class Viewer:
 
     def render_text(self, template: str, **values: Any) -> str:
         """Return the text of a page."""
-        page = self._environment.get_template(template).render(place=self.place, **values)
+        page = self._environment.get_template(template).render(place=self.place, policy="", **values)
         return page.encode("utf-8", "replace").decode("utf-8")
 
 

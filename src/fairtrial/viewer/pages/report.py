@@ -40,7 +40,10 @@ async def report_page(viewer: Viewer, request: Request) -> Response:
             problem, failed = str(error), True
     links = viewer.links(request)
     rows = [
-        (part.experiment, [(name, _count(part, name), _address(links, run, part.experiment, name)) for name in STATES])
+        (
+            part.experiment,
+            [(name, count_state(part, name), _address(links, run, part.experiment, name)) for name in STATES],
+        )
         for part in totals
     ]
     others = [other for other in await viewer.read(viewer.store.runs, suite=run.suite, limit=20) if other != run]
@@ -54,7 +57,8 @@ async def report_page(viewer: Viewer, request: Request) -> Response:
     )  # fmt: skip
 
 
-def _count(totals: Any, state: str) -> int:
+def count_state(totals: Any, state: str) -> int:
+    """Return the number of an experiment's trials in a state."""
     scored = totals.outcomes.get("scored", 0)
     if state in ("passed", "failed"):
         return int(totals.passed if state == "passed" else scored - totals.passed)

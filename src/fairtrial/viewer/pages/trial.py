@@ -23,6 +23,7 @@ from fairtrial.viewer.events import AttachmentShown, attachments_in, transcript
 from fairtrial.viewer.links import from_segment
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
 from fairtrial.viewer.question import Question, read_question
+from fairtrial.viewer.run_columns import open_columns_of
 from fairtrial.viewer.text import Html, json_text, markdown, shown
 from fairtrial.viewer.trial_table import neighbours
 
@@ -74,9 +75,10 @@ async def trial_page(viewer: Viewer, request: Request) -> Response:
     if wants_json(request):
         facts = await viewer.read(trial_record, result, whole=True)
         return json_answer({"format": "fairtrial.trials/1", "trials": [facts]})
-    values = await viewer.read(trial_values, viewer, run, result, dict(request.query_params))
+    values = await viewer.read(trial_values, run, result, dict(request.query_params))
     links = viewer.links(request)
     question, _ = read_question(parse_qsl(request.query_params.get("q", ""), keep_blank_values=True))
+    await viewer.prepare_columns(run)
     before, after = await viewer.read(_around, viewer, run, result, question)
     addresses = [await viewer.read(_address, viewer, links, run, found, question) for found in (before, after)]
     others = await viewer.read(_others, viewer, links, run, result)
@@ -93,7 +95,7 @@ def _changed(query: dict[str, str], changes: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in merged.items() if value and (name, value) != ("form", "text")}
 
 
-def trial_values(viewer: Viewer, run: RunRecord, result: EvalResult, query: dict[str, str]) -> dict[str, Any]:
+def trial_values(run: RunRecord, result: EvalResult, query: dict[str, str]) -> dict[str, Any]:
     """Return the values of the template: everything that is read from the store."""
     form = query.get("form", "text")
     form = form if form in FORMS else "text"
@@ -201,7 +203,7 @@ def _find(viewer: Viewer, run: RunRecord, experiment: str, sample_id: str, repea
 
 
 def _around(viewer: Viewer, run: RunRecord, result: EvalResult, question: Question) -> tuple[int | None, int | None]:
-    return neighbours(viewer.columns.get(run), replace(question.first_page, text=""), result.ordinal)
+    return neighbours(open_columns_of(viewer.store, run), replace(question.first_page, text=""), result.ordinal)
 
 
 def _address(viewer: Viewer, links: Any, run: RunRecord, ordinal: int | None, question: Question) -> str | None:

@@ -13,13 +13,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from fairtrial.analysis.trial_columns import TrialColumns
 from fairtrial.formatting import count, open_range, rate
 from fairtrial.render.trial_json import trial_record
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
 from fairtrial.viewer.question import PAGE, RANGES, Question, Span, read_question
-from fairtrial.viewer.run_columns import RunColumns
-from fairtrial.viewer.trial_table import TablePage, ask, chosen_ordinals
+from fairtrial.viewer.run_columns import open_columns_of
+from fairtrial.viewer.trial_table import TablePage, chosen_ordinals, find_page
 
 _PATIENCE_SECONDS = 0.4
 _SEARCH_SECONDS = 1.5
@@ -37,7 +38,9 @@ async def trials_page(viewer: Viewer, request: Request) -> Response:
         question = replace(question, experiments=(named.experiment,))
     if question.text:
         complaints += [] if question.sort == "ordinal" else ["a search shows its hits in the order of the plan"]
-    columns = await viewer.read(viewer.columns.get, run)
+    await viewer.prepare_columns(run)
+    columns = await viewer.read(open_columns_of, viewer.store, run)
+    counts = await viewer.counts(run, columns, question)
     page, searched = await _page(viewer, run, columns, question)
     previews = await viewer.read(viewer.store.previews, run.run_id, page.ordinals, size=_PREVIEW)
     if wants_json(request):
@@ -45,7 +48,7 @@ async def trials_page(viewer: Viewer, request: Request) -> Response:
         return json_answer(
             {
                 "format": "fairtrial.trials/1",
-                "total": page.total,
+                "total": counts.total,
                 "trials": [trial_record(result) for result in results],
             }
         )
@@ -54,8 +57,8 @@ async def trials_page(viewer: Viewer, request: Request) -> Response:
     rows = [(preview, *run.split(preview.ordinal)[1:]) for preview in previews]
     rates, waiting = await _rates(viewer, run, question, _PATIENCE_SECONDS)
     return viewer.render(
-        request, "trials.html", title=f"{run.name}: trials", run=run, question=question, page=page, rows=rows,
-        keys=keys, complaints=complaints, rates=rates, waiting=waiting, searched=searched, ranges=RANGES,
+        request, "trials.html", title=f"{run.name}: trials", run=run, question=question, page=page, counts=counts,
+        rows=rows, keys=keys, complaints=complaints, rates=rates, waiting=waiting, searched=searched, ranges=RANGES,
         spans=dict(question.spans), no_span=Span(), metrics=columns.metrics, tab="trials", size=PAGE,
         addresses={
             "next": links.trials(run, replace(question, after=page.next, before=None).pairs()),
@@ -67,14 +70,13 @@ async def trials_page(viewer: Viewer, request: Request) -> Response:
 
 
 async def _page(
-    viewer: Viewer, run: RunRecord, columns: RunColumns, question: Question
+    viewer: Viewer, run: RunRecord, columns: TrialColumns, question: Question
 ) -> tuple[TablePage, dict[str, Any] | None]:
-    page = await viewer.read(ask, columns, question)
     if not question.text:
-        return page, None
+        return await viewer.read(find_page, columns, question), None
     job = {"job": "search", "run_id": run.run_id, "query": question.pairs(), "limit": PAGE, "seconds": _SEARCH_SECONDS}
     found = await viewer.workbench.answer(job, await viewer.state_of(run))
-    return replace(page, ordinals=tuple(found["hits"]), next=None, previous=None), found
+    return TablePage(tuple(found["hits"]), None, None), found
 
 
 async def rates_of_question(viewer: Viewer, request: Request) -> Response:
@@ -115,7 +117,8 @@ async def export_trials(viewer: Viewer, request: Request) -> Response:
     if form not in ("csv", "jsonl"):
         raise PageNotFound("trials can be exported as trials.csv and trials.jsonl")
     question, _ = read_question(request.query_params.multi_items())
-    columns = await viewer.read(viewer.columns.get, named.run)
+    await viewer.prepare_columns(named.run)
+    columns = await viewer.read(open_columns_of, viewer.store, named.run)
     raw = request.query_params.get("raw") == "1"
     lines = _exported(viewer.store, named.run, columns, replace(question, text=""), form, raw=raw)
     kind = "text/csv" if form == "csv" else "application/jsonl"
@@ -125,7 +128,7 @@ async def export_trials(viewer: Viewer, request: Request) -> Response:
 
 
 def _exported(
-    store: RunStore, run: RunRecord, columns: RunColumns, question: Question, form: str, *, raw: bool
+    store: RunStore, run: RunRecord, columns: TrialColumns, question: Question, form: str, *, raw: bool
 ) -> Iterator[str]:
     head: list[str] = []
     for some in batched(chosen_ordinals(columns, question), 200):

@@ -1,0 +1,243 @@
+"""Pages of `fairtrial view` over a run of a hundred thousand trials, or of another size.
+
+    python benchmarks/viewer.py [--trials 100000] [--store URL] [--rounds 30]
+
+Makes a run in a store of its own (SQLite, or the PostgreSQL database at URL), starts the server as a user does, and
+asks for pages over one connection. Prints the times, the memory of the server, and the ratio of the first page to the
+bare SQL query for its rows; exits with 1 if a target is missed. Times are of a whole request; on a busy machine they
+say little, the ratios more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import random
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import batched
+from pathlib import Path
+from typing import Any
+
+from fairtrial import ChatMessage, Metric, Sample, Score, Session, TokenUsage, open_store
+from fairtrial.store import RunRecord, RunStore
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult
+
+KINDS = ("refund", "delivery", "address", "account", "other")
+TARGETS = {  # p95 in milliseconds
+    "first page": 50, "next page": 50, "filter, sort, facets": 200, "rare filter": 200, "one trial": 50,
+    "search, common": 2000, "report, again": 100, "comparison, again": 100,
+}  # fmt: skip
+MEMORY_MB = 150
+
+
+def make_run(store: RunStore, trials: int) -> RunRecord:
+    """Store a run of two experiments with short transcripts, 2% of errors and four metadata keys."""
+    draw = random.Random(7)
+    size = trials // 2
+    run = store.create_run(
+        RunRecord(
+            "bench-run", "bench", "questions", "1", f"{trials:032x}", size, ("baseline", "careful"), 1,
+            evaluator="judge", created_at=time.time(),
+        )
+    )  # fmt: skip
+    session = Session(tags={})
+    for number in range(8):
+        session.record(ChatMessage("assistant" if number % 2 else "user", "some words about an order " * 8))
+    snapshot = session.snapshot()
+    for places in batched(range(size), 2_000):
+        samples = {
+            at: Sample(f"q{at:07}", f"Where is order {at}? " * 6, "Friday", {
+                "kind": KINDS[at % 5], "language": draw.choice(("en", "de", "fr")), "level": at % 7,
+                "rare": at % 997 == 0,
+            })
+            for at in places
+        }  # fmt: skip
+        results = []
+        for at in places:
+            for place, name in enumerate(run.experiments):
+                ordinal = run.ordinal(at, place, 0)
+                key = TrialKey(run.run_id, name, f"q{at:07}", 0)
+                if draw.random() < 0.02:
+                    results.append(
+                        EvalResult(key, ordinal, "task_error", error="ValueError: no", execution=ordinal + 1)
+                    )
+                    continue
+                value = draw.random()
+                score = Score(value, value > 0.3 - 0.05 * place, "a reason of some length", [Metric("brief", value)])
+                results.append(
+                    EvalResult(
+                        key, ordinal, "scored", score, f"Order {at} arrives on Friday. " * 10, execution=ordinal + 1,
+                        latency_ms=draw.randrange(50, 5000), usage=TokenUsage(100, 50, cost_usd=0.001),
+                        snapshot=snapshot,
+                    )
+                )  # fmt: skip
+        store.commit(run.run_id, results, samples)
+    store.update_run(run.run_id, status="finished", finished_at=time.time())
+    return store.get_run(run.run_id)
+
+
+class Pages:
+    """A server in a process of its own, asked over one connection."""
+
+    def __init__(self, url: str) -> None:
+        began = time.perf_counter()
+        command = [
+            sys.executable,
+            "-m",
+            "fairtrial.cli",
+            "view",
+            "--no-browser",
+            "--port",
+            "0",
+            "--json",
+            "--store",
+            url,
+        ]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        text = ""
+        while not text.rstrip().endswith("}"):
+            text += self.process.stdout.readline()
+        facts = json.loads(text)
+        self.connection = http.client.HTTPConnection("127.0.0.1", facts["port"], timeout=600)
+        path = facts["address"].partition(str(facts["port"]))[2]
+        self.connection.request("GET", path)
+        answer = self.connection.getresponse()
+        answer.read()
+        self.cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
+        self.base = path.partition("login")[0]
+        self.get("")
+        self.started_seconds = time.perf_counter() - began
+
+    def get(self, path: str) -> tuple[float, str]:
+        """Return the milliseconds of a request, and the page."""
+        began = time.perf_counter()
+        self.connection.request("GET", self.base + path, headers={"Cookie": self.cookie})
+        answer = self.connection.getresponse()
+        text = answer.read().decode()
+        assert answer.status == 200, text[:500]
+        return 1000 * (time.perf_counter() - began), text
+
+    def cpu_ms(self) -> float:
+        """Return the CPU time of the server's process so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_mb(self) -> float:
+        """Return the memory of the server's process, without its children."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+
+    def stop(self) -> None:
+        """End the server."""
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(60)
+
+
+def bare_page(database: Path, rounds: int) -> float:
+    """Return the median milliseconds of the bare SQL for the rows of a first page."""
+    connection = sqlite3.connect(database)
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        connection.execute(
+            "select r.ordinal, r.outcome, r.value, s.id, substr(s.input, 1, 160), substr(d.output, 1, 160) "
+            "from results r join samples s on s.dataset = 1 and s.ordinal = r.sample "
+            "left join details d on d.run = r.run and d.ordinal = r.ordinal "
+            "where r.run = 1 order by r.ordinal limit 100"
+        ).fetchall()
+        times.append(1000 * (time.perf_counter() - began))
+    connection.close()
+    return statistics.median(times)
+
+
+def measure(pages: Pages, trials: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return the milliseconds of every kind of request, and the server's CPU milliseconds for one."""
+    draw = random.Random(11)
+    table = "bench@1/trials"
+    first = {name: pages.get(path)[0] for name, path in {
+        "columns opened or built": table, "report, first": "bench@1",
+        "comparison, first": "compare?a=bench@1:baseline&b=bench@1:careful",
+    }.items()}  # fmt: skip
+    while "are being computed" in pages.get("bench@1")[1]:
+        time.sleep(0.5)
+
+    def trial() -> str:
+        at = draw.randrange(trials // 2)
+        return f"bench@1/t/baseline/q{at:07}?o={2 * at}"
+
+    asked = {
+        "first page": lambda: table,
+        "next page": lambda: f"{table}?after=:{draw.randrange(trials - 200)}",
+        "filter, sort, facets": lambda: f"{table}?outcome=failed&m.kind={draw.choice(KINDS)}&sort=-latency_ms",
+        "rare filter": lambda: f"{table}?m.rare=true&m.language=de&m.level={draw.randrange(7)}&outcome=failed",
+        "one trial": trial,
+        "search, common": lambda: f"{table}?q=about+an+order&from={draw.randrange(trials // 2)}",
+        "report, again": lambda: "bench@1",
+        "comparison, again": lambda: "compare?a=bench@1:baseline&b=bench@1:careful",
+    }
+    times: dict[str, list[float]] = {name: [ms] for name, ms in first.items()}
+    cpu: dict[str, float] = {}
+    for name, path in asked.items():
+        found = []
+        before = pages.cpu_ms()
+        for _ in range(rounds if name != "search, common" else 5):
+            found.append(pages.get(path())[0])
+        times[name] = found
+        cpu[name] = (pages.cpu_ms() - before) / len(found)
+    return times, cpu
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=100_000)
+    parser.add_argument("--store", default="")
+    parser.add_argument("--rounds", type=int, default=30)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FAIRTRIAL_CACHE_DIR"] = f"{folder}/cache"
+        database = Path(folder) / "runs.db"
+        url = given.store or str(database)
+        store = open_store(url)
+        began = time.process_time()
+        make_run(store, given.trials)
+        store.close()
+        print(f"{given.trials:,} trials made in {time.process_time() - began:.0f} s of CPU")
+        pages = Pages(url)
+        print(f"start to first page {pages.started_seconds:.1f} s, memory then {pages.memory_mb():.0f} MB")
+        times, cpu = measure(pages, given.trials, given.rounds)
+        memory = pages.memory_mb()
+        pages.stop()
+        return show(times, cpu, memory, None if given.store else bare_page(database, given.rounds))
+
+
+def show(times: dict[str, list[float]], cpu: dict[str, float], memory: float, bare: float | None) -> int:
+    """Print the table; return 1 if a target was missed."""
+    missed = 0
+    print(f"{'request':<26}{'p50 ms':>9}{'p95 ms':>9}{'target':>9}{'CPU ms':>9}")
+    for name, found in times.items():
+        p95 = sorted(found)[min(len(found) - 1, int(0.95 * len(found)))]
+        target: Any = TARGETS.get(name, "")
+        late = bool(target) and p95 > target
+        missed += late
+        spent = f"{cpu[name]:.0f}" if name in cpu else ""
+        row = f"{name:<26}{statistics.median(found):>9.1f}{p95:>9.1f}{target:>9}{spent:>9}"
+        print(f"{row}{'  missed' if late else ''}")
+    if bare is not None:
+        ratio = statistics.median(times["first page"]) / bare
+        print(f"bare SQL for the rows of the first page: {bare:.2f} ms; the page takes {ratio:.0f} times that")
+    print(f"memory of the server {memory:.0f} MB (target {MEMORY_MB})")
+    return int(missed > 0 or memory > MEMORY_MB)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
