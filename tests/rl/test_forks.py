@@ -134,6 +134,7 @@ class TestFork:
             await fork(replace(parent, key=parent.key._replace(experiment="x")), lock_suite(), turn=0)
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 class TestTurnValues:
     @pytest.mark.proves("R98", "R99")
     async def test_values_of_a_known_chain_are_within_their_intervals(self, parent: EvalResult) -> None:

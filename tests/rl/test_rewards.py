@@ -15,7 +15,7 @@ import pytest
 
 from fairtrial import ConfigurationError, Dataset, EvalSuite, Sample, exact_match
 from fairtrial.models import MarkdownSection, PromptTemplate, ScriptedAdapter, prompt_task
-from fairtrial.rl import RewardFunction, reward, write_prompts
+from fairtrial.rl import RewardFunction, reward, trl, write_prompts
 from tests.rl import reward_suites
 from tests.rl.reward_suites import Sum, async_suite, data, suite, tool_suite, turns_suite
 
@@ -117,6 +117,7 @@ class TestReward:
         with pytest.raises(ConfigurationError, match="a suite has a dataset of its own"):
             reward(suite, data)
 
+    @pytest.mark.long
     def test_a_script_is_named_by_its_path(self, tmp_path: Path, child: Callable[..., str]) -> None:
         (tmp_path / "train.py").write_text(
             "import pickle, sys\nfrom fairtrial import *\nfrom fairtrial import rl\n"
@@ -131,8 +132,9 @@ class TestReward:
         )
         assert said == "[1.0]"
 
-    def test_a_batch_without_samples_says_what_to_do(self) -> None:
-        function = reward(suite)
+    @pytest.mark.parametrize("chosen", [suite, async_suite])
+    def test_a_batch_without_samples_says_what_to_do(self, chosen: EvalSuite) -> None:
+        function = reward(chosen)
         with pytest.raises(ConfigurationError, match=r"column sample or sample_id \(got level\)"):
             function(completions=["x"], level=[1])
         with pytest.raises(ConfigurationError, match="has no sample 'z'"):
@@ -141,6 +143,39 @@ class TestReward:
             function(["x"])
         with pytest.raises(ConfigurationError, match="must have samples as JSON text"):
             function(completions=["x"], sample=["{}"])
+
+
+class TestTrl:
+    """What needs no TRL; `scripts/trainers` trains with it."""
+
+    def test_one_function_is_the_reward_of_the_score(self) -> None:
+        training = trl(suite)
+        assert training.reward_weights == [1.0]
+        (function,) = training.reward_funcs
+        assert function(completions=SAID, **ROWS) == reward(suite)(completions=SAID, **ROWS)
+
+    def test_one_function_for_each_metric_scores_each_completion_once_and_the_weights_sum_to_1(self) -> None:
+        training = trl(suite, metrics={"letters": 2.0, "sum": 1.0})
+        letters, total = pickle.loads(pickle.dumps(training.reward_funcs))
+        assert [letters.__name__, total.__name__] == ["letters", "sum"]
+        reward_suites.calls.clear()
+        first = letters(prompts=["p"] * 3, completions=SAID, **ROWS)
+        second = total(prompts=["p"] * 3, completions=SAID, **ROWS)
+        assert len(reward_suites.calls) == 3
+        assert first == [1.0, None, 0.75]
+        pairs = zip(first, second, reward(suite)(completions=SAID, **ROWS), strict=True)
+        for one, other, whole in pairs:
+            if whole is not None:
+                weighted = [value * weight for value, weight in zip((one, other), training.reward_weights, strict=True)]
+                assert sum(weighted) == pytest.approx(whole)
+        assert letters(completions=["abcD"], sample_id=["a"]) == [0.75]
+
+    def test_other_metrics_than_those_of_the_evaluator_are_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="weights of metrics must be more than 0"):
+            trl(suite, metrics={"letters": 0.0})
+        (function,) = trl(suite, metrics={"letters": 1.0}).reward_funcs
+        with pytest.raises(ConfigurationError, match="must be the metrics of the evaluator that have a weight"):
+            function(completions=["abc"], sample_id=["a"])
 
 
 class TestWritePrompts:

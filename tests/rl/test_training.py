@@ -278,7 +278,7 @@ class TestTrain:
         assert len(bandit.seen) == 1
 
     async def test_an_interrupted_step_gives_its_prompts_back(self) -> None:
-        buffer = DataBuffer(["a", "b"], shuffle=False)
+        buffer = DataBuffer(["a", "b", "c", "d"], shuffle=False)
         started = anyio.Event()
 
         async def slow(given: Any) -> str:

@@ -14,6 +14,7 @@ from fairtrial.rl.prompts import write_prompts
 from fairtrial.rl.reward import RewardFunction, reward
 from fairtrial.rl.sampling import generate_rollouts, rollout
 from fairtrial.rl.tokens import TokenRow, stitch
+from fairtrial.rl.trl_training import TrlTraining, trl
 
 __all__ = [
     "Checkpoint",
@@ -29,6 +30,7 @@ __all__ = [
     "TokenRow",
     "TrainConfig",
     "TrainingBackend",
+    "TrlTraining",
     "TurnValue",
     "advantages",
     "best_at_k",
@@ -44,6 +46,7 @@ __all__ = [
     "rollout",
     "stitch",
     "train",
+    "trl",
     "turn_values",
     "write_prompts",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fairtrial.formatting import number, rate
 from fairtrial.report.report import EvalReport, ExperimentReport
@@ -96,7 +96,8 @@ class _Observed:
     rows: list[int] = field(default_factory=list)
 
     def add(self, group: Group) -> None:
-        self.groups.append(group)
+        # Copies without what was loaded: sessions of a large run do not fit into memory.
+        self.groups.append(replace(group, rollouts=tuple(replace(one) for one in group.rollouts)))
         if group.signal == "all_equal":
             self.counts["easy" if all(one.result.passed for one in group.scored) else "hard"] += 1
         texts = ["\n".join(message.text for message in _said(one)) for one in group.rollouts]
@@ -204,9 +205,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def _with_remarks(made: Diagnosis) -> Diagnosis:
-    remarks = tuple(_remarks(made))
-    values = {name: getattr(made, name) for name in Diagnosis.__dataclass_fields__}
-    return Diagnosis(**{**values, "remarks": remarks})
+    return replace(made, remarks=tuple(_remarks(made)))
 
 
 def _remarks(made: Diagnosis) -> Iterator[str]:

@@ -177,14 +177,15 @@ class RewardFunction:
                 except Exception as error:
                     problems.append(error)
 
+        cases: list[tuple[int, Case]] = []
+        for at, (row, completion, prompt) in enumerate(zip(rows, completions, prompts, strict=True)):
+            try:
+                cases.append((at, self._case(row, completion, prompt)))
+            except CodecError as error:
+                problems.append(error)
         async with anyio.create_task_group() as group:
-            for at, (row, completion, prompt) in enumerate(zip(rows, completions, prompts, strict=True)):
-                try:
-                    case = self._case(row, completion, prompt)
-                except CodecError as error:
-                    problems.append(error)
-                else:
-                    group.start_soon(score_one, at, case)
+            for at, case in cases:
+                group.start_soon(score_one, at, case)
         return scores
 
     def _case(self, row: Sample[Any, Any] | Row, completion: Any, prompt: Any) -> Case:
