@@ -39,6 +39,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.session.events import SpanClosed, TraceIncomplete
 from fairtrial.tracing import TraceReceiver, TrialSpanProcessor
 from fairtrial.tracing.protocol_buffers import key_values
+from fairtrial.trials.traces import CollectedTrace
 
 LONG = 120.0  # Seconds to wait for what must happen, on a slow machine.
 
@@ -229,6 +230,35 @@ class TestCompleteness:
 
         result = only(suite_of(second_time_lucky, receiver, max_retries=1).run_sync(store="memory:"))
         assert (attempts, result.passed, result.attempt) == ([1, 2], True, 2)
+
+
+def test_a_source_of_traces_that_does_not_end_its_wait_is_left_with_what_it_has(
+    receiver: TraceReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairtrial.trials.run_trial._TRACE_GRACE", 0.05)
+
+    class Stuck:
+        wait_seconds = 0.0
+
+        async def wait(self) -> CollectedTrace:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+        def collected(self) -> CollectedTrace:
+            return CollectedTrace((), 0, "stuck")
+
+        def close(self) -> None:
+            pass
+
+    class Source:
+        endpoint = ""
+        running = receiver.running
+
+        def expect(self, key: TrialKey, attempt: int) -> Stuck:
+            return Stuck()
+
+    result = only(suite_of(lambda n: "snow", Source()).run_sync(store="memory:"))
+    assert (result.outcome, result.error) == ("scorer_error", "the application's trace is incomplete: stuck")
 
 
 def test_duplicated_spans_count_once(receiver: TraceReceiver) -> None:
