@@ -156,8 +156,8 @@ def tool_of(span: ReceivedSpan) -> ToolRun:
         attributes, "gen_ai.tool.call.arguments", "tool_arguments", "ai.toolCall.args", "tool.parameters",
         "input.value", "traceloop.entity.input", "langfuse.observation.input", "gen_ai.prompt",
     )  # fmt: skip
-    result = _first(
-        attributes, "gen_ai.tool.call.result", "tool_response", "ai.toolCall.result", "output.value",
+    result = _decoded(attributes.get("ai.toolCall.result")) or _first(  # JSON always: a text is in quotes.
+        attributes, "gen_ai.tool.call.result", "tool_response", "output.value",
         "traceloop.entity.output", "langfuse.observation.output", "gen_ai.completion",
     )  # fmt: skip
     call_id = _first(attributes, "gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id", "tool.id")

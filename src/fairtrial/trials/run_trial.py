@@ -46,6 +46,7 @@ _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _NOT_FINITE = tuple(f'"{MARK}{name}"' for name in ("nan", "inf", "-inf"))
 _MAX_ERROR = 10_000
 _MIN_GRACE = 1.0
+_TRACE_GRACE = 10.0  # For a source of traces to end its wait by itself.
 _MAX_PAUSE = 60.0  # Between two attempts at one trial.
 
 
@@ -272,13 +273,14 @@ async def _call_traced_task(
     try:
         await _call_task(rules, trial, context, task)
         trial.limit.check()
-        if trial.state.error is not None:
-            collected = expected.collected()  # For people to read; nothing is scored.
-        else:
+        collected = None
+        if trial.state.error is None:
             async with slot_released():
-                with trial.limit.begin(expected.wait_seconds + _MIN_GRACE):
+                with trial.limit.begin(expected.wait_seconds + _TRACE_GRACE):
                     collected = await expected.wait()
             trial.limit.check()
+        if collected is None:  # The task failed, and its events are for people to read; or the source took too long.
+            collected = expected.collected()
         context.session.extend(collected.envelopes)
         if collected.problem is not None and trial.state.error is None:
             context.session.record(TraceIncomplete(collected.problem, collected.spans), actor="framework")
