@@ -286,7 +286,7 @@ class TestResults:
 
     def test_long_metadata_is_left_out_of_previews(self, store: RunStore) -> None:
         run = store.create_run(run_record())
-        long = Sample("s0", 1, None, {"x": "y" * 5000})
+        long: Sample[int, None] = Sample("s0", 1, None, {"x": "y" * 5000})
         store.commit("r1", [result(run, 0), result(run, 4)], {0: long, 1: sample(1)})
         assert [preview.metadata for preview in store.previews("r1", [0, 4])] == [None, {}]
 

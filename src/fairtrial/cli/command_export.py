@@ -141,7 +141,7 @@ def export(
     elif format_name in _TRAINING:
         from fairtrial.rl.export import export as export_training
 
-        counts = export_training(report, target, format_name)
+        counts = export_training(report, target, format_name)  # type: ignore[arg-type]  # one of them
     else:
         report.export(target, format_name)
     size = target.stat().st_size
