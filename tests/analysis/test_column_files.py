@@ -120,7 +120,9 @@ def store_run(
     order: list[int] | None = None,
 ) -> RunRecord:
     """Store a run sample by sample, in this order."""
-    run = store.create_run(RunRecord(run_id, "suite", "data", "1", run_id * 3, len(samples), SIDES, repeats))
+    run = store.create_run(
+        RunRecord(run_id, "suite", "data", "1", run_id * 3, len(samples), SIDES, repeats, created_at=500.0)
+    )
     for place in order or range(len(samples)):
         results = []
         for side in range(len(SIDES)):
