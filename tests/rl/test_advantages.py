@@ -22,7 +22,7 @@ CONVENTIONS: list[Convention] = ["trl", "verl"]
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        # The output of verl 0.9.1's own functions on these rewards.
+        # verl 0.9.1's own functions printed .5 -1.5, .25 -.75 and .333 -1; more digits are from its formulas.
         ("grpo", [0.499999, -1.499997, 0.499999, 0.499999, 0.0, 0.0]),
         ("dr_grpo", [0.25, -0.75, 0.25, 0.25, 0.0, 0.0]),
         ("rloo", [1 / 3, -1.0, 1 / 3, 1 / 3, 0.0, 0.0]),

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairtrial import ConfigurationError, Dataset, Metric, Sample, Score, Trajectory, TrialContext, exact_match
+from fairtrial import ConfigurationError, Dataset, Metric, Sample, Score, TrialContext, exact_match
 from fairtrial.models import BaseAdapter, ModelCall, ModelReply, ResponseCache, ScriptedAdapter, agent_task
 from fairtrial.rl import DataBuffer, MetricLog, Rollout, TrainConfig, advantages, generate_rollouts, rollout, train
 from fairtrial.session import ChatMessage
@@ -228,33 +228,6 @@ class TestTrain:
         assert {name: names.count(name) for name in set(names)} == {
             "reward": 18, "score/yes": 18, "score/length": 18, "loss": 1, "mean_reward": 1,
         }  # fmt: skip
-
-    async def test_the_training_loop_of_the_specification_runs_with_these_parts(self) -> None:
-        """The specification's own loop: prompts, rollouts, scores, advantages, a step, a history."""
-
-        def score_fn(trajectory: Trajectory, sample: Sample[Any, Any]) -> Score:
-            said = trajectory.messages[-1].text
-            return Score(metrics=(Metric("correct", float(said == "1"), weight=1.0), Metric("turns", 2, weight=0)))
-
-        class Backend:
-            def train_step(self, trajectories: Sequence[Rollout], advantages: Sequence[float | None]) -> float:
-                return float(len(trajectories))
-
-        data_buffer, logged, history = DataBuffer[str](["p", "q"]), list[Any](), list[Any]()
-        for step in range(2):
-            prompt_batch = data_buffer.get_prompts(2)
-            samples: list[Sample[Any, Any]] = [
-                Sample(id=f"step_{step}_{i}", input={"prompt": p}, ground_truth=None)
-                for i, p in enumerate(prompt_batch)
-            ]
-            trajectories = await generate_rollouts(samples=samples, endpoint=Counting())
-            scores = [score_fn(t.trajectory, sample) for t, sample in zip(trajectories, samples, strict=True)]
-            rewards = [s.reward for s in scores]
-            MetricLog(lambda *given: logged.append(given)).log_scores(scores, step=step)
-            loss = Backend().train_step(trajectories, advantages(rewards))
-            history.append({"step": step, "loss": loss, "mean_reward": sum(rewards) / len(rewards)})
-        assert [row["loss"] for row in history] == [2.0, 2.0]
-        assert {name for name, _, _ in logged} == {"reward", "score/correct", "score/turns"}
 
     async def test_a_prompt_without_a_scored_rollout_is_given_back_once(self) -> None:
         tried: list[Any] = []

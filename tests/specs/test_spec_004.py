@@ -26,6 +26,7 @@ from fairtrial import (
     evaluate_sync,
     group_by,
     load_jsonl,
+    rl,
     summarize,
 )
 from fairtrial.errors import EnvironmentMismatchError
@@ -89,6 +90,36 @@ def test_block_76_saved_runs_are_loaded_sliced_by_the_samples_metadata_and_searc
     with pytest.raises(KeyError, match="colour"):
         run.results[0].metadata["colour"]
     assert "difficulty" not in run.results[0].metadata  # Its own are those of the execution.
+
+
+@pytest.mark.proves("R101")
+def test_block_77_a_training_loop_takes_prompts_rolls_out_scores_and_steps() -> None:
+    class Backend:
+        def train_step(self, trajectories: Sequence[rl.Rollout], advantages: Sequence[float | None]) -> float:
+            return float(sum(advantage is not None for advantage in advantages))
+
+    async def run_rl_training(backend: Backend, data_buffer: rl.DataBuffer[str], endpoint: Any) -> list[dict[str, Any]]:
+        metrics_history = []
+        for step in range(2):
+            prompt_batch = data_buffer.get_prompts(2)
+            samples: list[Sample[Any, Any]] = [
+                Sample(id=f"step_{step}_{i}", input={"prompt": p}, ground_truth=None)
+                for i, p in enumerate(prompt_batch)
+            ]
+            rollouts = await rl.generate_rollouts(samples=samples, endpoint=endpoint)
+            scores = [score_fn(one.trajectory, sample) for one, sample in zip(rollouts, samples, strict=True)]
+            rewards = [score.reward for score in scores]
+            log.log_scores(scores, step=step)
+            loss = backend.train_step(rollouts, rl.advantages(rewards))
+            metrics_history.append({"step": step, "loss": loss, "mean_reward": sum(rewards) / len(rewards)})
+        return metrics_history
+
+    logged: list[tuple[str, float, int]] = []
+    log = rl.MetricLog(lambda *given: logged.append(given))
+    history = trio.run(run_rl_training, Backend(), rl.DataBuffer(["p", "q"]), ScriptedAdapter(["ok"], repeat=True))
+    assert history == [{"step": step, "loss": 2.0, "mean_reward": 0.0} for step in range(2)]
+    assert {name for name, _, _ in logged} == {"reward", "score/correct", "score/num_turns"}
+    assert [step for name, _, step in logged if name == "reward"] == [0, 0, 1, 1]
 
 
 @pytest.mark.proves("R125")
