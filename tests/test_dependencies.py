@@ -14,6 +14,7 @@ IMPORTED_AS = {
     "typing-extensions": "typing_extensions",
     "genai-prices": "genai_prices",
     "prometheus-client": "prometheus_client",
+    "markdown-it-py": "markdown_it",
 }
 # Brought along by a declared dependency, as a documented part of it.
 PARTS = {"pydantic_core": "pydantic", "trio": "anyio", "referencing": "jsonschema"}
