@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.store.column_cache import ColumnHeader
-from fairtrial.store.numbers import BlockState, NumberStore
+from fairtrial.store.numbers import BlockState, NumberStore, NumberTexts
 from fairtrial.store.protocol import METRIC_CODES, RunRecord
 from fairtrial.store.rows import SCORED, all_metrics
 
@@ -27,6 +27,10 @@ _VERDICT = {code: -1 if passed is None else int(passed) for code, (passed, _) in
 type _Arrays = dict[str, NDArray[Any]]
 type Occurrence = tuple[int, int]
 """Where a metric was first seen: the ordinal of the trial and the place in its score."""
+
+
+def _numbers(text: str) -> NDArray[np.int64]:
+    return np.fromstring(text, dtype=np.int64, sep=",")
 
 
 class BlockReader:
@@ -52,9 +56,12 @@ class BlockReader:
             if name not in OPTIONAL_ARRAYS
         }
         for first in range(start, end, _CHUNK):
-            rows = store.result_numbers(run_id, first, min(first + _CHUNK, end))
-            if rows:
-                self._add(arrays, rows, start, end - start)
+            last = min(first + _CHUNK, end)
+            texts = store.result_numbers(run_id, first, last)
+            if texts is not None:
+                self._add(arrays, texts, start)
+                if texts.detailed:
+                    self._add_details(arrays, store.result_details(run_id, first, last), start, end - start)
         stored = arrays["outcome"] > 0
         return arrays, BlockState(
             int(np.count_nonzero(stored)),
@@ -62,24 +69,21 @@ class BlockReader:
             int(arrays["attempt"].sum(where=stored, dtype=np.int64)),
         )
 
-    def _add(self, arrays: _Arrays, rows: Sequence[tuple[Any, ...]], start: int, size: int) -> None:
-        (
-            ordinals, outcomes, passed, values, timed, latencies, tokens_in, tokens_out, costs, attempts, times,
-            rewards, metrics, verdicts,
-        ) = zip(*rows, strict=True)  # fmt: skip
-        where: Any = np.array(ordinals, dtype=np.intp) - start
-        if where.size == where[-1] - where[0] + 1:
-            where = slice(int(where[0]), int(where[-1]) + 1)  # No gaps: a copy instead of a scatter.
-        arrays["outcome"][where] = outcomes
+    def _add(self, arrays: _Arrays, texts: NumberTexts, start: int) -> None:
+        where: Any = _numbers(texts.ordinal) - start
+        low, high = int(where.min()), int(where.max())
+        if where[0] == low and where.size == high - low + 1 and bool((np.diff(where) == 1).all()):
+            where = slice(low, high + 1)  # In order and without gaps: a copy instead of a scatter.
+        for name in ("outcome", "passed", "latency_ms", "input_tokens", "output_tokens", "attempt"):
+            arrays[name][where] = _numbers(getattr(texts, name))
+        arrays["started_at"][where] = np.fromstring(texts.started_at, dtype=np.float64, sep=",")
+        values = _numbers(texts.value).astype(np.float64)
+        arrays["score"][where] = np.where(values < 0, np.nan, values)
+
+    def _add_details(self, arrays: _Arrays, rows: Sequence[tuple[Any, ...]], start: int, size: int) -> None:
+        ordinals, values, costs, rewards, metrics, verdicts = zip(*rows, strict=True)
+        where = np.array(ordinals, dtype=np.intp) - start
         arrays["score"][where] = np.array(values, dtype=np.float64)  # None becomes NaN.
-        if None in passed:
-            passed = tuple(-1 if verdict is None else verdict for verdict in passed)
-        arrays["passed"][where] = passed
-        arrays["latency_ms"][where] = np.where(np.array(timed, dtype=np.bool_), np.array(latencies, dtype=np.int64), -1)
-        arrays["input_tokens"][where] = tokens_in
-        arrays["output_tokens"][where] = tokens_out
-        arrays["attempt"][where] = attempts
-        arrays["started_at"][where] = times
         for name, numbers in (("cost_usd", costs), ("reward", rewards)):
             if numbers.count(None) != len(numbers):
                 self._array(arrays, name, "f8", size)[where] = np.array(numbers, dtype=np.float64)

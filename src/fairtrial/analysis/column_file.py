@@ -14,7 +14,7 @@ import os
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ type Progress = Callable[[int, int], None]
 _ALIGNED = 64
 _CHECKED_AT_ONCE = 1 << 20
 _OPEN_FILES = 8
+_REMEMBERED = 6
+_lock = threading.Lock()
 
 
 class ColumnFile:
@@ -56,7 +58,7 @@ class ColumnFile:
     def __init__(self, header: ColumnHeader, data: mmap.mmap | bytearray | bytes) -> None:
         self.header = header
         self._data = data
-        self.memory: dict[Any, Any] = {}  # What was computed from it in this process.
+        self._computed: LruCache[Hashable, Any] = LruCache(_REMEMBERED)  # From this state of the run.
 
     def __contains__(self, name: str) -> bool:
         return name in self.header.arrays
@@ -85,16 +87,25 @@ class ColumnFile:
 
     def metadata_values(self, key: str) -> list[JSON]:
         """Return the distinct values of a coded metadata key: that of code 1 first."""
-        known = self.memory.get(("values", key))
+        known = self.remembered(("values", key))
         if known is None:
             known = [decode(object, text, frozen=True) for text in self.header.codes[key]]
-            self.memory["values", key] = known
+            self.remember(("values", key), known)
         return list(known)
+
+    def remembered(self, key: Hashable) -> Any:
+        """Return what was computed under this key in this process; None if it is no longer known."""
+        with _lock:
+            return self._computed.get(key)
+
+    def remember(self, key: Hashable, value: Any) -> None:
+        """Keep what was computed; what was used longest ago gives way."""
+        with _lock:
+            self._computed.put(key, value)
 
 
 _open: LruCache[Path, tuple[tuple[int, ...], ColumnFile]] = LruCache(_OPEN_FILES)
 _in_memory: LruCache[Path, ColumnFile] = LruCache(_OPEN_FILES // 4)  # Those that could not be written.
-_lock = threading.Lock()
 
 
 def open_columns(
@@ -202,7 +213,7 @@ def _refresh(
             return old
     if not build:
         return None
-    builder = _Builder(store, run, key, states, highest + 1, old, progress)
+    builder = _FileBuilder(store, run, key, states, highest + 1, old, progress)
     handle, aside = _create(path)
     if handle is not None:
         try:
@@ -272,7 +283,7 @@ class _MemoryTarget:
         return zlib.crc32(memoryview(self.data)[offset : offset + size])
 
 
-class _Builder:
+class _FileBuilder:
     """Builds the file of one run: samples first, then the results, block by block."""
 
     def __init__(

@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 from fairtrial.codec import canonical
 from fairtrial.codec.escape import MARK
 from fairtrial.store.column_cache import ColumnHeader
-from fairtrial.store.numbers import NumberStore, SampleState
+from fairtrial.store.numbers import NO_HASH, NumberStore, SampleState, SampleTexts
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.rows import read_metadata, text_of
 
 MOST_VALUES = (1 << 16) - 2
 """The number of distinct values of a metadata key that are coded in two bytes; 0 stands for no value."""
-NO_HASH = -(1 << 63)
+_CHUNK = 1 << 13  # Samples in memory at a time.
 _MOST_KEYS = 256
+_PARTS = 16
 
 
 class OldColumns(Protocol):
@@ -60,8 +61,12 @@ def read_samples(
     collected = _Samples(run.dataset_size)
     if old is not None:
         collected.take_over(old, add_ids)
-    for page in store.sample_numbers(run.run_id, after=collected.settled - 1):
-        collected.add(page, add_ids)
+    end = min(run.dataset_size, store.highest_sample(run.run_id) + 1)
+    for first in range(collected.settled, end, _CHUNK):
+        last = min(first + _CHUNK, end)
+        texts = store.sample_texts(run.run_id, first, last)
+        if texts is not None and not collected.add_texts(texts, add_ids):
+            collected.add(store.sample_rows(run.run_id, first, last), add_ids)
     return collected.finished()
 
 
@@ -91,7 +96,8 @@ class _Key:
 class _Samples:
     def __init__(self, size: int) -> None:
         self._size = size
-        self._ordinals = array("q")
+        self._known = 0
+        self._ordinals: array[int] | None = None  # Only if some are missing.
         self._lengths = array("I")
         self._hashes = array("q")
         self._keys: dict[str, _Key] = {}
@@ -104,7 +110,7 @@ class _Samples:
         count = old.header.settled_samples
         add_ids(_ids(old, count))
         self._lengths.frombytes(old.array("id_lengths")[:count].tobytes())
-        self._ordinals.extend(range(count))
+        self._known = count
         self._hashes.frombytes(old.array("input_hash")[:count].tobytes())
         self._uncoded.update(old.header.uncoded)
         for name, texts in old.header.codes.items():
@@ -113,27 +119,51 @@ class _Samples:
             key.seen = {("json", text): place for place, text in enumerate(texts, 1)}
         self._with_input = self.settled = count
 
+    def add_texts(self, texts: SampleTexts, add_ids: Callable[[bytes], None]) -> bool:
+        """Add samples from their texts if that is all there is to them; returns whether it was done."""
+        if texts.with_metadata or texts.with_input != texts.known or not texts.ids.isascii():
+            return False
+        ordinals = np.fromstring(texts.ordinals, dtype=np.int64, sep=",")
+        if (np.diff(ordinals) < 1).any():
+            return False  # A database may add up rows in any order.
+        self._add_ordinals(ordinals, np.ones(ordinals.size, dtype=np.bool_))
+        self._lengths.frombytes(np.fromstring(texts.lengths, dtype=np.int64, sep=",").astype("u4").tobytes())
+        self._hashes.frombytes(np.fromstring(texts.hashes, dtype=np.int64, sep=",").tobytes())
+        self._with_input += texts.known
+        add_ids(texts.ids.encode())
+        for key in self._keys.values():
+            key.codes.extend([0] * (self._known - len(key.codes)))
+        return True
+
+    def _add_ordinals(self, ordinals: NDArray[np.int64], whole: NDArray[np.bool_]) -> None:
+        start = self._known
+        right = ordinals == np.arange(start, start + ordinals.size)
+        if self.settled == start:
+            wrong = np.flatnonzero(~(right & whole))
+            self.settled = start + (int(wrong[0]) if wrong.size else ordinals.size)
+        if self._ordinals is None and not right.all():
+            self._ordinals = array("q", range(start))
+        if self._ordinals is not None:
+            self._ordinals.frombytes(ordinals.tobytes())
+        self._known += ordinals.size
+
     def add(self, page: Sequence[tuple[Any, ...]], add_ids: Callable[[bytes], None]) -> None:
         """Add a page of samples."""
         rows = [row for row in page if row[0] < self._size]
         if not rows:
             return
         ordinals, ids, metadata, hashes, known = zip(*rows, strict=True)
-        start = len(self._ordinals)
-        self._ordinals.extend(ordinals)
+        start, whole = self._known, np.array(known, dtype=np.bool_)
+        self._add_ordinals(np.array(ordinals, dtype=np.int64), whole)
         self._add_ids(ids, add_ids)
         self._hashes.extend(
             [NO_HASH if content is None else content for content in hashes] if None in hashes else hashes
         )
-        whole = np.array(known, dtype=np.bool_)
         self._with_input += int(np.count_nonzero(whole))
-        if self.settled == start:
-            wrong = np.flatnonzero(~whole | (np.array(ordinals) != np.arange(start, start + len(ordinals))))
-            self.settled = start + (int(wrong[0]) if wrong.size else len(ordinals))
         if metadata.count(None) + metadata.count("{}") != len(metadata):
             self._add_metadata(metadata, start)
         for key in self._keys.values():
-            key.codes.extend([0] * (len(self._ordinals) - len(key.codes)))
+            key.codes.extend([0] * (self._known - len(key.codes)))
 
     def _add_ids(self, ids: Sequence[str], add_ids: Callable[[bytes], None]) -> None:
         whole = "".join(ids)
@@ -180,12 +210,10 @@ class _Samples:
 
     def finished(self) -> SampleArrays:
         """Return the arrays."""
-        known = len(self._ordinals)
-        state = SampleState(known, self._with_input)
+        state = SampleState(self._known, self._with_input)
         arrays: dict[str, NDArray[Any]] = {"id_lengths": np.frombuffer(self._lengths, dtype="u4")}
-        ordinals = np.frombuffer(self._ordinals, dtype="i8")
-        if known and not (ordinals[0] == 0 and ordinals[-1] == known - 1):
-            arrays["sample_ordinals"] = ordinals
+        if self._ordinals is not None:
+            arrays["sample_ordinals"] = np.frombuffer(self._ordinals, dtype="i8")
         for name, key in self._keys.items():
             arrays[f"meta:{name}"] = np.frombuffer(key.codes, dtype="u2")
         hashes = np.frombuffer(self._hashes, dtype="i8")
@@ -193,7 +221,8 @@ class _Samples:
             arrays["input_hash"] = hashes  # To be compared with those of samples to come.
         repeated = _repeated(hashes)
         if repeated.size:
-            arrays["repeated"] = np.stack((ordinals[repeated], hashes[repeated])).reshape(-1)
+            ordinals = arrays["sample_ordinals"][repeated] if "sample_ordinals" in arrays else repeated
+            arrays["repeated"] = np.stack((ordinals, hashes[repeated])).reshape(-1)
         return SampleArrays(
             state, self.settled, arrays, {name: key.texts for name, key in self._keys.items()}, self._uncoded
         )
@@ -201,8 +230,12 @@ class _Samples:
 
 def _repeated(hashes: NDArray[np.int64]) -> NDArray[np.intp]:
     """Return the places of the hashes that are not unique, ascending."""
-    ordered = np.sort(hashes)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    found = []
+    parts = hashes.view(np.uint8)[:: hashes.itemsize] % _PARTS  # In parts: a sorted copy of all takes memory.
+    for part in range(_PARTS):
+        ordered = np.sort(hashes[parts == part])
+        found.append(ordered[1:][ordered[1:] == ordered[:-1]])
+    twice = np.concatenate(found)
     twice = twice[twice != NO_HASH]
     if not twice.size:
         return np.empty(0, dtype=np.intp)

@@ -447,6 +447,14 @@ class _FileReader:
         return list(zip(places, hashes, strict=True))
 
     def numbers(self, ordinals: IntArray) -> _Numbers:
+        asked = ("numbers", self.source.name, self.wanted, self.costs)
+        found: _Numbers | None = self.file.remembered(asked)
+        if found is None:
+            found = self._numbers(ordinals)
+            self.file.remember(asked, found)
+        return found
+
+    def _numbers(self, ordinals: IntArray) -> _Numbers:
         file, run = self.file, self.source.run
         place = run.experiments.index(self.source.name)
         names = [name for name, *_first in file.header.metrics[place]]

@@ -424,7 +424,8 @@ class TrialSelection:
             self.page(sort=sort, descending=descending, after=here, limit=1, backwards=backwards).ordinals
             for backwards in (True, False)
         ]
-        return (sides[0] or [None])[0], (sides[1] or [None])[0]
+        before, following = (side[0] if side else None for side in sides)
+        return before, following
 
     def pass_rates(self, *, level: float = 0.95) -> dict[str, Estimate]:
         """Estimate the pass rate of the selected trials of each experiment that has any, with the report's own method.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fairtrial.analysis.trial_rows import TrialRows
 from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.report.renderable import Renderable
-from fairtrial.store.export import TrialColumns, text_of
+from fairtrial.store.export import ExportColumns, text_of
 from fairtrial.store.protocol import RunRecord, RunStore
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class TrialTable(Renderable):
         self._run = run
         self._filters = filters
         self._conditions: tuple[Callable[[TrialRow], bool], ...] = ()
-        self._known = TrialColumns(store, run)
+        self._known = ExportColumns(store, run)
         self._columns: tuple[str, ...] = tuple(self._known.names)
 
     def _with(self, **changes: Any) -> Self:

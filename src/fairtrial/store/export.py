@@ -58,8 +58,8 @@ def export_results(
     if chosen not in _FORMATS:
         raise ConfigurationError(f"format must be csv, jsonl or parquet (got {chosen!r})")
     run = store.get_run(run_id)
-    columns = TrialColumns(store, run)
-    write: Callable[[IO[Any], TrialColumns, Iterator[dict[str, Any]]], int] = _WRITERS[chosen]
+    columns = ExportColumns(store, run)
+    write: Callable[[IO[Any], ExportColumns, Iterator[dict[str, Any]]], int] = _WRITERS[chosen]
     with opened(target, binary=chosen == "parquet") as file:
         return write(file, columns, columns.rows(store))
 
@@ -80,7 +80,7 @@ def opened(target: Path | str | IO[Any], *, binary: bool) -> Iterator[IO[Any]]:
         aside.unlink(missing_ok=True)
 
 
-class TrialColumns:
+class ExportColumns:
     """The columns of a run, determined before its first row is written."""
 
     def __init__(self, store: RunStore, run: RunRecord) -> None:
@@ -168,7 +168,7 @@ def _cell(value: Any) -> Any:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _write_csv(file: IO[str], columns: TrialColumns, rows: Iterator[dict[str, Any]]) -> int:
+def _write_csv(file: IO[str], columns: ExportColumns, rows: Iterator[dict[str, Any]]) -> int:
     writer = csv.writer(file)
     writer.writerow([_cell(name) for name in columns.names])
     count = 0
@@ -177,14 +177,14 @@ def _write_csv(file: IO[str], columns: TrialColumns, rows: Iterator[dict[str, An
     return count
 
 
-def _write_jsonl(file: IO[str], columns: TrialColumns, rows: Iterator[dict[str, Any]]) -> int:
+def _write_jsonl(file: IO[str], columns: ExportColumns, rows: Iterator[dict[str, Any]]) -> int:
     count = 0
     for count, row in enumerate(rows, 1):  # noqa: B007 - the last number is the count
         file.write(dumps(row) + "\n")
     return count
 
 
-def _write_parquet(file: IO[bytes], columns: TrialColumns, rows: Iterator[dict[str, Any]]) -> int:
+def _write_parquet(file: IO[bytes], columns: ExportColumns, rows: Iterator[dict[str, Any]]) -> int:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

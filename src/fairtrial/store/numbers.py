@@ -1,27 +1,98 @@
-"""The numbers of results and the facts of samples as plain tuples, for column files.
+"""The numbers of results and the facts of samples in bulk, for column files.
 
-Rows come straight from the database's cursor: a million of them would cost more as objects than as numbers.
+The database joins a column of many rows to one text where it can, and other rows come straight from its cursor: a
+million rows cost more as objects than as numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from sqlalchemy import Connection, Select, and_, bindparam, func, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    Text,
+    and_,
+    case,
+    cast,
+    func,
+    literal,
+    or_,
+    select,
+)
 
 from fairtrial.store.protocol import RunRecord, Totals
 from fairtrial.store.rows import SCORED
 from fairtrial.store.schema import results, samples
 
-NUMBERS = (
-    "ordinal", "outcome", "passed", "value", "timed", "latency_ms", "input_tokens", "output_tokens", "cost_usd",
-    "attempt", "started_at", "reward", "metrics", "verdicts",
-)  # fmt: skip
-"""The columns of `NumberStore.result_numbers`, in this order."""
+DETAILS = ("ordinal", "value", "cost_usd", "reward", "metrics", "verdicts")
+"""The columns of `NumberStore.result_details`, in this order."""
 
+_SMALL = {
+    "ordinal": results.c.ordinal,
+    "outcome": results.c.outcome,
+    "passed": func.coalesce(results.c.passed, -1),
+    "latency_ms": case((results.c.timed == 1, results.c.latency_ms), else_=-1),
+    "input_tokens": results.c.input_tokens,
+    "output_tokens": results.c.output_tokens,
+    "attempt": results.c.attempt,
+    "value": cast(func.coalesce(results.c.value, -1.0), Integer),
+    "started_at": results.c.started_at,
+}
+_TEXTS = tuple(func.aggregate_strings(cast(column, Text), ",") for column in _SMALL.values())
+_DETAILED = or_(
+    results.c.value != cast(results.c.value, Integer),
+    results.c.cost_usd.is_not(None),
+    results.c.reward.is_not(None),
+    results.c.metrics.is_not(None),
+)
+NO_HASH = -(1 << 63)
+"""Stands for a sample without a hash of its input."""
+_SAMPLE_TEXTS = select(
+    func.count(),
+    func.count(samples.c.input),
+    func.count().filter(samples.c.metadata != "{}"),
+    func.aggregate_strings(cast(samples.c.ordinal, Text), ","),
+    func.aggregate_strings(samples.c.id, ""),
+    func.aggregate_strings(cast(func.length(samples.c.id), Text), ","),
+    func.aggregate_strings(cast(func.coalesce(samples.c.input_hash, literal(NO_HASH, BigInteger)), Text), ","),
+)
 _STATE = select(func.count(), func.count().filter(results.c.outcome == SCORED), func.sum(results.c.attempt))
-_STORED = tuple(results.c[name] for name in NUMBERS)
+
+
+class NumberTexts(NamedTuple):
+    """The small numbers of some results, each column as one text with commas: a text costs less than its numbers.
+
+    The order of the results is the same in all columns. If any `detailed` result is among them (with a score between 0
+    and 1, costs, an own reward or metrics), these are in `NumberStore.result_details`. Times are approximate.
+    """
+
+    detailed: int
+    ordinal: str
+    outcome: str
+    passed: str  # -1: no verdict.
+    latency_ms: str  # -1: a warm-up.
+    input_tokens: str
+    output_tokens: str
+    attempt: str
+    value: str  # -1: no score. Cut off at the point.
+    started_at: str
+
+
+class SampleTexts(NamedTuple):
+    """The facts of some samples, each column as one text; the order of the samples is the same in all of them."""
+
+    known: int
+    with_input: int
+    with_metadata: int
+    ordinals: str
+    ids: str  # As stored, without anything between them.
+    lengths: str
+    hashes: str
 
 
 class BlockState(NamedTuple):
@@ -67,16 +138,28 @@ class NumberStore(Protocol):
         """Return (block number -> its state, the highest stored ordinal or -1) of the blocks from `first` on."""
         ...
 
-    def result_numbers(self, run_id: str, first: int, end: int) -> Sequence[tuple[Any, ...]]:
-        """Return the `NUMBERS` of the stored results with these ordinals, ascending."""
+    def result_numbers(self, run_id: str, first: int, end: int) -> NumberTexts | None:
+        """Return the numbers of the stored results with these ordinals; None if there are none."""
+        ...
+
+    def result_details(self, run_id: str, first: int, end: int) -> Sequence[tuple[Any, ...]]:
+        """Return the `DETAILS` of the stored results with these ordinals, ascending."""
         ...
 
     def sample_state(self, run_id: str) -> SampleState:
         """Return how many samples of a run are known, and how many of them completely."""
         ...
 
-    def sample_numbers(self, run_id: str, *, after: int = -1) -> Iterator[Sequence[tuple[Any, ...]]]:
-        """Yield pages of (ordinal, stored id, metadata JSON, hash of the input, whether the input is known)."""
+    def highest_sample(self, run_id: str) -> int:
+        """Return the highest ordinal of a known sample; -1 if there is none."""
+        ...
+
+    def sample_texts(self, run_id: str, first: int, end: int) -> SampleTexts | None:
+        """Return facts of the known samples with these ordinals; None if there are none."""
+        ...
+
+    def sample_rows(self, run_id: str, first: int, end: int) -> Sequence[tuple[Any, ...]]:
+        """Return (ordinal, stored id, metadata JSON, hash of the input, whether the input is known), ascending."""
         ...
 
 
@@ -88,22 +171,32 @@ def highest_ordinal(connection: Connection, number: int) -> int:
 
 def block_states(connection: Connection, number: int, size: int, first: int) -> tuple[dict[int, BlockState], int]:
     """Return the state of each block of `size` ordinals from block `first` on, and the highest stored ordinal."""
-    here, highest = results.c.run == number, highest_ordinal(connection, number)
+    highest = highest_ordinal(connection, number)
     states: dict[int, BlockState] = {}
     # A query for each block: to group by blocks, SQLite would sort all results.
     for place in range(first, highest // size + 1):
-        start, end = bindparam("start", place * size), bindparam("end", (place + 1) * size)
-        query = _STATE.where(here, results.c.ordinal >= start, results.c.ordinal < end)
+        query = _STATE.where(_between(number, place * size, (place + 1) * size))
         stored, scored, attempts = connection.execute(query).one()
         if stored:
             states[place] = BlockState(stored, scored, int(attempts))
     return states, highest
 
 
-def result_numbers(connection: Connection, number: int, first: int, end: int) -> Sequence[tuple[Any, ...]]:
-    """Return the numbers of the results with these ordinals."""
-    here = and_(results.c.run == number, results.c.ordinal >= first, results.c.ordinal < end)
-    return fetch(connection, select(*_STORED).where(here).order_by(results.c.ordinal))
+def _between(number: int, first: int, end: int) -> ColumnElement[bool]:
+    return and_(results.c.run == number, results.c.ordinal >= first, results.c.ordinal < end)
+
+
+def result_numbers(connection: Connection, number: int, first: int, end: int) -> NumberTexts | None:
+    """Return the numbers of the results with these ordinals; None if there are none."""
+    query = select(func.count().filter(_DETAILED), *_TEXTS).where(_between(number, first, end))
+    found: Any = connection.execute(query).one()
+    return None if found[1] is None else NumberTexts(*found)
+
+
+def result_details(connection: Connection, number: int, first: int, end: int) -> Sequence[tuple[Any, ...]]:
+    """Return the details of the results with these ordinals."""
+    columns = (results.c[name] for name in DETAILS)
+    return fetch(connection, select(*columns).where(_between(number, first, end)).order_by(results.c.ordinal))
 
 
 def sample_state(connection: Connection, dataset: Any) -> SampleState:
@@ -113,12 +206,28 @@ def sample_state(connection: Connection, dataset: Any) -> SampleState:
     return SampleState(known, with_input)
 
 
-def sample_numbers(connection: Connection, dataset: Any, after: int, limit: int) -> Sequence[tuple[Any, ...]]:
-    """Return a page of the facts of samples."""
+def highest_sample(connection: Connection, dataset: Any) -> int:
+    """Return the highest ordinal of a known sample; -1 if there is none."""
+    found = connection.execute(select(func.max(samples.c.ordinal)).where(samples.c.dataset == dataset)).scalar()
+    return -1 if found is None else int(found)
+
+
+def _samples(dataset: Any, first: int, end: int) -> ColumnElement[bool]:
+    return and_(samples.c.dataset == dataset, samples.c.ordinal >= first, samples.c.ordinal < end)
+
+
+def sample_texts(connection: Connection, dataset: Any, first: int, end: int) -> SampleTexts | None:
+    """Return facts of the known samples with these ordinals; None if there are none."""
+    found = connection.execute(_SAMPLE_TEXTS.where(_samples(dataset, first, end))).one()
+    return SampleTexts(*found) if found[0] else None
+
+
+def sample_rows(connection: Connection, dataset: Any, first: int, end: int) -> Sequence[tuple[Any, ...]]:
+    """Return the facts of the known samples with these ordinals."""
     query = select(
         samples.c.ordinal, samples.c.id, samples.c.metadata, samples.c.input_hash, samples.c.input.is_not(None)
-    ).where(samples.c.dataset == dataset, samples.c.ordinal > after)
-    return fetch(connection, query.order_by(samples.c.ordinal).limit(limit))
+    )
+    return fetch(connection, query.where(_samples(dataset, first, end)).order_by(samples.c.ordinal))
 
 
 def fetch(connection: Connection, query: Select[Any]) -> Sequence[tuple[Any, ...]]:

@@ -29,7 +29,7 @@ from fairtrial.store import aggregates, numbers
 from fairtrial.store.aggregates import dataset_of
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
-from fairtrial.store.numbers import BlockState, SampleState
+from fairtrial.store.numbers import BlockState, NumberTexts, SampleState, SampleTexts
 from fairtrial.store.previews import MAX_METADATA, TrialPreview, preview_metadata, preview_text
 from fairtrial.store.protocol import Label, MetricTotals, RunRecord, RunStatus, RunStore, ScoreRow, Totals
 from fairtrial.store.records import experiment_index, read_label, read_run
@@ -334,11 +334,15 @@ class SqlReads(RunStore):
             number, _run = self._find(connection, run_id)
             return numbers.block_states(connection, number, size, first)
 
-    def result_numbers(self, run_id: str, first: int, end: int) -> Sequence[tuple[Any, ...]]:
-        """Return the `NUMBERS` of the stored results with these ordinals, ascending."""
+    def result_numbers(self, run_id: str, first: int, end: int) -> NumberTexts | None:
+        """Return the numbers of the stored results with these ordinals; None if there are none."""
         with self._read() as connection:
-            number, _run = self._find(connection, run_id)
-            return numbers.result_numbers(connection, number, first, end)
+            return numbers.result_numbers(connection, self._find(connection, run_id)[0], first, end)
+
+    def result_details(self, run_id: str, first: int, end: int) -> Sequence[tuple[Any, ...]]:
+        """Return the `DETAILS` of the stored results with these ordinals, ascending."""
+        with self._read() as connection:
+            return numbers.result_details(connection, self._find(connection, run_id)[0], first, end)
 
     def sample_state(self, run_id: str) -> SampleState:
         """Return how many samples of a run are known, and how many of them completely."""
@@ -346,17 +350,20 @@ class SqlReads(RunStore):
             number, _run = self._find(connection, run_id)
             return numbers.sample_state(connection, dataset_of(number))
 
-    def sample_numbers(self, run_id: str, *, after: int = -1) -> Iterator[Sequence[tuple[Any, ...]]]:
-        """Yield pages of (ordinal, stored id, metadata JSON, hash of the input, whether the input is known)."""
-        number, _run = self._run(run_id)
-        while True:
-            with self._read() as connection:
-                page = numbers.sample_numbers(connection, dataset_of(number), after, _SLIM_PAGE)
-            if page:
-                yield page
-            if len(page) < _SLIM_PAGE:
-                return
-            after = page[-1][0]
+    def highest_sample(self, run_id: str) -> int:
+        """Return the highest ordinal of a known sample; -1 if there is none."""
+        with self._read() as connection:
+            return numbers.highest_sample(connection, dataset_of(self._find(connection, run_id)[0]))
+
+    def sample_texts(self, run_id: str, first: int, end: int) -> SampleTexts | None:
+        """Return facts of the known samples with these ordinals; None if there are none."""
+        with self._read() as connection:
+            return numbers.sample_texts(connection, dataset_of(self._find(connection, run_id)[0]), first, end)
+
+    def sample_rows(self, run_id: str, first: int, end: int) -> Sequence[tuple[Any, ...]]:
+        """Return (ordinal, stored id, metadata JSON, hash of the input, whether the input is known), ascending."""
+        with self._read() as connection:
+            return numbers.sample_rows(connection, dataset_of(self._find(connection, run_id)[0]), first, end)
 
     def session(self, run_id: str, ordinal: int) -> SessionView:
         """Return the session of a stored result (empty if none was stored)."""
