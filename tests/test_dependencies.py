@@ -15,6 +15,7 @@ IMPORTED_AS = {
     "genai-prices": "genai_prices",
     "prometheus-client": "prometheus_client",
     "opentelemetry-proto": "opentelemetry",
+    "markdown-it-py": "markdown_it",
 }
 # Brought along by a declared dependency, as a documented part of it.
 PARTS = {"pydantic_core": "pydantic", "trio": "anyio", "referencing": "jsonschema", "google": "opentelemetry"}
