@@ -69,7 +69,7 @@ def test_a_wrong_token_opens_no_session(viewed: Viewed) -> None:
 
 def test_the_token_leads_to_the_run_and_out_of_the_address(viewed: Viewed) -> None:
     answer = viewed.get(f"login?token={viewed.server.access.token}&run=support@2", Cookie="")
-    assert (answer.status, answer.headers["location"]) == (303, "./support%25402")
+    assert (answer.status, answer.headers["location"]) == (303, "./support@2")
     assert viewed.get("login?token=" + viewed.server.access.token + "&run=//evil.example/").headers["location"] == (
         "./%252F%252Fevil.example%252F"
     )
@@ -101,7 +101,7 @@ def test_a_report_has_the_figures_of_the_command_line(viewed: Viewed) -> None:
 
 def test_the_counts_of_a_report_lead_to_their_trials(viewed: Viewed) -> None:
     text = viewed.get(RUN).text
-    [address] = re.findall(r'href="\./(support%25402/trials\?e=baseline&amp;outcome=failed)">(?:11|12)<', text)
+    [address] = re.findall(r'href="\./(support@2/trials\?e=baseline&amp;outcome=failed)">(?:11|12)<', text)
     found = viewed.get(html.unescape(address)).text
     assert samples_of(found) == [f"q{n:02}" for n in range(0, SAMPLES_END, 3) if n % 10 != 9]
 

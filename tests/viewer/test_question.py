@@ -93,6 +93,6 @@ def test_any_id_is_one_part_of_a_path(sample_id: str) -> None:
 
 
 def test_links_are_relative_to_their_page() -> None:
-    assert [Links(path).runs() for path in ("", "support%403", "support%403/trials", "s/t/a/b/1")] == [
+    assert [Links(path).runs() for path in ("", "support@3", "support@3/trials", "s/t/a/b/1")] == [
         "./", "./", "../", "../../../../",
     ]  # fmt: skip

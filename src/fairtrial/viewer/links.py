@@ -16,7 +16,7 @@ def segment(text: str) -> str:
     """
     if text in (".", ".."):
         return text.replace(".", "%252E")
-    return quote(quote(text, safe=""), safe="")
+    return quote(quote(text, safe="@"), safe="@")
 
 
 def from_segment(text: str) -> str:
