@@ -24,11 +24,13 @@ PAGES = {
     "running": "endless@1",
     "missing": "nothing@1",
 }
+pytestmark = pytest.mark.long
 RULES = "MAP evil.example 127.0.0.1, MAP rebind.example 127.0.0.1"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """A browser, closed after this module: while Playwright is open, its event loop is the only one of the thread."""
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", f"--host-resolver-rules={RULES}"]
         made = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=arguments)
