@@ -21,6 +21,8 @@ IMPORTED_AS = {
 PARTS = {"pydantic_core": "pydantic", "trio": "anyio", "referencing": "jsonschema", "google": "opentelemetry"}
 # Brought by whoever runs the suites of `fairtrial.testing` on a part of their own.
 BROUGHT = {"pytest", "hypothesis"}
+# Brought by whoever trains: `fairtrial.rl` installs no trainer.
+TRAINERS = {"datasets", "torch", "transformers", "trl"}
 
 
 def declared() -> set[str]:
@@ -60,7 +62,7 @@ def test_type_checkers_see_only_names_that_exist() -> None:
 
 
 def test_everything_imported_is_declared() -> None:
-    known = declared() | set(sys.stdlib_module_names) | {"fairtrial"} | BROUGHT
+    known = declared() | set(sys.stdlib_module_names) | {"fairtrial"} | BROUGHT | TRAINERS
     strangers = {
         name: place for name, place in imported().items() if name not in known and PARTS.get(name, "") not in known
     }

@@ -191,7 +191,7 @@ class TestResuming:
         assert done.code == 0
         assert f"\nretrying 1 trial of doubles@1 ({run.run_id}): the others are stored\n" in done.err
         assert re.search(r"\nretried 1 trial in [\d.]+ m?s\n", done.err)
-        assert done.out.startswith(f"doubles  run {run.run_id}, finished in 120.0 min\n")
+        assert re.match(rf"doubles  run {run.run_id}, finished in 120\.\d min\n", done.out)
         assert [run.number for run in open_store().runs()] == [1]
         assert cli("failures", "doubles", "--kind", "task_error").out == ""
 

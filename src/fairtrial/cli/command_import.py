@@ -46,7 +46,7 @@ def import_runs(
     Examples:
       fairtrial import openai-evals --format openai-evals
       fairtrial import openai-evals --output evals --json
-      fairtrial import traces.jsonl                      OpenTelemetry traces (OTLP), to be rescored
+      fairtrial import traces.jsonl           OpenTelemetry traces (OTLP)
       fairtrial runs --tag origin=openai-evals
     """
     from fairtrial.cli.screen import print_json

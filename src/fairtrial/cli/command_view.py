@@ -56,7 +56,7 @@ def view(
       fairtrial view                              all runs
       fairtrial view support@3                    the report of one run
       fairtrial view --port 8080 --no-browser
-      fairtrial view --socket ~/.fairtrial/view.sock     on a shared or remote machine, with ssh -L
+      fairtrial view --socket view.sock           for ssh -L to a remote machine
     """
     from fairtrial.cli.names import find_run
     from fairtrial.cli.screen import note, print_json
