@@ -56,6 +56,8 @@ class ExportSummary(NamedTuple):
 class TraceExporter:
     """An observer that sends trials to an OTLP endpoint as they end.
 
+    For example::
+
         with TraceExporter("http://127.0.0.1:4318", sample=0.01) as traces:
             suite.run_sync(bus=traces)
         print(traces.summary())

@@ -119,7 +119,9 @@ class InputExecutor:
 
 
 class MainLoop(TaskLoop[InputT, OutputT]):
-    """Executes one input at a time: a subclass with `initialize`, or any task; directly or over a mailbox::
+    """Executes one input at a time: a subclass with `initialize`, or any task; directly or over a mailbox.
+
+    For example::
 
         loop = Answer(adapter=OpenAIAdapter(model="gpt-4o-mini"), requests=mailbox)     # or MainLoop(my_function, ...)
         loop.run_sync()
