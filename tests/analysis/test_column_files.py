@@ -21,9 +21,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fairtrial import Dataset, EvalReport, EvalSuite, Metric, Sample, Score, compare, exact_match, gate, open_store
-from fairtrial.analysis import column_file, columns
+from fairtrial.analysis import column_file, column_reader
 from fairtrial.analysis.column_file import ColumnFile, open_columns, write_columns
-from fairtrial.analysis.columns import Columns, read_columns
+from fairtrial.analysis.column_reader import read_columns
+from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.source import ExperimentSource, run_totals
 from fairtrial.errors import ConfigurationError
 from fairtrial.session.events import TokenUsage
@@ -39,13 +40,13 @@ BLOCK = 8  # Small, so that a few trials fill several blocks.
 @contextmanager
 def from_files() -> Iterator[None]:
     """Read runs of any size from column files."""
-    with mock.patch.object(columns, "SMALLEST_FILE", 0), mock.patch.object(column_file, "BLOCK", BLOCK):
+    with mock.patch.object(column_reader, "SMALLEST_FILE", 0), mock.patch.object(column_file, "BLOCK", BLOCK):
         yield
 
 
 @contextmanager
 def without_files() -> Iterator[None]:
-    with mock.patch.object(columns, "open_columns", return_value=None):
+    with mock.patch.object(column_reader, "open_columns", return_value=None):
         yield
 
 

@@ -20,7 +20,8 @@ from fairtrial import (
     open_store,
     stats,
 )
-from fairtrial.analysis.columns import Columns, read_columns
+from fairtrial.analysis.column_reader import read_columns
+from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.compare import compare_columns
 from fairtrial.analysis.estimates import Estimate, estimates, quantile_of
 from fairtrial.analysis.metrics import SCORED, View

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from fairtrial import stats
 from fairtrial.analysis.calibration import RANDOM_SAMPLE, CalibrationRecord, Figure, JudgeConfusion, Panel
-from fairtrial.analysis.columns import Columns, read_columns
+from fairtrial.analysis.column_reader import read_columns
+from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.labels import SURELY_PICKED, CollectedLabels, Labels, collect, why_picked
 from fairtrial.analysis.metrics import PASSED, SCORED, VALUE
 from fairtrial.analysis.source import ExperimentSource

@@ -1,59 +1,36 @@
 """The numbers of one experiment as arrays: a row for each sample, a column for each repeat.
 
-Read from the store without making a result of every row, so that a hundred thousand samples take a second or two.
-numpy is imported here: import this module only where numbers are made.
+`column_reader` reads them. numpy is imported here: import this module only where numbers are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import batched, chain, repeat
-from typing import Any, Protocol, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairtrial.analysis.column_file import ColumnFile, open_columns
 from fairtrial.analysis.metrics import (
-    BUILT_IN,
-    COST,
     COSTS,
     FAILED,
     LAST_COUNTED,
     LATENCY,
     MISSING,
-    NOT_RUN,
-    OUTCOME_CLASS,
-    PASSED,
-    REWARD,
     SCORED,
     UNIT,
     VALUE,
-    VERDICT_PREFIX,
     View,
     is_verdict,
-    verdict_column,
 )
-from fairtrial.analysis.source import ExperimentSource
 from fairtrial.analysis.stored_ids import StoredIds
 from fairtrial.codec import canonical
-from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY, FrozenDict
+from fairtrial.frozen import EMPTY
 from fairtrial.stats import JudgedTrials, Repeats
-from fairtrial.store.protocol import METRIC_CODES, RunRecord, ScoreRow
-from fairtrial.store.rows import OUTCOMES
 
 type FloatArray = NDArray[np.float64]
 type IntArray = NDArray[np.intp]
-_PAGE = 5_000  # Trials per batch.
-_VERDICTS = {code: float(passed) for code, (passed, _) in METRIC_CODES.items() if passed is not None}
-_NO_VERDICTS: Mapping[str, str] = {}
-SMALLEST_FILE = 5_000
-"""Trials from which on a run gets a column file when it is read. Smaller runs are read as quickly without."""
-_CLASSES = np.zeros(max(OUTCOMES.values()) + 1, dtype=np.int8)
-for _outcome, _code in OUTCOMES.items():
-    _CLASSES[_code] = OUTCOME_CLASS[_outcome]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +149,7 @@ class Columns:
         shape = next(iter(arrays.values())).shape
         classes = np.full(shape, SCORED, dtype=np.int8) if outcomes is None else np.asarray(outcomes, dtype=np.int8)
         known = [str(place) for place in range(shape[0])] if ids is None else list(ids)
-        codes = None if clusters is None else _codes(clusters)
+        codes = None if clusters is None else codes_of(clusters)
         return cls(
             name, known, shape[0], classes.reshape(shape), arrays, codes, groups, "", adaptive, EMPTY, directions
         )
@@ -316,387 +293,6 @@ class Columns:
         )
 
 
-def read_columns(
-    source: ExperimentSource,
-    *,
-    metrics: Iterable[str] | None = None,
-    cluster: str | None = None,
-    keys: Sequence[str] = (),
-    inputs: Mapping[str, Callable[[Any], Hashable]] = EMPTY,
-    name: str | None = None,
-    costs: bool = False,
-) -> Columns:
-    """Read the columns of one experiment from its store.
-
-    `metrics` None reads all there are, the verdicts on each criterion ("passed:polite") and of what is built in
-    "passed", "value" and, where it differs from the value, "reward"; `costs` adds latency, tokens and cost. Clusters
-    come from the metadata
-    key `cluster`; None stands for the run's own (`EvalConfig.cluster`, "cluster" unless changed), "" for none.
-    `groups` gets the values of the metadata `keys`, and what the functions `inputs` say of each sample's input.
-    """
-    run = source.run
-    key = source.cluster_key if cluster is None else cluster
-    wanted = None if metrics is None else frozenset(metrics)
-    reader = _reader(source, wanted, costs=costs)
-    ordinals, ids, facts = reader.facts([*keys, key] if key else list(keys))
-    declared: Sequence[Hashable] = facts[-1] if key else ()
-    if cluster and len(ids) and _all_none(declared):
-        raise ConfigurationError(
-            f"no sample of run {run.run_id} has {cluster!r} in its metadata, so it names no cluster"
-        )
-    labels, repeated = (
-        _with_repeated_inputs(source, ordinals, declared, reader.repeated_inputs()) if key else (declared, None)
-    )
-    clusters = None if _all_none(labels) else _codes(labels)
-    if clusters is not None and np.unique(clusters).size == len(ids):
-        clusters = None  # Each sample is its own cluster: they are independent.
-    groups: dict[str, Sequence[Hashable]] = dict(zip(keys, facts, strict=False))
-    if inputs:
-        groups |= _of_inputs(source, ordinals, inputs)
-    outcomes, values, directions = reader.numbers(ordinals)
-    note = run.noted.adaptive
-    return Columns(
-        source.name if name is None else name,
-        ids,
-        run.dataset_size,
-        outcomes,
-        values,
-        clusters,
-        FrozenDict(groups),
-        run.dataset_fingerprint,
-        None if note is None else int(np.count_nonzero(ordinals < note.samples)),
-        directions=FrozenDict(directions),
-        stopped_by_width=note is not None and note.rule.narrower_than is not None,
-        repeated_inputs=repeated,
-    )
-
-
-type _Numbers = tuple[NDArray[np.int8], dict[str, FloatArray], dict[str, bool]]
-
-
-class _Reader(Protocol):
-    """Reads what columns are made of. All readers return exactly the same numbers, in the same order."""
-
-    def facts(self, keys: Sequence[str]) -> tuple[IntArray, Sequence[str], list[Sequence[Hashable]]]:
-        """Return ordinals and ids of the known samples, and their values of each of these metadata keys."""
-        ...
-
-    def repeated_inputs(self) -> Sequence[tuple[int, int]]:
-        """Return (ordinal, hash of the input) of the known samples whose input is not unique, ascending."""
-        ...
-
-    def numbers(self, ordinals: IntArray) -> _Numbers:
-        """Return outcomes and values of these samples, and the directions that metrics declare."""
-        ...
-
-
-def _reader(source: ExperimentSource, wanted: frozenset[str] | None, *, costs: bool) -> _Reader:
-    file = open_columns(source.store, source.run, build=source.run.planned >= SMALLEST_FILE)
-    return _StoreReader(source, wanted, costs) if file is None else _FileReader(source, file, wanted, costs)
-
-
-@dataclass(frozen=True, slots=True)
-class _StoreReader:
-    """Reads from the store, trial by trial."""
-
-    source: ExperimentSource
-    wanted: frozenset[str] | None
-    costs: bool
-
-    def facts(self, keys: Sequence[str]) -> tuple[IntArray, Sequence[str], list[Sequence[Hashable]]]:
-        return _facts(self.source, keys)
-
-    def repeated_inputs(self) -> Sequence[tuple[int, int]]:
-        return self.source.store.repeated_inputs(self.source.run.run_id)
-
-    def numbers(self, ordinals: IntArray) -> _Numbers:
-        run, store = self.source.run, self.source.store
-        table = _Cells(run.dataset_size, run.repeats, len(run.experiments), self.wanted, costs=self.costs)
-        for page in batched(store.scores(run.run_id, experiment=self.source.name), _PAGE):
-            table.add(page)
-        return *table.arrays(ordinals), table.directions
-
-
-@dataclass(frozen=True, slots=True)
-class _FileReader:
-    """Reads from the column file of the run."""
-
-    source: ExperimentSource
-    file: ColumnFile
-    wanted: frozenset[str] | None
-    costs: bool
-
-    def facts(self, keys: Sequence[str]) -> tuple[IntArray, Sequence[str], list[Sequence[Hashable]]]:
-        if any(key in self.file.header.uncoded for key in keys):
-            return _facts(self.source, keys)
-        return self.file.sample_ordinals, self.file.ids, [self._labels(key) for key in keys]
-
-    def _labels(self, key: str) -> Sequence[Hashable]:
-        if key not in self.file.header.codes:
-            return _Nothing(len(self.file.ids))
-        values = np.empty(len(self.file.header.codes[key]) + 1, dtype=object)
-        values[0] = None
-        values[1:] = [hashable(value) for value in self.file.metadata_values(key)]
-        found: list[Hashable] = values[self.file.array(f"meta:{key}")].tolist()
-        return found
-
-    def repeated_inputs(self) -> Sequence[tuple[int, int]]:
-        if "repeated" not in self.file:
-            return ()
-        places, hashes = self.file.array("repeated").reshape(2, -1).tolist()
-        return list(zip(places, hashes, strict=True))
-
-    def numbers(self, ordinals: IntArray) -> _Numbers:
-        asked = ("numbers", self.source.name, self.wanted, self.costs)
-        found: _Numbers | None = self.file.remembered(asked)
-        if found is None:
-            found = self._numbers(ordinals)
-            self.file.remember(asked, found)
-        return found
-
-    def _numbers(self, ordinals: IntArray) -> _Numbers:
-        file, run = self.file, self.source.run
-        place = run.experiments.index(self.source.name)
-        names = [name for name, *_first in file.header.metrics[place]]
-
-        def cells(name: str, missing: float, dtype: Any) -> NDArray[Any]:
-            return _cells_of(file.array(name), run, place, missing, dtype)
-
-        classes = _CLASSES[cells("outcome", 0, np.uint8)]
-        found: dict[str, FloatArray] = {}
-        score = cells("score", np.nan, np.float64)
-        scored = ~np.isnan(score)
-        if self._wants(PASSED):
-            found[PASSED] = _absent_as_nan(cells("passed", -1, np.float64), also=~scored)
-        if self._wants(VALUE):
-            found[VALUE] = score
-        ran = classes != NOT_RUN
-        for name in COSTS:
-            if self.costs or (self.wanted is not None and name in self.wanted):
-                numbers = self._cost(name, cells, ran)
-                if numbers is not None:
-                    found[name] = numbers
-        if self._wants(REWARD) and scored.any():
-            reward = cells("reward", np.nan, np.float64) if "reward" in file else None
-            found[REWARD] = score if reward is None else np.where(np.isnan(reward), score, reward)
-        for name in names:
-            if self._wants(name) and name not in BUILT_IN and not is_verdict(name):
-                found[name] = cells(f"metric:{name}", np.nan, np.float64)
-        for name in names:
-            column = verdict_column(name)
-            if self._wants(column) and f"verdict:{name}" in file:
-                verdicts = _absent_as_nan(cells(f"verdict:{name}", -1, np.float64))
-                if np.isfinite(verdicts).any():
-                    found[column] = verdicts
-        _drop_equal_rewards(found, self.wanted)
-        directions = {name: higher for name, higher, *_first in file.header.directions[place]}
-        if ordinals.size == run.dataset_size:
-            return classes, found, directions
-        return classes[ordinals], {name: array[ordinals] for name, array in found.items()}, directions
-
-    def _wants(self, name: str) -> bool:
-        return self.wanted is None or name in self.wanted
-
-    def _cost(self, name: str, cells: Callable[..., NDArray[Any]], ran: NDArray[np.bool_]) -> FloatArray | None:
-        if name == COST:
-            if COST not in self.file:
-                return None
-            numbers = cells(COST, np.nan, np.float64)
-            numbers = np.where(ran, numbers, np.nan)
-        elif name == LATENCY:
-            numbers = _absent_as_nan(cells(LATENCY, -1, np.float64), also=~ran)
-        else:
-            numbers = cells("input_tokens", 0, np.float64) + cells("output_tokens", 0, np.float64)
-            numbers[~ran] = np.nan
-        return numbers if np.isfinite(numbers).any() else None
-
-
-def _cells_of(array: NDArray[Any], run: RunRecord, experiment: int, missing: float, dtype: Any) -> NDArray[Any]:
-    """Return the cells of one experiment, a row for each sample of the plan, of an array by ordinal."""
-    width = len(run.experiments) * run.repeats
-    rows = -(-array.size // width)
-    if rows * width != array.size:
-        array = np.append(array, np.full(rows * width - array.size, missing, dtype=array.dtype))
-    found = array.reshape(rows, len(run.experiments), run.repeats)[:, experiment, :]
-    if rows == run.dataset_size:
-        return np.ascontiguousarray(found, dtype=dtype)
-    cells = np.full((run.dataset_size, run.repeats), missing, dtype=dtype)
-    cells[:rows] = found
-    return cells
-
-
-def _absent_as_nan(numbers: FloatArray, *, also: NDArray[np.bool_] | None = None) -> FloatArray:
-    """Return a copy with NaN in place of -1, and where `also` says so."""
-    absent = numbers < 0 if also is None else (numbers < 0) | also
-    return np.where(absent, np.nan, numbers) if absent.any() else numbers
-
-
-def _drop_equal_rewards(values: dict[str, FloatArray], wanted: frozenset[str] | None) -> None:
-    """Leave rewards out that are the values, unless they are asked for."""
-    if wanted is None and REWARD in values and np.array_equal(values[REWARD], values[VALUE], equal_nan=True):
-        del values[REWARD]
-
-
-def _all_none(labels: Sequence[Hashable]) -> bool:
-    return isinstance(labels, _Nothing) or all(label is None for label in labels)
-
-
-class _Nothing(Sequence[None]):
-    """None for every sample."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> None: ...
-    @overload
-    def __getitem__(self, index: slice) -> _Nothing: ...
-    def __getitem__(self, index: int | slice) -> _Nothing | None:
-        if isinstance(index, slice):
-            return _Nothing(len(range(*index.indices(self._count))))
-        range(self._count)[index]  # Raises IndexError.
-        return None
-
-    def __iter__(self) -> Iterator[None]:
-        return repeat(None, self._count)
-
-
-class _Cells:
-    """Cells in plan order (sample-major), filled in batches."""
-
-    def __init__(
-        self, samples: int, repeats: int, experiments: int, wanted: frozenset[str] | None, *, costs: bool = False
-    ) -> None:
-        self._shape = (samples, repeats)
-        self._experiments = experiments
-        self._wanted = wanted
-        self._costs = [name for name in COSTS if costs or (wanted is not None and name in wanted)]
-        self._wants_verdicts = wanted is None or any(name.startswith(VERDICT_PREFIX) for name in wanted)
-        self._outcomes = np.zeros(samples * repeats, dtype=np.int8)
-        self._values: dict[str, FloatArray] = {}
-        self.directions: dict[str, bool] = {}
-        self._names: dict[str, None] = {}  # Of metrics, in the order of their first occurrence.
-        for name in (PASSED, VALUE):
-            if self._wants(name):
-                self._column(name)
-
-    def _wants(self, name: str) -> bool:
-        return self._wanted is None or name in self._wanted
-
-    def _column(self, name: str) -> FloatArray:
-        return self._values.setdefault(name, np.full(self._outcomes.size, np.nan))
-
-    def add(self, rows: Sequence[ScoreRow]) -> None:
-        repeats = self._shape[1]
-        ordinals = np.fromiter((row.ordinal for row in rows), dtype=np.intp, count=len(rows))
-        cells = ordinals // (repeats * self._experiments) * repeats + ordinals % repeats
-        self._outcomes[cells] = [OUTCOME_CLASS[row.outcome] for row in rows]
-        for name in self._costs:
-            self._set(name, cells, [None if row.outcome == "not_run" else getattr(row, name) for row in rows])
-        places = [place for place, row in enumerate(rows) if row.value is not None]
-        scored, some = cells[places], [rows[place] for place in places]
-        if self._wants(PASSED):
-            self._set(PASSED, scored, [row.passed for row in some])
-        if self._wants(VALUE):
-            self._set(VALUE, scored, [row.value for row in some])
-        if self._wants(REWARD):
-            self._set(REWARD, scored, [row.reward for row in some])
-        metrics = [row.metrics for row in some]
-        names = dict.fromkeys(chain.from_iterable(metrics))
-        self._names.update(names)
-        for name in names:
-            # A built-in metric takes precedence over one with the same name.
-            if self._wants(name) and name not in BUILT_IN and not is_verdict(name):
-                self._set(name, scored, [found.get(name) for found in metrics])
-        for row in some:
-            if row.verdicts and not row.verdicts.isdigit():
-                self._add_directions(row)
-        if self._wants_verdicts:
-            self._add_verdicts(scored, some)
-
-    def _add_directions(self, row: ScoreRow) -> None:
-        for name, code in zip(row.metrics, row.verdicts or "", strict=True):
-            _, higher = METRIC_CODES[code]
-            if higher is not None:
-                self.directions.setdefault(name, higher)
-
-    def _add_verdicts(self, cells: IntArray, rows: Sequence[ScoreRow]) -> None:
-        judged = [dict(zip(row.metrics, row.verdicts, strict=True)) if row.verdicts else _NO_VERDICTS for row in rows]
-        for criterion in dict.fromkeys(chain.from_iterable(judged)):
-            name = verdict_column(criterion)
-            if self._wants(name):
-                self._set(name, cells, [_VERDICTS.get(verdicts.get(criterion, "")) for verdicts in judged])
-
-    def _set(self, name: str, cells: IntArray, values: Sequence[float | None]) -> None:
-        numbers = np.array(values, dtype=np.float64)  # None becomes NaN.
-        if np.isfinite(numbers).any():
-            self._column(name)[cells] = numbers
-
-    def arrays(self, ordinals: IntArray) -> tuple[NDArray[np.int8], dict[str, FloatArray]]:
-        outcomes = self._outcomes.reshape(self._shape)
-        order = (PASSED, VALUE, *COSTS, REWARD, *self._names, *map(verdict_column, self._names))
-        values = {name: self._values[name].reshape(self._shape) for name in order if name in self._values}
-        _drop_equal_rewards(values, self._wanted)
-        if ordinals.size == self._shape[0]:
-            return outcomes, values
-        return outcomes[ordinals], {name: array[ordinals] for name, array in values.items()}
-
-
-def _facts(source: ExperimentSource, keys: Sequence[str]) -> tuple[IntArray, list[str], list[Sequence[Hashable]]]:
-    known = [row for row in source.store.sample_facts(source.run.run_id, keys) if row[0] < source.run.dataset_size]
-    ordinals = np.fromiter((row[0] for row in known), dtype=np.intp, count=len(known))
-    columns = zip(*(row[2] for row in known), strict=True) if known else ((),) * len(keys)
-    facts: list[Sequence[Hashable]] = [
-        [None if value is None else hashable(value) for value in column] for column in columns
-    ]
-    return ordinals, [row[1] for row in known], facts
-
-
-def _with_repeated_inputs(
-    source: ExperimentSource, ordinals: IntArray, declared: Sequence[Hashable], found: Sequence[tuple[int, int]]
-) -> tuple[Sequence[Hashable], RepeatedInputs | None]:
-    """Return the cluster of each sample; equal inputs form a cluster if none is declared."""
-    if not found:
-        return declared, None
-    where = {ordinal: place for place, ordinal in enumerate(ordinals.tolist())}
-    groups: dict[int, list[int]] = {}
-    for ordinal, content in found:
-        if ordinal in where:
-            groups.setdefault(content, []).append(where[ordinal])
-    groups = {content: places for content, places in groups.items() if len(places) > 1}
-    count = sum(len(places) - 1 for places in groups.values())
-    if not count:
-        return declared, None
-    if source.run.noted.is_adaptive:
-        why = "in a run that used its own results to stop they count as independent, which overstates its evidence."
-        return declared, RepeatedInputs(count, independent=why)
-    if len(groups) == 1 and count == len(ordinals) - 1:
-        return declared, None  # All inputs are equal: the real input must be elsewhere, such as in metadata.
-    labels, across = list(declared), 0
-    for content, places in groups.items():
-        across += len({labels[place] for place in places if labels[place] is not None}) > 1
-        for place in places:
-            if labels[place] is None:
-                labels[place] = ("input", content)
-    return labels, RepeatedInputs(count, across)
-
-
-def _of_inputs(
-    source: ExperimentSource, ordinals: IntArray, inputs: Mapping[str, Callable[[Any], Hashable]]
-) -> dict[str, Sequence[Hashable]]:
-    where = {ordinal: place for place, ordinal in enumerate(ordinals.tolist())}
-    groups: dict[str, list[Hashable]] = {name: [None] * len(where) for name in inputs}
-    for ordinal, sample in source.store.samples(source.run.run_id):
-        place = where.get(ordinal)
-        if place is not None:
-            for name, predicate in inputs.items():
-                groups[name][place] = hashable(predicate(sample.input))
-    return dict(groups)
-
-
 def take_ids(ids: Sequence[str], places: IntArray) -> Sequence[str]:
     """Return the ids at these positions."""
     return ids.take(places) if isinstance(ids, StoredIds) else [ids[place] for place in places.tolist()]
@@ -707,7 +303,7 @@ def hashable(value: Any) -> Hashable:
     return canonical(value).decode() if isinstance(value, list | dict) else value
 
 
-def _codes(labels: Sequence[Hashable] | NDArray[Any]) -> IntArray:
+def codes_of(labels: Sequence[Hashable] | NDArray[Any]) -> IntArray:
     """Number the clusters from 0; each sample without one is its own cluster."""
     if isinstance(labels, np.ndarray) and np.issubdtype(labels.dtype, np.integer):
         return labels.astype(np.intp)

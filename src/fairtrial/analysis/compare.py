@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fairtrial.analysis.caveats import about_labels, about_pairs, about_runs
-from fairtrial.analysis.columns import Columns, IntArray, read_columns, take_ids
+from fairtrial.analysis.column_reader import read_columns
+from fairtrial.analysis.columns import Columns, IntArray, take_ids
 from fairtrial.analysis.comparison import (
     SHOWN,
     CandidateComparison,

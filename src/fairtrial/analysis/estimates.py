@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fairtrial.analysis.anytime import LOOKED, mean_at_any_time
-from fairtrial.analysis.columns import Columns, read_columns
+from fairtrial.analysis.column_reader import read_columns
+from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.metrics import (
     BUILT_IN,
     COST,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fairtrial.analysis.columns import RepeatedInputs, read_columns
+from fairtrial.analysis.column_reader import read_columns
+from fairtrial.analysis.columns import RepeatedInputs
 from fairtrial.analysis.estimates import Estimate, estimates, per_trial
 from fairtrial.analysis.metrics import NOTHING_SCORED, PASSED, VALUE
 from fairtrial.analysis.source import ExperimentSource

@@ -11,7 +11,8 @@ import numpy as np
 from fairtrial.analysis.attempts import GateAttempt, count_attempts, spent_alpha
 from fairtrial.analysis.caveats import about_runs
 from fairtrial.analysis.checks import Check, Floor, GateCheck, Margin, MissingRule, evaluate_checks
-from fairtrial.analysis.columns import Columns, hashable, read_columns
+from fairtrial.analysis.column_reader import read_columns
+from fairtrial.analysis.columns import Columns, hashable
 from fairtrial.analysis.compare import compare_columns, side_names
 from fairtrial.analysis.comparison import ComparisonRecord
 from fairtrial.analysis.gate_rules import GateRules, SliceRule

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fairtrial.analysis.columns import Columns, read_columns
+from fairtrial.analysis.column_reader import read_columns
+from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.compare import side_names
 from fairtrial.analysis.metrics import PASSED, UNIT, VALUE, is_verdict
 from fairtrial.analysis.pairing import ComparisonSettings, Pairs, pair, scores_of

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
-from fairtrial.analysis.columns import Columns, read_columns
+from fairtrial.analysis.column_reader import read_columns
+from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.metrics import FAILED, SCORED, VALUE
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import ConfigurationError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fairtrial.analysis.columns import read_columns
+from fairtrial.analysis.column_reader import read_columns
 from fairtrial.analysis.pairing import ComparisonSettings, range_of
 from fairtrial.analysis.ranking import refuse_adaptive, suite_weights
 from fairtrial.analysis.source import ExperimentSource

@@ -433,7 +433,7 @@ class TrialSelection:
         Trials that are not selected count as not run. Loads scipy.
         """
         # scipy takes longer to load than a page takes, and more memory.
-        from fairtrial.analysis.columns import read_columns
+        from fairtrial.analysis.column_reader import read_columns
         from fairtrial.analysis.estimates import estimate
 
         run, found = self.columns.run, {}

@@ -127,7 +127,7 @@ class Jobs:
         """Return the samples whose pass rate or score changed, the largest change first."""
         import numpy as np
 
-        from fairtrial.analysis.columns import read_columns
+        from fairtrial.analysis.column_reader import read_columns
         from fairtrial.analysis.metrics import FAILED, PASSED, VALUE
 
         sides = [read_columns(source, metrics=[PASSED, VALUE]) for source in (baseline, candidate)]
