@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.figures import figure, pytest_addoption
 from tests.servers import PostgresServer
+
+__all__ = ["figure", "pytest_addoption"]
 
 # Shared machines stall for seconds at a time: a slow example is no finding.
 settings.register_profile("here", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

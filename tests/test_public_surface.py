@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import fairtrial.fleet
 import fairtrial.models
 from fairtrial import errors
 
+CHANGELOG = (Path(__file__).resolve().parent.parent / "CHANGELOG.md").read_text(encoding="utf-8")
 EXPORTED = """
 AnthropicAdapter Attachment BlobFolder Calibration ChatMessage CodecError Comparison ConfigurationError DataError
 Dataset DatasetError Environment EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext EvalLoop
@@ -58,16 +60,37 @@ def test_everything_public_says_what_it_is() -> None:
     "name", ["EvalLoopConfig", "MainLoopRequest", "MainLoopResult", "collect_results_sync", "submit_dataset_sync"]
 )
 def test_a_name_that_moved_to_the_fleet_still_works_and_warns(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"import {name} from fairtrial.fleet"):
+    with pytest.warns(DeprecationWarning, match=f"fairtrial.{name} is deprecated: use fairtrial.fleet.{name}"):
         moved = getattr(fairtrial, name)
     assert moved is getattr(fairtrial.fleet, name)
     assert name not in fairtrial.__all__
 
 
-def test_the_schema_builder_of_models_is_still_found_by_its_old_name_and_warns() -> None:
-    with pytest.warns(DeprecationWarning, match="fairtrial.models.json_schema is now called schema_of"):
+def test_the_schema_builder_of_models_is_still_found_by_its_old_name() -> None:
+    with pytest.warns(DeprecationWarning, match="models.schema_of"):
         old = fairtrial.models.json_schema  # type: ignore[attr-defined]
     assert old is fairtrial.models.schema_of
+
+
+@pytest.mark.parametrize("module", [fairtrial, fairtrial.fleet, fairtrial.models])
+def test_every_deprecated_name_works_warns_and_is_in_the_changelog(module: Any) -> None:
+    deprecated = " ".join(re.findall(r"^### Deprecated\n(.*?)(?=^##)", CHANGELOG, re.MULTILINE | re.DOTALL))
+    for name, new in module._REPLACED.items():
+        with pytest.warns(DeprecationWarning, match=re.escape(f"{module.__name__}.{name} is deprecated: use {new}")):
+            assert getattr(module, name) is not None
+        assert re.search(rf"`(?:{module.__name__}\.)?{name}`", deprecated), name
+        assert name not in module.__all__
+
+
+def test_the_changelog_has_the_usual_categories_and_every_entry_is_in_one() -> None:
+    usual = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    versions = re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)[1:]
+    assert versions
+    for version in versions:
+        before, *categories = re.split(r"^### ", version, flags=re.MULTILINE)
+        found = [text.partition("\n")[0] for text in categories]
+        assert found == [name for name in usual if name in found]
+        assert not re.search(r"^- ", before, re.MULTILINE)
 
 
 def test_importing_loads_nothing_heavy(child: Any) -> None:

@@ -1,7 +1,5 @@
 """Fairtrial: evaluate prompts, agents and models; get numbers you can defend."""
 
-import warnings
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fairtrial._version import __version__
@@ -22,6 +20,7 @@ from fairtrial.errors import (
     StoreUnavailableError,
     UnknownRunError,
 )
+from fairtrial.lazy import lazy_names
 from fairtrial.scoring import (
     EvalContext,
     Evaluator,
@@ -171,22 +170,22 @@ if TYPE_CHECKING:
 
 # What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
 _LATER = {
-    "fairtrial.analysis.gate_rules": (
+    "analysis.gate_rules": (
         "GateRules",
         "SliceRule",
     ),
-    "fairtrial.analysis.slices": (
+    "analysis.slices": (
         "by_input",
         "by_metric",
     ),
-    "fairtrial.fleet": (
+    "fleet": (
         "EvalLoop",
         "EvalRequest",
         "MainLoop",
         "collect_results",
         "submit_dataset",
     ),
-    "fairtrial.judging": (
+    "judging": (
         "check_judge",
         "check_judge_sync",
         "checklist",
@@ -196,7 +195,7 @@ _LATER = {
         "pairwise_judge",
         "panel",
     ),
-    "fairtrial.models": (
+    "models": (
         "AnthropicAdapter",
         "MarkdownSection",
         "OpenAIAdapter",
@@ -207,72 +206,66 @@ _LATER = {
         "agent_task",
         "prompt_task",
     ),
-    "fairtrial.report": (
+    "report": (
         "EvalReport",
         "ExperimentReport",
         "group_by",
         "summarize",
     ),
-    "fairtrial.report.calibrate": (
+    "report.calibrate": (
         "Calibration",
         "calibrate",
     ),
-    "fairtrial.report.compare": (
+    "report.compare": (
         "Comparison",
         "compare",
     ),
-    "fairtrial.report.gate": (
+    "report.gate": (
         "GateResult",
         "gate",
     ),
-    "fairtrial.report.leaderboard": (
+    "report.leaderboard": (
         "Leaderboard",
         "leaderboard",
     ),
-    "fairtrial.report.plan": (
+    "report.plan": (
         "SamplePlan",
         "plan",
     ),
-    "fairtrial.runs": (
+    "runs": (
         "EvalRunCompleted",
         "EvalRunStarted",
         "Observer",
         "SampleEvaluated",
         "TrialStarted",
     ),
-    "fairtrial.store": (
+    "store": (
         "Label",
         "RunStore",
         "open_store",
     ),
-    "fairtrial.suites": (
+    "suites": (
         "EvalSuite",
         "evaluate",
         "evaluate_sync",
     ),
-    "fairtrial.testing": (
+    "testing": (
         "assert_eval",
         "eval_test",
     ),
 }
 _HOME = {name: module for module, names in _LATER.items() for name in names}
-_MOVED = dict.fromkeys(
-    ("EvalLoopConfig", "MainLoopRequest", "MainLoopResult", "collect_results_sync", "submit_dataset_sync"),
-    "fairtrial.fleet",
-)
-"""Names that are deprecated here, with the modules that they have moved to."""
+_REPLACED = {
+    "EvalLoopConfig": "fairtrial.fleet.EvalLoopConfig",
+    "MainLoopRequest": "fairtrial.fleet.MainLoopRequest",
+    "MainLoopResult": "fairtrial.fleet.MainLoopResult",
+    "collect_results_sync": "fairtrial.fleet.collect_results_sync",
+    "submit_dataset_sync": "fairtrial.fleet.submit_dataset_sync",
+}
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
-
-    def __getattr__(name: str) -> object:
-        if name in _MOVED:
-            warnings.warn(f"import {name} from {_MOVED[name]}", DeprecationWarning, stacklevel=2)
-            return getattr(import_module(_MOVED[name]), name)
-        if name not in _HOME:
-            raise AttributeError(f"module 'fairtrial' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_HOME[name]), name)
-        return value
+    __getattr__ = lazy_names(__name__, _HOME, _REPLACED)
 
 
 def __dir__() -> list[str]:

@@ -120,5 +120,5 @@ def test_other_addresses_are_refused_without_repeating_them(url: str) -> None:
     ],
 )
 def test_a_renamed_name_of_the_fleet_still_works_and_warns(old: str, new: object) -> None:
-    with pytest.warns(DeprecationWarning, match=f"fairtrial.fleet.{old} is now called"):
+    with pytest.warns(DeprecationWarning, match=f"fairtrial.fleet.{old} is deprecated: use fairtrial.fleet."):
         assert getattr(fleet, old) is new

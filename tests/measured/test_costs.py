@@ -15,6 +15,7 @@ import pytest
 from fairtrial import Dataset, Sample, ToolInvoked, contains, exact_match, tool_called
 from fairtrial.scoring import Case, resolve
 from fairtrial.testing import session_of
+from tests.figures import Figure
 
 pytestmark = pytest.mark.measured
 
@@ -64,20 +65,16 @@ def write_rows(path: Path, count: int) -> Path:
 
 
 @pytest.mark.proves("R5")
-def test_a_million_lines_cost_under_40_mb_with_ids_checked(
-    tmp_path: Path, child: Any, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_million_lines_cost_under_40_mb_with_ids_checked(tmp_path: Path, child: Any, figure: Figure) -> None:
     write_rows(tmp_path / "warm.jsonl", 100)
     write_rows(tmp_path / "big.jsonl", LINES)
     found = json.loads(child(MEMORY))
-    record_property("memory", found)
-    print(found)
     assert found["count"] == LINES
-    assert found["grown_mb"] < 40
+    figure("lazy dataset of 1,000,000 lines: MB of memory", found["grown_mb"], at_most=40)
 
 
 @pytest.mark.proves("R5")
-def test_a_lazy_dataset_is_read_at_no_less_than_half_the_speed_of_bare_json(tmp_path: Path) -> None:
+def test_a_lazy_dataset_is_read_at_no_less_than_half_the_speed_of_bare_json(tmp_path: Path, figure: Figure) -> None:
     path = write_rows(tmp_path / "slice.jsonl", 20_000)
     dataset = Dataset.load(path, lazy=True)
 
@@ -91,13 +88,12 @@ def test_a_lazy_dataset_is_read_at_no_less_than_half_the_speed_of_bare_json(tmp_
             pass
 
     base, ours = medians(15, bare, lazy)
-    print(f"bare {base:.3f} s, lazy {ours:.3f} s, ratio {ours / base:.2f}")
-    assert ours <= 2 * base
+    figure("lazy dataset: time to read, x bare JSON", ours / base, at_most=2)
 
 
 @pytest.mark.proves("R12", "R13")
 @pytest.mark.parametrize("name", ["exact_match", "contains", "tool_called"])
-def test_the_canonical_call_costs_at_most_five_bare_calls(name: str) -> None:
+def test_the_canonical_call_costs_at_most_five_bare_calls(name: str, figure: Figure) -> None:
     session = session_of(ToolInvoked("search"))
     fn: Any = {"exact_match": exact_match, "contains": contains, "tool_called": tool_called("search")}[name]
     args = ("a", "a", session) if name == "tool_called" else ("a", "a")
@@ -113,15 +109,16 @@ def test_the_canonical_call_costs_at_most_five_bare_calls(name: str) -> None:
             await scorer.score(Case(sample, "a", session))
 
     base, ours = medians(15, bare, lambda: anyio.run(scored))
-    print(f"{name}: bare {base / count * 1e6:.2f} us, canonical {ours / count * 1e6:.2f} us, ratio {ours / base:.2f}")
-    assert ours <= 5 * base
+    figure(f"scoring with {name}: time, x a bare call", ours / base, at_most=5)
 
 
 # Processor time: importing waits for nothing, and a busy neighbour does not count.
 IMPORT = "import time\nstarted = time.process_time()\n{}\nprint(time.process_time() - started)"
 
 
-def test_importing_costs_at_most_a_third_more_than_what_everyone_imports(child: Any, tmp_path: Path) -> None:
+def test_importing_costs_at_most_a_third_more_than_what_everyone_imports(
+    child: Any, tmp_path: Path, figure: Figure
+) -> None:
     # Both from compiled files of this test's own: installed packages come compiled, a checkout may not.
     compiled = {"PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
 
@@ -133,5 +130,4 @@ def test_importing_costs_at_most_a_third_more_than_what_everyone_imports(child: 
     seconds(ours)
     times = [(seconds(baseline), seconds(ours)) for _ in range(9)]
     base, own = (min(pair[side] for pair in times) for side in (0, 1))
-    print(f"pydantic and anyio {base * 1e3:.0f} ms, fairtrial {own * 1e3:.0f} ms, ratio {own / base:.2f}")
-    assert own <= 1.3 * base
+    figure("import fairtrial: CPU time, x pydantic and anyio", own / base, at_most=1.3)

@@ -14,6 +14,7 @@ import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalLoop, EvalSuite, Sample, exact_match
 from fairtrial.suites.worker import run_worker
+from tests.figures import Figure
 from tests.fleet.processes import ROOT
 from tests.redis_server import RedisServer
 
@@ -33,7 +34,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.proves("R60", "R61")
 def test_no_op_trials_go_through_a_fleet_at_a_third_of_the_speed_of_a_bare_loop(
-    tmp_path: Path, benchmarks: Any
+    tmp_path: Path, benchmarks: Any, figure: Figure
 ) -> None:
     _, throughput = benchmarks
     ratios = []
@@ -42,13 +43,14 @@ def test_no_op_trials_go_through_a_fleet_at_a_third_of_the_speed_of_a_bare_loop(
         ours.mkdir()
         bare.mkdir()
         ratios.append(throughput.ours(ours, 10_000, 2).per_second / throughput.bare(bare, 10_000, 2))
-    assert statistics.median(ratios) >= 0.35, ratios
+    figure("fleet: no-op trials a second, x a bare loop", statistics.median(ratios), at_least=0.35)
 
 
 @pytest.mark.proves("R60")
-def test_fifty_thousand_trials_leave_queue_and_client_small(tmp_path: Path, benchmarks: Any) -> None:
+def test_fifty_thousand_trials_leave_queue_and_client_small(tmp_path: Path, benchmarks: Any, figure: Figure) -> None:
     scale, _ = benchmarks
     figures = scale.measure(tmp_path, 50_000, 2)
+    figure("fleet of 50,000 trials: MB of Redis", figures["redis_peak_mb"], at_most=60)
     assert scale.problems(figures) == [], figures
 
 
@@ -82,8 +84,8 @@ async def seconds_with(url: str, store: Path, *, joining: int) -> float:
 
 
 @pytest.mark.proves("R60")
-def test_three_workers_that_join_a_run_finish_it_more_than_twice_as_soon(tmp_path: Path) -> None:
+def test_three_workers_that_join_a_run_finish_it_more_than_twice_as_soon(tmp_path: Path, figure: Figure) -> None:
     with RedisServer(tmp_path / "redis") as server:
         alone = asyncio.run(seconds_with(server.url, tmp_path / "alone.db", joining=0))
         together = asyncio.run(seconds_with(server.url, tmp_path / "together.db", joining=3))
-    assert alone / together >= 2, (alone, together)
+    figure("fleet of 4 workers: speed, x one worker", alone / together, at_least=2)

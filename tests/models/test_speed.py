@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from fairtrial.testing.model_server import spawn_model_server
+from tests.figures import Figure
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -27,21 +28,21 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.mark.measured
-def test_the_adapter_keeps_nine_tenths_of_the_bare_sdks_throughput() -> None:
+def test_the_adapter_keeps_nine_tenths_of_the_bare_sdks_throughput(figure: Figure) -> None:
     benchmark = load("adapter")
     with spawn_model_server("Paris.", latency=0.05) as server:
         rates, costs = asyncio.run(benchmark.measure(server.base_url, 1500, 100, 3))
     print({name: [round(rate) for rate in found] for name, found in rates.items()})
     print({name: [round(cost, 2) for cost in found] for name, found in costs.items()})
     print({other: round(benchmark.ratio(rates, other), 2) for other in ("sdk", "sdk_raw", "aiohttp")})
-    assert benchmark.ratio(rates, "sdk") >= 0.9
+    figure("adapter: calls a second, x the bare SDK", benchmark.ratio(rates, "sdk"), at_least=0.9)
 
 
 @pytest.mark.measured
-def test_the_limiter_finds_a_limit_it_was_not_told() -> None:
+def test_the_limiter_finds_a_limit_it_was_not_told(figure: Figure) -> None:
     benchmark = load("limiter")
     fixed, adaptive = benchmark.compare(calls=1500, cap=40, latency=0.2)
     print(fixed, adaptive)
     assert fixed.failed == adaptive.failed == 0
-    assert adaptive.rate >= 0.85 * fixed.rate
+    figure("limiter: calls a second, x the right limit", adaptive.rate / fixed.rate, at_least=0.85)
     assert adaptive.refused_late < 0.05

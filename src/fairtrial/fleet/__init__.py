@@ -9,9 +9,9 @@ Exported names are imported lazily.
 
 from __future__ import annotations
 
-import importlib
-import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fairtrial.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fairtrial.fleet.client.collect import collect_results, collect_results_sync
@@ -94,21 +94,13 @@ __all__ = [
     "submit_dataset_sync",
 ]
 
-_RENAMED = {
-    "MemoryPostOffice": "MemoryBroker",
-    "PostOffice": "Broker",
-    "RedisPostOffice": "RedisBroker",
-    "open_post_office": "connect_broker",
+_REPLACED = {
+    "MemoryPostOffice": "fairtrial.fleet.MemoryBroker",
+    "PostOffice": "fairtrial.fleet.Broker",
+    "RedisPostOffice": "fairtrial.fleet.RedisBroker",
+    "open_post_office": "fairtrial.fleet.connect_broker",
 }
-"""Deprecated names, with those that replace them."""
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
-
-    def __getattr__(name: str) -> Any:
-        if name in _RENAMED:
-            warnings.warn(f"{__name__}.{name} is now called {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-            name = _RENAMED[name]
-        if name not in _WHERE:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    __getattr__ = lazy_names(__name__, _WHERE, _REPLACED)

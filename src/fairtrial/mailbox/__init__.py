@@ -5,8 +5,9 @@ Exported names are imported lazily, so that a process without Redis never import
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fairtrial.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fairtrial.mailbox.body import WireBody
@@ -71,8 +72,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
-
-    def __getattr__(name: str) -> Any:
-        if name not in _WHERE:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    __getattr__ = lazy_names(__name__, _WHERE)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fairtrial.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fairtrial.models.adapter import Completion, PromptResponse, ProviderAdapter, ToolSpec
@@ -63,20 +63,11 @@ _HOMES = {
     "tool_schema_accuracy": "agent",
 }
 
-_RENAMED = {"json_schema": "schema_of"}
-"""Deprecated names and their replacements."""
+_REPLACED = {"json_schema": "fairtrial.models.schema_of"}
 
 
 if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
-
-    def __getattr__(name: str) -> Any:
-        if name in _RENAMED:
-            warnings.warn(f"{__name__}.{name} is now called {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-            name = _RENAMED[name]
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    __getattr__ = lazy_names(__name__, _HOMES, _REPLACED)
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fairtrial.lazy import lazy_names
 from fairtrial.testing.fakes import FakeClock, session_of
 
 if TYPE_CHECKING:
@@ -20,10 +21,4 @@ if not TYPE_CHECKING:  # Loaded on first use: a test of an evaluator needs no st
         "check_environment": "environments",
         "eval_test": "assertions",
     }
-
-    def __getattr__(name: str) -> object:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    __getattr__ = lazy_names(__name__, _MODULES)
