@@ -28,6 +28,7 @@ html_title = f"Fairtrial {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_show_copyright = False
 html_theme_options = {"top_of_page_buttons": []}
 # Nothing is loaded from elsewhere: the fonts are those of the reader's system, and formulas are not typeset.
 pygments_style = "default"

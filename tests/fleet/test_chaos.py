@@ -15,7 +15,7 @@ from tests.fleet.chaos import Plan, run_chaos
 def test_every_trial_is_stored_exactly_once_whatever_is_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = Plan()
+    plan = Plan(trials=8_000, kill_every_seconds=2.0)  # `benchmarks/fleet_soak.py` does it for an hour.
     outcome = run_chaos(tmp_path, plan)
     extra = outcome.executions - plan.trials
     with capsys.disabled():

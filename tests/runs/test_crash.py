@@ -119,7 +119,7 @@ def test_a_suite_killed_twenty_times_ends_with_the_results_of_an_uninterrupted_r
 def test_the_same_on_postgresql_with_the_server_restarted_in_the_middle(
     tmp_path: Path, own_postgres: PostgresServer
 ) -> None:
-    kill_and_resume(own_postgres.new_database(), tmp_path, samples=6000, kills=20, server=own_postgres)
+    kill_and_resume(own_postgres.new_database(), tmp_path, samples=3000, kills=8, server=own_postgres)
 
 
 @pytest.mark.parametrize("request_to_end", [signal.SIGINT, signal.SIGTERM])
