@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import gzip
+import hashlib
 import json
 import statistics
 import subprocess
@@ -119,7 +120,6 @@ def spans_of_trial(number: int) -> list[Any]:
 
     trace_id = trace_id_of(trial_key(number), 1)
     root = event_span_id(trace_id, 0)
-    messages = json.dumps([{"role": "user", "parts": [{"type": "text", "content": "What is the weather? " * 15}]}])
     found = []
     attributes: list[tuple[str, AttributeValue]]
     for place in range(SPANS_OF_A_TRIAL):
@@ -127,6 +127,8 @@ def spans_of_trial(number: int) -> list[Any]:
             name, attributes = "POST /ask", [("http.request.method", "POST"), ("http.response.status_code", 200)]
         elif place % 2:
             name = "chat gpt-5"
+            text = hashlib.shake_128(f"{number} {place}".encode()).hexdigest(150)  # As hard to compress as text.
+            messages = json.dumps([{"role": "user", "parts": [{"type": "text", "content": text}]}])
             attributes = [
                 ("gen_ai.operation.name", "chat"), ("gen_ai.provider.name", "openai"),
                 ("gen_ai.request.model", "gpt-5"), ("gen_ai.response.model", "gpt-5-2026"),
