@@ -29,6 +29,7 @@ PROGRAMS = {
     "postgres": {"PostgresServer", "pg_server", "pg_url", "own_postgres"},
     "browser": {"browser", "screenshot", "Browser"},
     "tmux": {"terminal"},
+    "node": {"node"},
 }
 
 
@@ -37,6 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         used = {*getattr(item, "fixturenames", ()), *vars(getattr(item, "module", None) or object)}
         used |= {"pg_url"} if "postgresql" in item.name else set()
+        used |= {"node"} if "any-language" in item.name else set()
         for program, names in PROGRAMS.items():
             if used & names:
                 item.add_marker(program)

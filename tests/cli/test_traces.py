@@ -1,7 +1,8 @@
-"""`run --trace` and `export --format otlp`."""
+"""`run --trace`, and `export` with the formats otlp and langsmith."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import EVALS, Cli
 from tests.tracing.collector import Answer, Collector, attributes
+from tests.tracing.langsmith_server import KEY, LangSmithServer, experiments
 
 
 @pytest.fixture
@@ -43,13 +45,17 @@ def test_export_sends_a_stored_run(cli: Cli, place: Path, collector: Collector) 
     [
         (("run", "evals.py", "--trace-sample", "0.1"), "need --trace URL"),
         (("run", "evals.py", "--trace", "http://127.0.0.1:1", "--trace-profile", "x"), "must be one of plain"),
-        (("export", "doubles", "--format", "csv", "--trace-content"), "need --format otlp"),
+        (("export", "doubles", "--format", "csv", "--trace-content"), "need --format otlp or langsmith"),
+        (("export", "doubles", "--format", "langsmith", "--trace-profile", "plain"), "needs --format otlp"),
+        (("export", "doubles", "--format", "otlp", "--max-rows", "5"), "needs --format langsmith"),
+        (("export", "doubles", "--format", "langsmith", "--to", "env"), "LANGSMITH_API_KEY must be set"),
         (("export", "doubles", "--to", "http://127.0.0.1:1", "-o", "x"), "cannot be combined"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
-    cli: Cli, place: Path, words: tuple[str, ...], message: str
-) -> None:  # fmt: skip
+    cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.delenv("LANGSMITH_API_KEY", raising=False)
     Path("evals.py").write_text(EVALS)
     cli("run", "evals.py", "--quiet")
     done = cli(*words)
@@ -65,6 +71,55 @@ def test_a_server_that_refuses_is_an_error_that_names_the_remedy(cli: Cli, place
     assert done.code == 2
     assert "the server answered 403" in done.err
     assert "OTEL_EXPORTER_OTLP_HEADERS" in done.err
+
+
+def test_export_to_a_server_without_log_records_says_so(cli: Cli, place: Path) -> None:
+    Path("evals.py").write_text(EVALS)
+    cli("run", "evals.py", "--quiet")
+    with Collector(Answer(), Answer(404)) as collector:
+        done = cli("export", "doubles", "--to", collector.url)
+    told = "4 spans, scores in their attributes only, as the server takes no log records"
+    assert (done.code, told in done.err) == (0, True)
+
+
+def test_export_uploads_a_run_to_langsmith_once(
+    cli: Cli, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANGSMITH_API_KEY", KEY)
+    Path("evals.py").write_text(EVALS)
+    cli("run", "evals.py", "--quiet")
+    folder = tmp_path / "server"
+    folder.mkdir()
+    upload = ("export", "doubles", "--format", "langsmith", "--max-rows", "3")
+    with LangSmithServer(folder) as server:
+        done = cli(*upload, "--to", server.url)
+        told = f"uploaded to {server.url}: 2 experiments with 4 trials created\n"
+        assert (done.code, done.err) == (0, told)
+        monkeypatch.setenv("LANGSMITH_ENDPOINT", server.url)
+        again = cli(*upload, "--to", "env", "--json").json
+    assert again == {
+        "format": "fairtrial.upload/1", "run_id": again["run_id"], "to": "env", "created": 0, "existing": 2,
+        "unconfirmed": 0, "trials": 0,
+    }  # fmt: skip
+    rows = [row for experiment in experiments(folder) for row in experiment["results"]]
+    assert (len(rows), {"input" in row["inputs"] for row in rows}) == (4, {False})
+    assert cli(*upload, "--json").json["file"] == "doubles-1.langsmith.jsonl"
+    printed = cli(*upload, "-o", "-", "--trace-content").out.splitlines()
+    assert [len(json.loads(line)["results"]) for line in printed] == [3, 1]
+    assert all("input" in row["inputs"] for line in printed for row in json.loads(line)["results"])
+
+
+def test_an_upload_that_is_refused_says_what_to_do(
+    cli: Cli, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANGSMITH_API_KEY", "another-key-0123456789")
+    Path("evals.py").write_text(EVALS)
+    cli("run", "evals.py", "--quiet")
+    with LangSmithServer(tmp_path) as server:
+        done = cli("export", "doubles", "--format", "langsmith", "--to", server.url)
+    assert (done.code, "the server answered 403" in done.err) == (2, True)
+    assert "check the address and LANGSMITH_API_KEY; the same command continues the upload" in done.err
+    assert "another-key" not in done.err
 
 
 APP = """

@@ -103,7 +103,7 @@ def test_model_calls_and_tool_calls_become_spans_below_the_trial() -> None:
     assert attributes(root) == {
         "fairtrial.run.id": "run1", "fairtrial.suite": "support", "fairtrial.experiment": "baseline",
         "fairtrial.sample.id": "q1", "fairtrial.repeat": 0, "fairtrial.attempt": 1, "fairtrial.outcome": "scored",
-        "fairtrial.score": 0.25, "fairtrial.passed": False,
+        "fairtrial.score": 0.25, "fairtrial.passed": False, "fairtrial.metric.words": 1.0,
     }  # fmt: skip
     first, second, judge = [span for span in converted.spans if span.name.startswith("chat ")]
     assert (first.name, first.kind, judge.name) == ("chat gpt", 3, "chat claude")

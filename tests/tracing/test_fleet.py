@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, ToolInvoked, TrialContext, tool_called
+from fairtrial import (
+    Dataset,
+    EvalConfig,
+    EvalReport,
+    EvalSuite,
+    Sample,
+    ToolInvoked,
+    TrialContext,
+    open_store,
+    tool_called,
+)
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, MemoryBroker
 from fairtrial.suites.worker import run_worker
 from fairtrial.tracing import TraceReceiver
+from tests.redis_server import RedisServer
 from tests.tracing.test_receive import App
 
 
@@ -51,3 +68,64 @@ async def test_two_workers_receive_the_traces_of_their_own_trials() -> None:
     assert len(endpoints) == 2
     received = [each.traces.counts.spans for each in suites if isinstance(each.traces, TraceReceiver)]
     assert (sum(received), min(received) > 0) == (120, True)
+
+
+EVALS = """
+import time
+from pathlib import Path
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, TrialContext, tool_called
+from fairtrial.tracing import TraceReceiver
+from tests.tracing.test_receive import App
+
+def ask(number: int, ctx: TrialContext) -> str:
+    # The first trial of a worker waits for the first one of the other, so that both take part.
+    port = ctx.trace_endpoint.rpartition(":")[2]
+    Path(f"worker-{port}").touch()
+    while len(list(Path().glob("worker-*"))) < 2:
+        time.sleep(0.02)
+    app = App(ctx.trace_endpoint, ctx.traceparent)
+    app.send(*app.whole())
+    return ctx.trace_endpoint
+
+samples = Dataset([Sample(f"s{n}", n) for n in range(16)], name="questions")
+suite = EvalSuite("forecast", samples, ask, tool_called("weather"), config=EvalConfig(max_concurrent=2),
+                  version="1", traces=TraceReceiver(trace_wait_seconds=120.0))
+"""
+
+
+@pytest.mark.long
+def test_two_worker_processes_over_redis_each_receive_the_traces_of_their_own_trials(tmp_path: Path) -> None:
+    (tmp_path / "evals.py").write_text(EVALS)
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-m", "fairtrial.cli"]
+
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer(tmp_path / "redis"))
+        workers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, "worker", "evals.py", "--mailbox", redis.url, "--name", f"w{number}"],
+                    cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,
+                )
+            )
+            for number in range(2)
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(
+                [*command, "run", "evals.py", "--mailbox", redis.url, "--store", "runs.db", "--quiet"],
+                cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+            )  # fmt: skip
+        finally:
+            for worker in workers:
+                worker.send_signal(signal.SIGTERM)
+            logs = [worker.communicate(timeout=120)[1] for worker in workers]
+    assert done.stdout == "forecast@1:baseline  100.0% of 16 scored passed, 0 errors\n", (done.stderr, logs)
+    store = open_store(str(tmp_path / "runs.db"))
+    (run,) = store.runs()
+    results = list(EvalReport(store, run).results)
+    assert len({result.output for result in results}) == 2
+    for result in results:
+        assert [call.name for call in result.session[ToolInvoked].all()] == ["weather"]
+        assert result.usage.total_tokens == 35
+    store.close()

@@ -37,6 +37,7 @@ from fairtrial import (
 )
 from fairtrial.errors import ConfigurationError
 from fairtrial.session.events import SpanClosed, TraceIncomplete
+from fairtrial.store import redact, register_secret
 from fairtrial.tracing import TraceReceiver, TrialSpanProcessor
 from fairtrial.tracing.protocol_buffers import key_values
 from fairtrial.trials.traces import CollectedTrace
@@ -188,6 +189,16 @@ class TestCompleteness:
         result = only(suite_of(lambda n: "snow", TraceReceiver(trace_wait_seconds=0.3)).run_sync(store="memory:"))
         assert "incomplete: no span arrived" in result.error
 
+    def test_spans_of_unknown_traces_are_named_where_none_of_the_trial_arrived(self) -> None:
+        def starts_a_trace_of_its_own(number: int, ctx: TrialContext) -> str:
+            app = App(ctx.trace_endpoint, f"00-{'ab' * 16}-{'cd' * 8}-01")
+            app.send(*app.whole())
+            return "snow"
+
+        receiver = TraceReceiver(trace_wait_seconds=0.3)
+        result = only(suite_of(starts_a_trace_of_its_own, receiver).run_sync(store="memory:"))
+        assert "no span arrived, but 3 of unknown traces: the application did not use the traceparent" in result.error
+
     def test_spans_that_are_not_below_the_trial_are_incomplete(self) -> None:
         def ignores_the_parent(number: int, ctx: TrialContext) -> str:
             app = App(ctx.trace_endpoint, ctx.traceparent)
@@ -288,6 +299,26 @@ def test_late_spans_and_spans_of_unknown_traces_are_counted_and_change_nothing(r
     seen[0].send(seen[0].span("late"))
     assert (receiver.counts.unknown, receiver.counts.late) == (1, 1)
     assert [span.name for span in result.session[SpanClosed].all()] == ["POST /ask"]
+
+
+def test_secrets_in_received_spans_are_not_stored(receiver: TraceReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "sk-live-0123456789abcdefXYZ"
+    monkeypatch.setattr(redact, "_registered", {})
+    register_secret(secret)
+
+    def leaks(number: int, ctx: TrialContext) -> str:
+        app = App(ctx.trace_endpoint, ctx.traceparent)
+        outer, model, tool = app.whole()
+        outer["name"] = f"POST /ask?key={secret}"
+        for key in ("gen_ai.tool.call.arguments", "gen_ai.tool.call.result"):
+            tool["attributes"].append({"key": key, "value": {"stringValue": f'{{"key":"{secret}"}}'}})
+        app.send(outer, model, tool)
+        return "snow"
+
+    result = only(suite_of(leaks, receiver).run_sync(store="memory:"))
+    assert (result.passed, result.redacted_parts) == (True, ("transcript",))
+    assert secret not in repr(result.session.everything().envelopes)
+    assert [dict(call.params) for call in result.session[ToolInvoked].all()] == [{"key": "[redacted]"}]
 
 
 def test_a_receiver_that_is_restarted_in_mid_run_keeps_the_traces_of_running_trials(receiver: TraceReceiver) -> None:
@@ -393,6 +424,31 @@ class TestRequests:
         assert found[0] == found[1] == found[2] == found[3]
         assert len(found[0]) == 3
 
+    def test_a_body_of_several_gzip_members_is_read_to_its_end(self, receiver: TraceReceiver) -> None:
+        expected = receiver.expect(TrialKey("run", "b", "s"), 1)
+        app = App(receiver.endpoint, f"00-{expected.trace_id}-{expected.root_id}-01")
+        body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": app.whole()}]}]}).encode()
+        parts = gzip.compress(body[:100]) + gzip.compress(body[100:])
+        assert post(receiver.endpoint, parts, **{"Content-Encoding": "gzip"}) == 200
+        assert expected.collected().spans == 3
+
+    def test_log_records_that_an_exporter_repeats_count_once(self, receiver: TraceReceiver) -> None:
+        expected = receiver.expect(TrialKey("run", "b", "s"), 1)
+        app = App(receiver.endpoint, f"00-{expected.trace_id}-{expected.root_id}-01")
+        app.send(app.span("chat gpt", {"gen_ai.operation.name": "chat"}, span_id="12" * 8))
+        records = [
+            {"traceId": app.trace_id, "spanId": "12" * 8, "timeUnixNano": str(moment),
+             "eventName": "gen_ai.user.message", "body": {"kvlistValue": {"values": [
+                 {"key": "content", "value": {"stringValue": "hello"}}]}}}
+            for moment in (1, 2)
+        ]  # fmt: skip
+        for _ in range(2):
+            assert (
+                post(receiver.endpoint, {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}, "/v1/logs") == 200
+            )
+        messages = [each for each in expected.collected().envelopes if each.kind.endswith(":ChatMessage")]
+        assert len(messages) == 2
+
     def test_messages_that_come_as_log_records_are_part_of_the_model_call(self, receiver: TraceReceiver) -> None:
         expected = receiver.expect(TrialKey("run", "b", "s"), 1)
         app = App(receiver.endpoint, f"00-{expected.trace_id}-{expected.root_id}-01")
@@ -414,6 +470,8 @@ class TestRequests:
             assert len(bomb) < 1_000_000
             headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
             assert post(receiver.endpoint, bomb, **headers) == 413
+            many = gzip.compress(bytes(200_000)) * 8  # Each within the limit.
+            assert post(receiver.endpoint, many, **headers) == 413
             assert post(receiver.endpoint, {}) == 200
 
     def test_a_body_over_the_limit_is_refused_declared_or_not(self) -> None:
@@ -439,9 +497,19 @@ class TestRequests:
             (b"{", "/v1/traces", {}, 400),
             (b"[1]", "/v1/traces", {}, 400),
             (b'{"resourceSpans":[{"scopeSpans":[{"spans":[{"name":"no ids"}]}]}]}', "/v1/traces", {}, 400),
+            (
+                b'{"resourceSpans":[{"scopeSpans":[{"spans":[{"traceId":"a","spanId":"b","startTimeUnixNano":"1'
+                + b"0" * 400
+                + b'"}]}]}]}',
+                "/v1/traces",
+                {},
+                400,
+            ),
+            (b"[" * 200_000, "/v1/traces", {}, 400),
             (b"\xff\xff", "/v1/traces", {"Content-Type": "application/x-protobuf"}, 400),
             (b"x", "/v1/logs", {"Content-Encoding": "gzip"}, 400),
             (gzip.compress(b"{}")[:-6], "/v1/traces", {"Content-Encoding": "gzip"}, 400),
+            (gzip.compress(b"{}") + b"rest", "/v1/traces", {"Content-Encoding": "gzip"}, 400),
             (b"{}", "/v1/traces", {"Content-Encoding": "br"}, 400),
             (b"{}", "/v1/traces", {"Content-Type": "text/plain"}, 415),
             (b"{}", "/v1/metrics", {}, 404),

@@ -130,6 +130,23 @@ class TestSender:
             totals = send(resolve_endpoint(collector.url))
         assert (totals.rejected, totals.remark) == (1, "too old")
 
+    @pytest.mark.parametrize("status", [404, 405, 501])
+    def test_a_server_without_log_records_gets_the_spans_and_is_not_asked_again(self, status: int) -> None:
+        async def work(url: str) -> SendTotals:
+            async with OtlpSender(resolve_endpoint(url)) as sender:
+                for number in range(2):
+                    await sender.send([TrialConverter("run1").convert(result(number))], "support")
+                return sender.totals
+
+        with Collector(Answer(), Answer(status, b"no such page")) as collector:
+            totals = anyio.run(work, collector.url)
+        assert [request.path for request in collector.requests] == ["/v1/traces", "/v1/logs", "/v1/traces"]
+        assert (totals.trials, totals.spans, totals.logs, totals.takes_logs) == (2, 2, 0, False)
+
+    def test_a_server_that_refuses_spans_is_an_error_whatever_it_says_of_logs(self) -> None:
+        with Collector(Answer(404)) as collector, pytest.raises(TraceSendError, match="traces were refused"):
+            send(resolve_endpoint(collector.url))
+
     def test_an_answer_in_json_is_an_answer(self) -> None:
         with Collector(Answer(200, b'{"partialSuccess":{}}')) as collector:
             assert send(resolve_endpoint(collector.url)).rejected == 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairtrial.cli import options
+from fairtrial.cli import options, trace_export
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ FORMATS = {
     "kto": ("kto", "kto.jsonl"),
     "tokens": ("tokens", "tokens.jsonl"),
     "otlp": ("otlp", "otlp.jsonl"),
+    "langsmith": ("langsmith", "langsmith.jsonl"),
     "site": ("site", "zip"),
 }
 _TRAINING = ("trajectories", "sft", "dpo", "kto", "tokens")
@@ -75,11 +76,15 @@ def export(
         typer.Option(
             "--to",
             metavar="URL",
-            help="With otlp: send to this OTLP/HTTP address; env for OTEL_EXPORTER_OTLP_ENDPOINT.",
+            help="With otlp or langsmith: send to this address; env for that of the environment.",
         ),
     ] = None,
     trace_content: options.TraceContent = False,
     trace_profile: options.TraceProfile = None,
+    max_rows: Annotated[
+        int | None,
+        typer.Option("--max-rows", metavar="N", min=1, help="With langsmith: trials in one request (default: 1000)."),
+    ] = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
@@ -88,8 +93,8 @@ def export(
     csv, jsonl and parquet have one row per trial. html, markdown, json and junit contain the report. run contains
     everything in one file, which `EvalReport.load` and `--store` can read. site is a zip file of static pages: the
     report and up to 2,000 trials, the failed ones first. trajectories, sft, dpo, kto and tokens are training files of
-    JSON lines. otlp contains OpenTelemetry traces, without inputs, outputs and messages unless --trace-content is
-    given.
+    JSON lines. otlp contains OpenTelemetry traces, langsmith the requests that create the experiments of the run in
+    LangSmith; neither has inputs, outputs and messages unless --trace-content is given.
 
     \b
     Examples:
@@ -100,6 +105,7 @@ def export(
       fairtrial export support --format jsonl -o - | head
       fairtrial export support --format dpo -o pairs.jsonl
       fairtrial export support --format otlp --to http://127.0.0.1:4318
+      fairtrial export support --format langsmith --to env
     """
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import note, print_json
@@ -113,27 +119,27 @@ def export(
             f"as in: fairtrial export {name_of(named.run)}",
         )
     format_name, ending = FORMATS["otlp"] if to is not None and format is None else _format(format, output)
-    if format_name != "otlp" and (to is not None or trace_content or trace_profile is not None):
-        raise UserError("--to, --trace-content and --trace-profile need --format otlp", "add --format otlp")
+    traces = trace_export.TraceExportOptions(to, trace_content, trace_profile, max_rows)
+    traces.check(format_name)
     if to is not None:
         if output is not None or against is not None:
             raise UserError("--to cannot be combined with --output or --against", "send first, then write a file")
-        return _send(opened, named.run, to, trace_content, trace_profile, json)
+        return traces.send(opened, named.run, format_name, json)
     target = output or Path(f"{named.run.suite}-{named.run.number}.{ending}")
     report: Any = EvalReport(opened, named.run)
     if against is not None:
         report = _with_comparisons(opened, report, against, format_name)
     if str(target) == "-":
-        if format_name == "otlp":
-            _write_traces(opened, named.run, sys.stdout, trace_content, trace_profile)
+        if format_name in trace_export.FORMATS:
+            traces.write(opened, named.run, sys.stdout, format_name)
         else:
             _print(report, format_name)
         return 0
     counts = None
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent}", "make it first, or name another file with --output")
-    if format_name == "otlp":
-        _write_traces(opened, named.run, target, trace_content, trace_profile)
+    if format_name in trace_export.FORMATS:
+        traces.write(opened, named.run, target, format_name)
     elif format_name == "site":
         _write_site(opened, named.run, target)
     elif format_name == "run":
@@ -153,36 +159,6 @@ def export(
     else:
         note(f"wrote {target}, {size:,} bytes" + ("" if counts is None else f": {counts}"))
     return 0
-
-
-def _send(store: RunStore, run: RunRecord, url: str, trace_content: bool, trace_profile: str | None, json: bool) -> int:
-    """Send a run to an OTLP endpoint and say what the server took."""
-    from fairtrial.cli.screen import count, note, print_json
-    from fairtrial.errors import TraceSendError
-    from fairtrial.store.redact import current
-    from fairtrial.tracing.stored import send_run
-
-    try:
-        totals = send_run(store, run, url, content=trace_content, profile=trace_profile)
-    except TraceSendError as error:
-        raise UserError(current().text(str(error)), "check the address and OTEL_EXPORTER_OTLP_HEADERS") from None
-    url = current().text(url)
-    facts = {"trials": totals.trials, "spans": totals.spans, "logs": totals.logs, "rejected": totals.rejected}
-    if json:
-        print_json({"format": "fairtrial.traces/1", "run_id": run.run_id, "to": url, **facts})
-    else:
-        rejected = f"; the server rejected {totals.rejected:,}: {totals.remark}" if totals.rejected else ""
-        spans, logs = count(totals.spans, "span"), count(totals.logs, "evaluation result")
-        note(f"sent {count(totals.trials, 'trial')} to {url}: {spans}, {logs}{rejected}")
-    return 1 if totals.rejected else 0
-
-
-def _write_traces(
-    store: RunStore, run: RunRecord, target: Path | TextIO, trace_content: bool, trace_profile: str | None
-) -> None:
-    from fairtrial.tracing.stored import write_run
-
-    write_run(store, run, target, content=trace_content, profile=trace_profile)
 
 
 def _write_site(store: RunStore, run: RunRecord, target: Path) -> None:

@@ -16,6 +16,7 @@ from fairtrial.tracing.mapping import session_events
 from fairtrial.tracing.received import ReceivedLog, ReceivedSpan
 from fairtrial.trials.traces import CollectedTrace
 
+_NOT_USED = "the application did not use the traceparent it was given"
 _REMEMBERED = 10_000  # Closed traces that are told from unknown ones.
 
 
@@ -38,7 +39,7 @@ class PendingTrace:
         self.trace_id = trace_id
         self.root_id = root_id
         self.spans: dict[str, ReceivedSpan] = {}
-        self.logs: list[ReceivedLog] = []
+        self.logs: dict[str, ReceivedLog] = {}  # By all that they contain: they have no ids.
         self.changed_at = -math.inf  # On the clock `time.monotonic()`.
         self.cut_off = False
         self._notify: Callable[[], object] | None = None
@@ -54,13 +55,14 @@ class PendingTrace:
         if self.cut_off:
             return f"it has more than {self._buffer.max_spans:,} spans"
         if not spans:
-            return "no span arrived"
+            others = self._buffer.counts.unknown
+            return "no span arrived" + (f", but {others:,} of unknown traces: {_NOT_USED}" if others else "")
         missing = {span.parent_id for span in spans.values() if span.parent_id} - spans.keys() - {self.root_id}
         if missing:
             names = sorted(span.name for span in spans.values() if span.parent_id in missing)
             return f"{len(missing)} parent span(s) did not arrive, such as that of {names[0]!r}"
         if not any(span.parent_id == self.root_id for span in spans.values()):
-            return "no span is a child of the trial's: the application did not use the traceparent it was given"
+            return f"no span is a child of the trial's: {_NOT_USED}"
         return None
 
     async def wait(self) -> CollectedTrace:
@@ -87,7 +89,7 @@ class PendingTrace:
     def collected(self) -> CollectedTrace:
         """Return what has arrived."""
         with self._buffer.lock:
-            spans, logs = list(self.spans.values()), list(self.logs)
+            spans, logs = list(self.spans.values()), list(self.logs.values())
         problem = self.problem()
         try:
             return CollectedTrace(session_events(spans, logs, root_id=self.root_id), len(spans), problem)
@@ -146,29 +148,37 @@ class TraceBuffer:
 
     def add(self, spans: Iterable[ReceivedSpan] = (), logs: Iterable[ReceivedLog] = ()) -> None:
         """Add what arrived to the traces that it belongs to."""
-        counts = self.counts
         touched: set[PendingTrace] = set()
         with self.lock:
             for span in spans:
-                counts.spans += 1
-                trace = self._pending.get(span.trace_id)
-                if trace is None:
-                    if span.trace_id in self._closed:
-                        counts.late += 1
-                    else:
-                        counts.unknown += 1
-                elif span.span_id in trace.spans:
-                    counts.duplicates += 1
-                elif len(trace.spans) >= self.max_spans:
-                    counts.surplus += 1
-                    trace.cut_off = True
-                else:
-                    trace.spans[span.span_id] = span
+                trace = self._add_span(span)
+                if trace is not None:
                     touched.add(trace)
             for log in logs:
                 trace = self._pending.get(log.trace_id)
                 if trace is not None and len(trace.logs) < self.max_spans:
-                    trace.logs.append(log)
+                    trace.logs.setdefault(repr(log), log)
                     touched.add(trace)
         for trace in touched:
             trace.tell()
+
+    def _add_span(self, span: ReceivedSpan) -> PendingTrace | None:
+        """Add and count a span; returns its trace if that has changed."""
+        counts = self.counts
+        counts.spans += 1
+        trace = self._pending.get(span.trace_id)
+        if trace is None:
+            if span.trace_id in self._closed:
+                counts.late += 1
+            else:
+                counts.unknown += 1
+            return None
+        if span.span_id in trace.spans:
+            counts.duplicates += 1
+            return None
+        if len(trace.spans) >= self.max_spans:
+            counts.surplus += 1
+            trace.cut_off = True
+            return None
+        trace.spans[span.span_id] = span
+        return trace

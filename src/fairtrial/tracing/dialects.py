@@ -7,6 +7,7 @@ OpenLLMetry, Langfuse, LangSmith and the Vercel AI SDK.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -146,6 +147,16 @@ def usage_of(attributes: Mapping[str, Any]) -> TokenUsage | None:
     return TokenUsage(
         given or 0, answered or 0, cached or 0, reasoning_tokens=thought or 0, cache_write_tokens=written or 0
     )
+
+
+def cost_of(attributes: Mapping[str, Any]) -> float | None:
+    """Return the cost of a call in US dollars, as the instrumentation has it; None if it has none."""
+    details = _mapping(_decoded(attributes.get("langfuse.observation.cost_details")))
+    names = ("fairtrial.cost_usd", "llm.cost.total", "gen_ai.usage.cost")
+    for value in (*(attributes.get(name) for name in names), details.get("total")):
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+            return float(value)
+    return None
 
 
 def tool_of(span: ReceivedSpan) -> ToolRun:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fairtrial.codec import to_json
-from fairtrial.session.events import PromptExecuted, SpanClosed, ToolInvoked
+from fairtrial.models.pricing import configured_prices, priced
+from fairtrial.session.events import PromptExecuted, SpanClosed, TokenUsage, ToolInvoked
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.session.views import Envelope, kind_of
 from fairtrial.tracing.dialects import (
     Conversation,
     conversation_of,
+    cost_of,
     finish_reason_of,
     kind_of_span,
     model_of,
@@ -21,6 +24,12 @@ from fairtrial.tracing.dialects import (
     usage_of,
 )
 from fairtrial.tracing.received import ReceivedLog, ReceivedSpan
+
+_PRICE_LISTS = {
+    "aws.bedrock": "aws", "az.ai.openai": "azure", "azure.ai.inference": "azure", "azure.ai.openai": "azure",
+    "gcp.gemini": "google", "gcp.gen_ai": "google", "gcp.vertex_ai": "google", "mistral_ai": "mistral", "x_ai": "x-ai",
+}  # fmt: skip
+"""The price list of a provider, where its name is not that of the list."""
 
 
 class _Timed(NamedTuple):
@@ -133,10 +142,26 @@ def _prompt_executed(span: ReceivedSpan) -> PromptExecuted:
     return PromptExecuted(
         adapter=provider_of(attributes),
         model=model_of(attributes),
-        usage=usage_of(attributes),
+        usage=_priced_usage(attributes),
         finish_reason=finish_reason_of(attributes),
         duration_ms=_milliseconds(span),
     )
+
+
+def _priced_usage(attributes: Mapping[str, Any]) -> TokenUsage | None:
+    """Return the tokens of a call with its cost: as the span has it, by configured prices, or by the price list."""
+    usage = usage_of(attributes)
+    if usage is None:
+        return None
+    cost, model = cost_of(attributes), model_of(attributes)
+    prices = configured_prices(model)
+    if cost is None and prices is not None:
+        cost = prices.cost(usage)
+    if cost is not None:
+        return replace(usage, cost_usd=cost)
+    provider = provider_of(attributes).lower()
+    named = _PRICE_LISTS.get(provider, provider.partition(".")[0])  # The Vercel AI SDK: `openai.chat`.
+    return priced(usage, model, provider=named or None)
 
 
 def _tool_invoked(span: ReceivedSpan) -> ToolInvoked:

@@ -28,13 +28,14 @@ class ReceivedSpan(NamedTuple):
 
 
 class ReceivedLog(NamedTuple):
-    """One log record that belongs to a span."""
+    """One log record that belongs to a span; `time` is in nanoseconds since the epoch, 0 if it is not given."""
 
     trace_id: str
     span_id: str
     name: str
     body: Any
     attributes: Mapping[str, Any]
+    time: int = 0
 
 
 def parse_traces(body: bytes, *, is_json: bool) -> list[ReceivedSpan]:
@@ -77,6 +78,7 @@ def parse_logs(body: bytes, *, is_json: bool) -> list[ReceivedLog]:
             log.event_name,
             plain_value(log.body),
             plain_attributes(log.attributes),
+            log.time_unix_nano,
         )
         for group in request.resource_logs
         for scope in group.scope_logs
@@ -96,7 +98,7 @@ def _message(kind: Any, body: bytes) -> Any:
 def _checked[T](body: bytes, read: Any) -> list[T]:
     try:
         return list(read(json.loads(body)))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"the body must be an OTLP request in JSON ({type(error).__name__}: {error})") from None
 
 
@@ -131,6 +133,7 @@ def _json_logs(tree: Any) -> Iterator[ReceivedLog]:
                 str(log.get("eventName") or ""),
                 json_value(log.get("body")),
                 json_attributes(log.get("attributes")),
+                int(log.get("timeUnixNano") or 0),
             )
 
 

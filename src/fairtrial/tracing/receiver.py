@@ -214,13 +214,18 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
         return body
     if chosen not in ("gzip", "deflate"):
         raise DataError(f"the content encoding must be gzip, deflate or none (got {chosen[:40]!r})")
-    reader: Any = zlib.decompressobj(31 if chosen == "gzip" else 15)
-    try:
-        found: bytes = reader.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise DataError(f"the body must be valid {chosen} ({error})") from None
-    if len(found) > limit:
-        raise _TooLargeError
-    if not reader.eof:
-        raise DataError(f"the body must be complete {chosen} (it ends early)")
-    return found
+    parts, size = [], 0
+    while body:  # A body may have several members, one after another.
+        reader: Any = zlib.decompressobj(31 if chosen == "gzip" else 15)
+        try:
+            part: bytes = reader.decompress(body, limit - size + 1)
+        except zlib.error as error:
+            raise DataError(f"the body must be valid {chosen} ({error})") from None
+        size += len(part)
+        if size > limit:
+            raise _TooLargeError
+        if not reader.eof:
+            raise DataError(f"the body must be complete {chosen} (it ends early)")
+        parts.append(part)
+        body = reader.unused_data
+    return b"".join(parts)

@@ -7,7 +7,6 @@ included only on request. Secrets are replaced in either case.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +17,7 @@ from fairtrial.session.snapshot import restore_session
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.session.views import JUDGE, Envelope, kind_of
 from fairtrial.store.redact import Redactor, current
+from fairtrial.tracing.facts import FAILED_OUTCOMES, EvaluationFact, error_type, evaluations_of, output_text, utf8
 from fairtrial.tracing.messages import genai_messages
 from fairtrial.tracing.profiles import PLAIN, Profile
 from fairtrial.tracing.protocol_buffers import AttributeValue, key_values, otlp_messages
@@ -36,11 +36,9 @@ EVALUATION_EVENT = "gen_ai.evaluation.result"
 _INTERNAL, _CLIENT = 1, 3  # Span kinds.
 _OK, _ERROR = 1, 2  # Status codes.
 _INFO, _WARN = 9, 13  # Severity numbers of log records.
-_FAILED_OUTCOMES = ("task_error", "timeout", "dead_letter")
 _SPANS = {kind_of(kind): kind for kind in (PromptExecuted, ToolInvoked, SpanClosed)}
 _MESSAGE = kind_of(ChatMessage)
 _MARKS = tuple(name.rpartition(":")[2].encode() for name in _SPANS)
-_TYPE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*(?=\s*(?::|\Z))")
 
 type Attributes = list[tuple[str, AttributeValue]]
 
@@ -93,7 +91,7 @@ class TrialConverter:
             result.started_at,
             end,
             self._trial_attributes(result, sample),
-            self._error_text(result) if result.outcome in _FAILED_OUTCOMES else None,
+            self._error_text(result) if result.outcome in FAILED_OUTCOMES else None,
         )
         spans = [root]
         if recorded:
@@ -121,16 +119,16 @@ class TrialConverter:
         ]
         if score is not None:
             found += (("fairtrial.score", score.value), ("fairtrial.passed", score.passed))
+            # For servers that take no log records.
+            found += [(f"fairtrial.metric.{self._clean(each.name)}", float(each.value)) for each in score.metrics]
         if result.outcome != "scored" and result.error is not None:
-            found.append(("error.type", _error_type(result.error, result.outcome)))
+            found.append(("error.type", error_type(result.error, result.outcome)))
         if result.usage.cost_usd is not None:
             found.append(("fairtrial.cost_usd", result.usage.cost_usd))
         given = output = None
         if self.content:
             given = None if sample is None else dumps(sample.input)
-            output = result.output_json
-            if output is None and result.outcome in ("scored", "scorer_error"):
-                output = dumps(result.output)
+            output = output_text(result)
             if given is not None:
                 found.append(("fairtrial.input", given))
             if output is not None:
@@ -220,31 +218,30 @@ class TrialConverter:
         if error is None and data.get("success") is False:
             error = "the tool reported a failure"
         if error is not None:
-            found.append(("error.type", _error_type(str(error), "tool_error")))
+            found.append(("error.type", error_type(str(error), "tool_error")))
         return f"execute_tool {name}", found, error
 
     def _evaluations(self, trace_id: bytes, root_id: bytes, result: EvalResult, end: float) -> list[LogRecord]:
-        score = result.score
-        if score is None:
-            if result.outcome != "scorer_error":
-                return []
+        if result.outcome == "scorer_error" and result.score is None:
             attributes: Attributes = [
                 ("gen_ai.evaluation.name", self.evaluator or "score"),
-                ("error.type", _error_type(result.error or "", "scorer_error")),
+                ("error.type", error_type(result.error or "", "scorer_error")),
             ]
             if self.content and result.error:
                 attributes.append(("gen_ai.evaluation.explanation", result.error))
             return [self._log(trace_id, root_id, end, attributes, _WARN)]
-        found = [self._evaluation(score.name or self.evaluator or "score", score.value, score.passed, score.reason)]
-        found += [self._evaluation(each.name, each.value, each.passed, each.reason) for each in score.metrics]
-        return [self._log(trace_id, root_id, end, attributes, _INFO) for attributes in found]
+        found = evaluations_of(result, self.evaluator)
+        return [self._log(trace_id, root_id, end, self._evaluation(each), _INFO) for each in found]
 
-    def _evaluation(self, name: str, value: float, passed: bool | None, reason: str) -> Attributes:
-        found: Attributes = [("gen_ai.evaluation.name", name), ("gen_ai.evaluation.score.value", float(value))]
-        if passed is not None:
-            found.append(("gen_ai.evaluation.score.label", "pass" if passed else "fail"))
-        if self.content and reason:
-            found.append(("gen_ai.evaluation.explanation", reason))
+    def _evaluation(self, evaluation: EvaluationFact) -> Attributes:
+        found: Attributes = [
+            ("gen_ai.evaluation.name", evaluation.name),
+            ("gen_ai.evaluation.score.value", evaluation.value),
+        ]
+        if evaluation.passed is not None:
+            found.append(("gen_ai.evaluation.score.label", "pass" if evaluation.passed else "fail"))
+        if self.content and evaluation.reason:
+            found.append(("gen_ai.evaluation.explanation", evaluation.reason))
         return found
 
     def _span(
@@ -296,7 +293,7 @@ class TrialConverter:
         for name, value in attributes:
             if type(value) is str:
                 is_json = value[:1] in _JSON_STARTS
-                found.append((name, _utf8(self.redactor.json(value) if is_json else self.redactor.text(value))))
+                found.append((name, utf8(self.redactor.json(value) if is_json else self.redactor.text(value))))
             elif type(value) is tuple:
                 found.append((name, tuple(self._clean(item) for item in value)))
             else:
@@ -304,7 +301,7 @@ class TrialConverter:
         return found
 
     def _clean(self, text: str) -> str:
-        return _utf8(self.redactor.text(text))
+        return utf8(self.redactor.text(text))
 
 
 _JSON_STARTS = frozenset("{[")
@@ -338,22 +335,9 @@ def _conversation(recorded: Sequence[Envelope], position: int) -> tuple[list[Any
     return [each for place, each in ours if place < position], []
 
 
-def _error_type(error: str, otherwise: str) -> str:
-    """Return the type of an error from its text, `ValueError: too hard`; a message alone is content."""
-    found = _TYPE_NAME.match(error)
-    return found[0] if found is not None and ":" in error else otherwise
-
-
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else dumps(value)
 
 
 def _nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
-
-
-def _utf8(text: str) -> str:
-    """Return text that UTF-8 can encode: lone surrogates become question marks."""
-    if text.isascii():
-        return text
-    return text.encode("utf-8", "replace").decode("utf-8")

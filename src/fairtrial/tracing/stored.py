@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import batched
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import anyio
 
 from fairtrial.tracing.endpoint import resolve_endpoint
+from fairtrial.tracing.facts import trials_with_samples
+from fairtrial.tracing.files import write_whole
 from fairtrial.tracing.profiles import profile_named
 from fairtrial.tracing.protocol_buffers import otlp_messages
 from fairtrial.tracing.requests import json_lines
@@ -18,7 +19,6 @@ from fairtrial.tracing.sender import OtlpSender, SendTotals
 from fairtrial.tracing.spans import ConvertedTrial, TrialConverter
 
 if TYPE_CHECKING:
-    from fairtrial.data.sample import Sample
     from fairtrial.store.protocol import RunRecord, RunStore
 
 _BATCH = 128
@@ -29,14 +29,8 @@ def converted_trials(
 ) -> Iterator[ConvertedTrial]:
     """Yield the trials of a stored run as spans and log records, in the order of the plan."""
     converter = TrialConverter.of_run(run, content=content, profile=profile_named(profile))
-    sample: tuple[int, Sample[Any, Any] | None] = (-1, None)
-    for result in store.results(run.run_id, outputs=content, snapshots=True):
-        if result.outcome == "not_run":
-            continue
-        place = run.split(result.ordinal)[0]
-        if content and place != sample[0]:
-            sample = (place, store.sample(run.run_id, place))
-        yield converter.convert(result, sample[1])
+    for result, sample in trials_with_samples(store, run, content=content, snapshots=True):
+        yield converter.convert(result, sample)
 
 
 def send_run(
@@ -60,24 +54,15 @@ def write_run(
 ) -> int:
     """Write a stored run as lines of OTLP's JSON; returns the number of trials. A file appears when it is complete."""
     otlp_messages("exporting traces")
-    if not isinstance(target, Path):
-        return _write_lines(store, run, target, content, profile)
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            count = _write_lines(store, run, file, content, profile)
-        os.replace(aside, target)
-    finally:
-        aside.unlink(missing_ok=True)
-    return count
 
+    def write(file: TextIO) -> int:
+        count = 0
+        for trials in batched(converted_trials(store, run, content=content, profile=profile), _BATCH):
+            spans = [span for trial in trials for span in trial.spans]
+            logs = [log for trial in trials for log in trial.logs]
+            for line in json_lines(spans, logs, run.suite):
+                file.write(line + "\n")
+            count += len(trials)
+        return count
 
-def _write_lines(store: RunStore, run: RunRecord, file: TextIO, content: bool, profile: str | None) -> int:
-    count = 0
-    for trials in batched(converted_trials(store, run, content=content, profile=profile), _BATCH):
-        spans = [span for trial in trials for span in trial.spans]
-        logs = [log for trial in trials for log in trial.logs]
-        for line in json_lines(spans, logs, run.suite):
-            file.write(line + "\n")
-        count += len(trials)
-    return count
+    return write_whole(target, write)
