@@ -23,6 +23,7 @@ from fairtrial.viewer.working import Workbench
 from tests.viewer.conftest import HOSTILE, Viewed, add_support_runs, open_session, segment, start_server, trial
 
 RUN = "support@2"
+FORM = "application/x-www-form-urlencoded"
 
 
 def plain(text: str) -> str:
@@ -36,21 +37,36 @@ def samples_of(text: str) -> list[str]:
 
 @pytest.mark.proves("R122")
 def test_every_route_is_behind_the_guard(viewed: Viewed) -> None:
-    viewer = Viewer(viewed.store, Workbench("", read_only=True), viewed.server.access, place="", read_only=True)
-    paths = []
+    viewer = Viewer(viewed.store, Workbench("", read_only=True), viewed.server.access, place="", read_only=False)
+    reviewer = open_session(viewed.server, "rev")
+    paths, open_to_reviewers = [], []
     for route in routes(viewer):
         filled = re.sub(r"\{repeat:int\}", "0", route.path)
         filled = re.sub(r"\{(\w+)\}", "x", filled).lstrip("/")
-        paths.append(filled)
+        method = "POST" if "POST" in (route.methods or ()) else "GET"
+        paths.append((method, filled))
         if filled == "login":
             continue
-        method = next(iter(route.methods or {"GET"} - {"HEAD"})) if "POST" in (route.methods or ()) else "GET"
         headers = {"Origin": f"http://127.0.0.1:{viewed.server.port}", "Content_Length": "0"}
         assert viewed.get(filled, method=method, Cookie="", **headers).status == 401, filled
         assert viewed.get(filled, method=method, host="evil.example", **headers).status == 421, filled
         assert viewed.get(filled, method=method, Sec_Fetch_Site="cross-site", **headers).status == 403, filled
-    assert len(paths) == 15
-    assert len(set(paths)) == 15
+        if method == "POST":
+            assert viewed.get(filled, method=method, Origin="http://evil.example", Content_Length="0").status == 403
+            assert viewed.get(filled, method=method, Content_Length="0").status == 403, filled
+        if method == "POST" and filled != "logout":
+            forged = viewed.get(
+                filled, method=method, body="form_secret=guessed", Content_Type=FORM, Origin=headers["Origin"]
+            )
+            assert (forged.status, "another session" in forged.text) == (403, True), filled
+        if filled != "logout":
+            answer = viewed.get(filled, method=method, Cookie=reviewer, **headers)
+            if answer.text != "this session is for reviews only\n":
+                open_to_reviewers.append((method, filled))
+    assert len(paths) == len(set(paths)) == 26
+    assert open_to_reviewers == [
+        ("GET", "review"), ("GET", "review/x"), ("GET", "review/x/blob/x"), ("GET", "static/x/x"), ("POST", "review/x"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ["", RUN, f"{RUN}/trials", "nothing@1", "static/x/y", "login?token=wrong"])
@@ -229,12 +245,12 @@ def test_the_trials_of_a_filter_are_exported(viewed: Viewed) -> None:
 
 
 def test_cells_that_look_like_formulas_are_quoted() -> None:
-    from fairtrial.viewer.pages.trials import _cell
+    from fairtrial.viewer.pages.trials import cell_text
 
-    assert [_cell(text, raw=False) for text in ("=1+1", "-2", "@x", "+x", "safe", "")] == [
+    assert [cell_text(text, raw=False) for text in ("=1+1", "-2", "@x", "+x", "safe", "")] == [
         "'=1+1", "'-2", "'@x", "'+x", "safe", "",
     ]  # fmt: skip
-    assert _cell("=1+1", raw=True) == "=1+1"
+    assert cell_text("=1+1", raw=True) == "=1+1"
 
 
 @pytest.mark.proves("R120")

@@ -49,6 +49,7 @@ class Jobs:
             "columns": self._build,
             "filtered": self._filtered,
             "compare": self._compare,
+            "calibration": self._calibration,
             "search": self._search,
         }
         try:
@@ -121,6 +122,26 @@ class Jobs:
             "html": str(fragment(Document(document.title, (), blocks))),
             "json": comparison.to_json(),
             **self._flips(baseline[job["a_experiment"]].source, candidate[job["b_experiment"]].source),
+        }
+
+    def _calibration(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Compare the judge with people's labels."""
+        from fairtrial.render.calibration_document import judge_sentence
+        from fairtrial.render.document import Document
+        from fairtrial.render.documents import IN_HTML, document_of
+        from fairtrial.report.calibrate import calibrate
+        from fairtrial.report.report import EvalReport
+        from fairtrial.viewer.text import fragment
+
+        report: EvalReport[Any] = EvalReport(self._store, self._run(job))
+        found = calibrate(report[job["experiment"]], metric=job["metric"], name=job["name"])
+        document = document_of(found, IN_HTML)
+        return {
+            "sentence": judge_sentence(found),
+            "labelled": found.labelled,
+            "judged": found.judged,
+            "html": str(fragment(Document(document.title, (), document.blocks))),
+            "json": found.to_json(),
         }
 
     def _flips(self, baseline: Any, candidate: Any) -> dict[str, Any]:
