@@ -86,6 +86,7 @@ def test_a_wrong_token_opens_no_session(viewed: Viewed) -> None:
 def test_the_token_leads_to_the_run_and_out_of_the_address(viewed: Viewed) -> None:
     answer = viewed.get(f"login?token={viewed.server.access.token}&run=support@2", Cookie="")
     assert (answer.status, answer.headers["location"]) == (303, "./support@2")
+    assert answer.headers["referrer-policy"] == "no-referrer"
     assert viewed.get("login?token=" + viewed.server.access.token + "&run=//evil.example/").headers["location"] == (
         "./%252F%252Fevil.example%252F"
     )

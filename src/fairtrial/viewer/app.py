@@ -127,7 +127,8 @@ async def login(viewer: Viewer, request: Request) -> Response:
     visitor, session = found
     run = request.query_params.get("run", "")
     location = "./review" if visitor.review_only else f"./{segment(run)}" if run else "./"
-    return Response(status_code=303, headers={"location": location, "set-cookie": viewer.access.set_cookie(session)})
+    headers = {"location": location, "set-cookie": viewer.access.set_cookie(session), "referrer-policy": "no-referrer"}
+    return Response(status_code=303, headers=headers)
 
 
 async def logout(viewer: Viewer, request: Request) -> Response:

@@ -7,6 +7,7 @@ and the memory of a large comparison goes with the process.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -254,8 +255,11 @@ def main() -> None:
     start = json.loads(sys.stdin.readline())
     jobs = Jobs(open_viewed(start["store"], read_only=start["read_only"]))
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(jobs.answer(json.loads(line))) + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(json.dumps(jobs.answer(json.loads(line))) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os._exit(0)  # The server was killed: nobody waits for the answer.
 
 
 if __name__ == "__main__":
