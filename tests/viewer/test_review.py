@@ -285,6 +285,7 @@ def test_nothing_of_the_judge_the_run_or_others_is_sent_to_a_reviewer(desk: Desk
     for hidden in (
         "judge-model", "as expected", "not what was asked", "a fine answer", "judged by", "support", "baseline",
         "refund", "delivery", "q0", "q1", "q2", "q3", "passed", "failed", "0.250", "runs.db", "me: ", "ben",
+        "You help customers",
     ):  # fmt: skip
         assert hidden not in body, hidden
     assert "Where is order" in body

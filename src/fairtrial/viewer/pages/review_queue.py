@@ -24,6 +24,7 @@ from fairtrial.viewer.review import ANSWERS, KEYS, SKIP_REASONS, ReviewMember, a
 from fairtrial.viewer.text import markdown
 
 _SHOWN_LANES = ("message", "tool")  # Other events name models, which may tell the experiment.
+_INSTRUCTIONS = ("system", "developer")
 
 
 async def review_list(viewer: Viewer, request: Request) -> Response:
@@ -99,7 +100,7 @@ def blind_values(
     keys = [name.removeprefix("m.") for name in review.shows if name.startswith("m.")]
     facts += [(key, value_text(sample.metadata[key])) for key in keys if key in sample.metadata]
     shows_transcript = more.get("transcript") == "1"
-    events = _task_transcript(result)
+    events = _task_transcript(result, with_instructions="experiment" in review.shows)
     own = opened.state.answers.get(member.ordinal, {}).get(who)
     said = next((word for word, value in ANSWERS[review.scale].items() if value == own), "")
     return {
@@ -114,11 +115,18 @@ def blind_values(
     }  # fmt: skip
 
 
-def _task_transcript(result: EvalResult) -> Transcript:
-    """Return the messages and tool calls of the task; nothing of judges, models and the framework."""
+def _task_transcript(result: EvalResult, *, with_instructions: bool) -> Transcript:
+    """Return the messages and tool calls of the task; nothing of judges, models and the framework.
+
+    Instructions of the system are left out where the experiment is: a prompt often is the experiment.
+    """
     own = [event for event in envelopes(result) if event.actor != JUDGE]
     found = transcript(own)
-    entries = tuple(entry for entry in found.entries if entry.lane in _SHOWN_LANES)
+    entries = tuple(
+        entry
+        for entry in found.entries
+        if entry.lane in _SHOWN_LANES and (with_instructions or entry.label.partition(" ")[0] not in _INSTRUCTIONS)
+    )
     return Transcript(entries, len(entries), found.attempts, (), found.seconds, 0)
 
 

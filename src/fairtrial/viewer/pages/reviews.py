@@ -198,13 +198,16 @@ def _judge_errors(viewer: Viewer, links: Any, opened: OpenReview) -> dict[str, l
     """Return the trials on which the judge and most people disagree."""
     state, run = opened.state, opened.run
     asked = {member.ordinal: member for member in state.members if state.majority(member) is not None}
-    found: dict[str, list[ReviewMember]] = {"passed by the judge, failed by people": [], "the other way round": []}
-    passing, failing = found.values()
+    passing: list[ReviewMember] = []
+    failing: list[ReviewMember] = []
     for preview in viewer.store.previews(run.run_id, list(asked), size=1):
         member = asked[preview.ordinal]
         if preview.passed is not None and preview.passed != state.majority(member):
             (passing if preview.passed else failing).append(member)
-    return {name: _rows(viewer, links, opened, members) for name, members in found.items()}
+    return {
+        "passed by the judge, failed by people": _rows(viewer, links, opened, passing),
+        "failed by the judge, passed by people": _rows(viewer, links, opened, failing),
+    }
 
 
 async def _calibration(viewer: Viewer, opened: OpenReview, experiment: str, metric: str) -> dict[str, Any] | None:
