@@ -18,6 +18,7 @@ from fairtrial.store.notes import (
     FleetNote,
     GateNote,
     ImportNote,
+    JudgeNote,
     MissingNote,
     NoteChanges,
     ReviewNote,
@@ -54,6 +55,7 @@ STORED: dict[str, Any] = {
         "scale": "ratings", "seed": "00ff", "size": 50, "votes": 2, "shows": ["expected", "m.kind"],
         "created_at": 7.5, "created_by": "ann",
     }],
+    "judges": [{"name": "polite", "question": "Is it?", "include_input": False, "pairs": True}],
     "fleet": {"cursor": 20, "fingerprint": "f1"},
     "missing": {"count": 2, "first": ["a/s#0", "a/t#0"]},
     "crashes": [2, 7, 3, 1],
@@ -89,6 +91,7 @@ def test_every_fact_is_stored_byte_for_byte_as_it_always_was() -> None:
         sample_types=("Problem", ""),
         gates=(GateNote("a", "r2", "b", "c", "d", 9),),
         reviews=(REVIEW,),
+        judges=(JudgeNote("polite", "Is it?", False, True),),
         fleet=FleetNote(20, "f1"),
         missing=MissingNote(2, ("a/s#0", "a/t#0")),
         crashes=CrashNote(2, 7, 3, 1),
@@ -107,6 +110,8 @@ def test_every_stored_fact_is_read_as_its_record() -> None:
     assert notes.sample_types == ("Problem", "")
     assert notes.gates == (GateNote("a", "r2", "b", "c", "d", 9),)
     assert RunNotes({"gates": [{"baseline": "a"}, 3]}).gates == ()
+    assert notes.judges == (JudgeNote("polite", "Is it?", False, True),)
+    assert RunNotes({"judges": [{"name": "x"}, 7]}).judges == ()
     assert notes.reviews == (REVIEW,)
     stored = STORED["reviews"][0]
     for damaged in ({"name": "helpful"}, stored | {"seed": "xyz"}, stored | {"scale": "stars"}, 3):

@@ -301,6 +301,23 @@ class ReviewNote:
         return made if made.scale in ("pass_fail", "ratings") and made.size > 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class JudgeNote:
+    """What a judge of the run asks of every output. With a trial, its whole prompt can be rebuilt from it.
+
+    Attributes:
+        name: The name of the judge.
+        question: The text that follows what is judged.
+        include_input: Whether the judge sees the input.
+        pairs: Whether it compares the output with the expected one.
+    """
+
+    name: str
+    question: str
+    include_input: bool = True
+    pairs: bool = False
+
+
 class NoteChanges(TypedDict, total=False):
     """Notes to write; None removes one. Keys are the stored names and the properties of `RunNotes`."""
 
@@ -321,6 +338,7 @@ class NoteChanges(TypedDict, total=False):
     sample_types: tuple[str, str]
     gates: Sequence[GateNote]
     reviews: Sequence[ReviewNote]
+    judges: Sequence[JudgeNote]
 
 
 def write_notes(**changes: Unpack[NoteChanges]) -> dict[str, JSON]:
@@ -406,6 +424,13 @@ class RunNotes:
         found = self.stored.get("reviews")
         stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
         return tuple(review for part in stored if (review := ReviewNote.read(part)) is not None)
+
+    @property
+    def judges(self) -> tuple[JudgeNote, ...]:
+        """What the judges of the run ask; those with a prompt template of their own are missing."""
+        found = self.stored.get("judges")
+        stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
+        return tuple(JudgeNote(**_known(JudgeNote, part)) for part in stored if {"name", "question"} <= part.keys())
 
     @property
     def had_owner(self) -> bool:

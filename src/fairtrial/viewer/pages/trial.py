@@ -14,9 +14,11 @@ from fairtrial.analysis.error_groups import error_text, traceback_of
 from fairtrial.codec import to_json
 from fairtrial.errors import FairtrialError
 from fairtrial.formatting import cost, count, duration
+from fairtrial.judging.rebuild import rebuild_prompt
 from fairtrial.render.session_text import envelopes, value_text
 from fairtrial.render.trial_json import trial_record
 from fairtrial.report.rerun import rerun_command
+from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.events import attachments_in, transcript
@@ -125,7 +127,7 @@ def trial_values(run: RunRecord, result: EvalResult, query: dict[str, str]) -> d
         "verdict": verdict, "tone": tone, "facts": _facts(run, result), "criteria": _criteria(result),
         "attachments": list(refers),
         "again": "" if run.imported else rerun_command(run, sample=result.sample_id, experiment=result.experiment),
-        "attempt": attempt, "start": start or 0, "named": named, "markdown": markdown, "judge": _judge(result),
+        "attempt": attempt, "start": start or 0, "named": named, "markdown": markdown, "judge": _judge(run, result),
         "picks": (),
     }  # fmt: skip
 
@@ -200,15 +202,31 @@ def _picks(viewer: Viewer, run: RunRecord, result: EvalResult) -> list[tuple[str
     return made
 
 
-def _judge(result: EvalResult) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return what judges stored with their verdicts: model, reply, and the hash of the question."""
+@dataclass(frozen=True, slots=True)
+class JudgeShown:
+    """What a judge stored with its verdict. `asked` is its prompt; None if it cannot be rebuilt."""
+
+    name: str
+    kept: tuple[tuple[str, str], ...]
+    asked: tuple[tuple[str, str], ...] | None
+    has_digest: bool
+
+
+def _judge(run: RunRecord, result: EvalResult) -> list[JudgeShown]:
+    """Return what judges stored with their verdicts, and what they were asked if its hash agrees."""
     if result.score is None:
         return []
-    return [
-        (metric.name, [(key, value_text(value)) for key, value in metric.metadata.items()])
-        for metric in result.score.metrics
-        if "judge_model" in metric.metadata
-    ]
+    return [_judged(run, result, metric) for metric in result.score.metrics if "judge_model" in metric.metadata]
+
+
+def _judged(run: RunRecord, result: EvalResult, metric: Metric) -> JudgeShown:
+    kept = tuple((key, value_text(value)) for key, value in metric.metadata.items())
+    sha256 = metric.metadata.get("prompt_sha256")
+    found = None
+    if isinstance(sha256, str):
+        found = rebuild_prompt(run.noted.judges, result.sample, result.output, sha256)
+    asked = None if found is None else tuple((message.role, message.text) for message in found)
+    return JudgeShown(metric.name, kept, asked, isinstance(sha256, str))
 
 
 def _find(viewer: Viewer, run: RunRecord, experiment: str, sample_id: str, repeat: int, hint: str) -> EvalResult:
