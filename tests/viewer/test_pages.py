@@ -8,6 +8,7 @@ import http.client
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -405,4 +406,32 @@ def test_a_server_that_is_stopped_while_it_computes_ends(tmp_path: Path) -> None
     server.stop()
     thread.join(60)
     assert not thread.is_alive()
+    store.close()
+
+
+def test_the_question_of_a_judge_is_shown_if_its_hash_agrees(tmp_path: Path) -> None:
+    from fairtrial.judging import llm_judge
+    from fairtrial.judging.judge import fenced_messages, material_of, prompt_digest
+    from fairtrial.judging.rebuild import judge_notes
+    from fairtrial.models.scripted import ScriptedAdapter
+    from fairtrial.store.notes import write_notes
+    from fairtrial.viewer.pages.trial import trial_values
+
+    judge = llm_judge(ScriptedAdapter([]), "The customer learns when the order comes.")
+    store = open_store(tmp_path / "runs.db")
+    add_support_runs(store)
+    store.update_run("support-run-2", notes=write_notes(judges=judge_notes(judge)))
+    run = store.get_run("support-run-2")
+    [result] = store.results(run.run_id, experiment="baseline", sample_ids=["q15"])
+    assert result.score is not None
+    pieces = material_of(result.sample, result.output, include_input=True)
+    asked = prompt_digest(fenced_messages(pieces, judge.question or ""))
+    for sha256, agrees in ((asked, True), ("ab" * 32, False)):
+        [metric] = result.score.metrics
+        changed = replace(metric, metadata={**metric.metadata, "prompt_sha256": sha256})
+        made = replace(result, score=replace(result.score, metrics=[changed]))
+        [shown] = trial_values(run, made, {})["judge"]
+        assert (shown.asked is not None, shown.has_digest) == (agrees, True)
+        if shown.asked is not None:
+            assert "The customer learns when the order comes." in shown.asked[1][1]
     store.close()
