@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from fairtrial.analysis.review_sample import keyed_hash
 from fairtrial.stats import Interval, JudgedTrials, corrected_difference, corrected_mean
 
 from . import ALARMS, COVERAGE, Array, Design, Rng, contains, share
@@ -42,6 +43,26 @@ def corrected_rate(
         truth = (rng.random(n) < rate).astype(np.float64)
         trials = label(rng, truth, verdicts(rng, truth, *judge), labels, half=half)
         return contains(corrected_mean(trials).interval, rate)
+
+    return once
+
+
+def reviewed_rate(rate: float, judge: tuple[float, float], size: int, *, n: int = 3_000) -> Callable[[Rng], bool]:
+    """One run: whether the corrected rate holds the truth if people label the trials that a review draws.
+
+    A tenth of the trials has no score. One in 25 of the drawn ones is skipped, whatever the answer is.
+    """
+
+    def once(rng: Rng) -> bool:
+        truth = (rng.random(n) < rate).astype(np.float64)
+        judged = verdicts(rng, truth, *judge)
+        scored = np.flatnonzero(rng.random(n) >= 0.1)
+        hashes = keyed_hash(int(rng.integers(1 << 63)), scored)
+        drawn = np.argsort(hashes)[:size]
+        people = np.full(scored.size, np.nan)
+        answered = drawn[rng.random(size) >= 0.04]
+        people[answered] = truth[scored[answered]]
+        return contains(corrected_mean(JudgedTrials(judged[scored], people)).interval, rate)
 
     return once
 
@@ -96,6 +117,15 @@ def designs() -> Iterator[Design]:
                         cell=f"rate {rate}, judge {judge[0]}/{judge[1]}, {labels} labels, {drawn}",
                         quick=200 if labels in (20, 100) and judge == (0.7, 0.6) else 0,
                     )
+    for size in (50, 150):
+        yield Design(
+            "rate corrected by a review, 3,000 trials",
+            "coverage",
+            COVERAGE,
+            share(reviewed_rate(0.8, (0.95, 0.7), size)),
+            cell=f"rate 0.8, judge 0.95/0.7, {size} drawn, 4% skipped",
+            quick=200 if size == 50 else 0,
+        )
     for labels in (20, 50, 100):
         for biased in (False, True):
             yield Design(

@@ -18,8 +18,10 @@ from fairtrial.store.notes import (
     FleetNote,
     GateNote,
     ImportNote,
+    JudgeNote,
     MissingNote,
     NoteChanges,
+    ReviewNote,
     RunNotes,
     write_notes,
 )
@@ -29,6 +31,9 @@ from fairtrial.trials.stopping import StopWhen
 RATE = AdaptiveRate(40, 20, 1, 2, 0.5, 0.25, 0.75, 0.95, "sequence")
 PAIR = AdaptivePair("a", "b", 17, 3, 20, 0, 0.35, 0.1, 0.7, 0.95, "pairs", 43.5, 0.02, "better")
 ADAPTIVE = AdaptiveNote(True, "enough", StopWhen(decides=("a", "b")), 40, 300, 10, {"a": RATE, "b": RATE}, PAIR)
+REVIEW = ReviewNote(
+    "helpful", "Is it?", "**Be** strict.", ("a", "b"), "ratings", "00ff", 50, 2, ("expected", "m.kind"), 7.5, "ann"
+)
 STORED_RATE = {
     "n": 40, "passed": 20, "errors": 1, "missing": 2, "estimate": 0.5,
     "low": 0.25, "high": 0.75, "level": 0.95, "method": "sequence",
@@ -45,6 +50,12 @@ STORED: dict[str, Any] = {
     "resume_words": ["run", "evals.py", "--seed", "1"],
     "sample_types": ["Problem", ""],
     "gates": [{"baseline": "a", "run": "r2", "experiment": "b", "code": "c", "data": "d", "trials": 9}],
+    "reviews": [{
+        "name": "helpful", "question": "Is it?", "guidelines": "**Be** strict.", "experiments": ["a", "b"],
+        "scale": "ratings", "seed": "00ff", "size": 50, "votes": 2, "shows": ["expected", "m.kind"],
+        "created_at": 7.5, "created_by": "ann",
+    }],
+    "judges": [{"name": "polite", "question": "Is it?", "include_input": False, "pairs": True}],
     "fleet": {"cursor": 20, "fingerprint": "f1"},
     "missing": {"count": 2, "first": ["a/s#0", "a/t#0"]},
     "crashes": [2, 7, 3, 1],
@@ -79,6 +90,8 @@ def test_every_fact_is_stored_byte_for_byte_as_it_always_was() -> None:
         resume_words=("run", "evals.py", "--seed", "1"),
         sample_types=("Problem", ""),
         gates=(GateNote("a", "r2", "b", "c", "d", 9),),
+        reviews=(REVIEW,),
+        judges=(JudgeNote("polite", "Is it?", False, True),),
         fleet=FleetNote(20, "f1"),
         missing=MissingNote(2, ("a/s#0", "a/t#0")),
         crashes=CrashNote(2, 7, 3, 1),
@@ -97,6 +110,12 @@ def test_every_stored_fact_is_read_as_its_record() -> None:
     assert notes.sample_types == ("Problem", "")
     assert notes.gates == (GateNote("a", "r2", "b", "c", "d", 9),)
     assert RunNotes({"gates": [{"baseline": "a"}, 3]}).gates == ()
+    assert notes.judges == (JudgeNote("polite", "Is it?", False, True),)
+    assert RunNotes({"judges": [{"name": "x"}, 7]}).judges == ()
+    assert notes.reviews == (REVIEW,)
+    stored = STORED["reviews"][0]
+    for damaged in ({"name": "helpful"}, stored | {"seed": "xyz"}, stored | {"scale": "stars"}, 3):
+        assert RunNotes({"reviews": [damaged, stored]}).reviews == (REVIEW,)
     assert (notes.fleet, notes.missing) == (FleetNote(20, "f1"), MissingNote(2, ("a/s#0", "a/t#0")))
     assert notes.crashes == CrashNote(2, 7, 3, 1)
     assert notes.imported == ImportNote("f", "s", "c", 1.5, ("r",), {"model": "m"})

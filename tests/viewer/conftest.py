@@ -61,18 +61,22 @@ class Viewed:
     def base(self) -> str:
         return f"http://127.0.0.1:{self.server.port}/{self.prefix}/"
 
-    def get(self, path: str = "", *, method: str = "GET", host: str | None = None, **headers: str) -> Answer:
+    def get(
+        self, path: str = "", *, method: str = "GET", host: str | None = None, body: str = "", **headers: str
+    ) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
         given = {"Cookie": self.cookie, "Host": host or f"127.0.0.1:{self.server.port}"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         connection.putrequest(method, f"/{self.prefix}/{path}", skip_host=True, skip_accept_encoding=True)
         for name, value in given.items():
             connection.putheader(name, value)
-        connection.endheaders()
+        if body:
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body.encode())
         answer = connection.getresponse()
-        body = answer.read().decode("utf-8", "replace")
+        text = answer.read().decode("utf-8", "replace")
         connection.close()
-        return Answer(answer.status, body, {name.lower(): value for name, value in answer.getheaders()})
+        return Answer(answer.status, text, {name.lower(): value for name, value in answer.getheaders()})
 
     def json(self, path: str) -> Any:
         answer = self.get(path, Accept="application/json")
@@ -215,9 +219,9 @@ def start_server(path: Path | str, **options: Any) -> tuple[ViewServer, threadin
     return server, thread
 
 
-def open_session(server: ViewServer) -> str:
+def open_session(server: ViewServer, reviewer: str | None = None) -> str:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    address = server.address()
+    address = server.address() if reviewer is None else server.reviewer_addresses()[reviewer]
     connection.request("GET", address[address.index("/", 8) :])
     answer = connection.getresponse()
     cookie = answer.getheader("set-cookie") or ""
@@ -233,7 +237,7 @@ def viewed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
     add_running_run(store)
     add_hostile_run(store)
     add_long_run(store)
-    server, thread = start_server(path)
+    server, thread = start_server(path, reviewers=("rev",), user="me")
     yield Viewed(server, store, open_session(server))
     server.stop()
     thread.join(60)

@@ -8,6 +8,7 @@ import http.client
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fairtrial.viewer.working import Workbench
 from tests.viewer.conftest import HOSTILE, Viewed, add_support_runs, open_session, segment, start_server, trial
 
 RUN = "support@2"
+FORM = "application/x-www-form-urlencoded"
 
 
 def plain(text: str) -> str:
@@ -36,21 +38,36 @@ def samples_of(text: str) -> list[str]:
 
 @pytest.mark.proves("R122")
 def test_every_route_is_behind_the_guard(viewed: Viewed) -> None:
-    viewer = Viewer(viewed.store, Workbench("", read_only=True), viewed.server.access, place="", read_only=True)
-    paths = []
+    viewer = Viewer(viewed.store, Workbench("", read_only=True), viewed.server.access, place="", read_only=False)
+    reviewer = open_session(viewed.server, "rev")
+    paths, open_to_reviewers = [], []
     for route in routes(viewer):
         filled = re.sub(r"\{repeat:int\}", "0", route.path)
         filled = re.sub(r"\{(\w+)\}", "x", filled).lstrip("/")
-        paths.append(filled)
+        method = "POST" if "POST" in (route.methods or ()) else "GET"
+        paths.append((method, filled))
         if filled == "login":
             continue
-        method = next(iter(route.methods or {"GET"} - {"HEAD"})) if "POST" in (route.methods or ()) else "GET"
         headers = {"Origin": f"http://127.0.0.1:{viewed.server.port}", "Content_Length": "0"}
         assert viewed.get(filled, method=method, Cookie="", **headers).status == 401, filled
         assert viewed.get(filled, method=method, host="evil.example", **headers).status == 421, filled
         assert viewed.get(filled, method=method, Sec_Fetch_Site="cross-site", **headers).status == 403, filled
-    assert len(paths) == 15
-    assert len(set(paths)) == 15
+        if method == "POST":
+            assert viewed.get(filled, method=method, Origin="http://evil.example", Content_Length="0").status == 403
+            assert viewed.get(filled, method=method, Content_Length="0").status == 403, filled
+        if method == "POST" and filled != "logout":
+            forged = viewed.get(
+                filled, method=method, body="form_secret=guessed", Content_Type=FORM, Origin=headers["Origin"]
+            )
+            assert (forged.status, "another session" in forged.text) == (403, True), filled
+        if filled != "logout":
+            answer = viewed.get(filled, method=method, Cookie=reviewer, **headers)
+            if answer.text != "this session is for reviews only\n":
+                open_to_reviewers.append((method, filled))
+    assert len(paths) == len(set(paths)) == 26
+    assert open_to_reviewers == [
+        ("GET", "review"), ("GET", "review/x"), ("GET", "review/x/blob/x"), ("GET", "static/x/x"), ("POST", "review/x"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ["", RUN, f"{RUN}/trials", "nothing@1", "static/x/y", "login?token=wrong"])
@@ -70,6 +87,7 @@ def test_a_wrong_token_opens_no_session(viewed: Viewed) -> None:
 def test_the_token_leads_to_the_run_and_out_of_the_address(viewed: Viewed) -> None:
     answer = viewed.get(f"login?token={viewed.server.access.token}&run=support@2", Cookie="")
     assert (answer.status, answer.headers["location"]) == (303, "./support@2")
+    assert answer.headers["referrer-policy"] == "no-referrer"
     assert viewed.get("login?token=" + viewed.server.access.token + "&run=//evil.example/").headers["location"] == (
         "./%252F%252Fevil.example%252F"
     )
@@ -229,12 +247,12 @@ def test_the_trials_of_a_filter_are_exported(viewed: Viewed) -> None:
 
 
 def test_cells_that_look_like_formulas_are_quoted() -> None:
-    from fairtrial.viewer.pages.trials import _cell
+    from fairtrial.viewer.pages.trials import cell_text
 
-    assert [_cell(text, raw=False) for text in ("=1+1", "-2", "@x", "+x", "safe", "")] == [
+    assert [cell_text(text, raw=False) for text in ("=1+1", "-2", "@x", "+x", "safe", "")] == [
         "'=1+1", "'-2", "'@x", "'+x", "safe", "",
     ]  # fmt: skip
-    assert _cell("=1+1", raw=True) == "=1+1"
+    assert cell_text("=1+1", raw=True) == "=1+1"
 
 
 @pytest.mark.proves("R120")
@@ -388,4 +406,32 @@ def test_a_server_that_is_stopped_while_it_computes_ends(tmp_path: Path) -> None
     server.stop()
     thread.join(60)
     assert not thread.is_alive()
+    store.close()
+
+
+def test_the_question_of_a_judge_is_shown_if_its_hash_agrees(tmp_path: Path) -> None:
+    from fairtrial.judging import llm_judge
+    from fairtrial.judging.judge import fenced_messages, material_of, prompt_digest
+    from fairtrial.judging.rebuild import judge_notes
+    from fairtrial.models.scripted import ScriptedAdapter
+    from fairtrial.store.notes import write_notes
+    from fairtrial.viewer.pages.trial import trial_values
+
+    judge = llm_judge(ScriptedAdapter([]), "The customer learns when the order comes.")
+    store = open_store(tmp_path / "runs.db")
+    add_support_runs(store)
+    store.update_run("support-run-2", notes=write_notes(judges=judge_notes(judge)))
+    run = store.get_run("support-run-2")
+    [result] = store.results(run.run_id, experiment="baseline", sample_ids=["q15"])
+    assert result.score is not None
+    pieces = material_of(result.sample, result.output, include_input=True)
+    asked = prompt_digest(fenced_messages(pieces, judge.question or ""))
+    for sha256, agrees in ((asked, True), ("ab" * 32, False)):
+        [metric] = result.score.metrics
+        changed = replace(metric, metadata={**metric.metadata, "prompt_sha256": sha256})
+        made = replace(result, score=replace(result.score, metrics=[changed]))
+        [shown] = trial_values(run, made, {})["judge"]
+        assert (shown.asked is not None, shown.has_digest) == (agrees, True)
+        if shown.asked is not None:
+            assert "The customer learns when the order comes." in shown.asked[1][1]
     store.close()

@@ -42,6 +42,10 @@ def view(
         typer.Option("--trusted-host", metavar="NAME", help="Also answer to this host name, such as a proxy's."),
     ] = None,
     secure: Annotated[bool, typer.Option("--secure", help="A proxy ends TLS in front of the server.")] = False,
+    reviewers: Annotated[
+        str | None,
+        typer.Option("--reviewers", metavar="NAMES", help="People who get an address for reviews alone: ann,ben."),
+    ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Open the store for reading only.")] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address and open no browser.")] = False,
     store: options.Store = None,
@@ -56,6 +60,7 @@ def view(
       fairtrial view                              all runs
       fairtrial view support@3                    the report of one run
       fairtrial view --port 8080 --no-browser
+      fairtrial view --reviewers ann,ben          an address for each reviewer
       fairtrial view --socket view.sock           for ssh -L to a remote machine
     """
     from fairtrial.cli.names import find_run
@@ -74,18 +79,24 @@ def view(
     name = "" if run is None else str(find_run(opened, run))
     opened.close()
     _, url = options.settings_with(store)
-    server = ViewServer(ServeOptions(url, host, port, socket, tuple(trusted_host or ()), secure, read_only))
+    names = tuple((reviewers or "").split(","))
+    server = ViewServer(
+        ServeOptions(url, host, port, socket, tuple(trusted_host or ()), secure, read_only, reviewers=names)
+    )
 
     def started() -> None:
         address = server.address(name)
         if json:
-            print_json({"format": "fairtrial.view/1", "address": address, "port": server.port})
+            more = {"reviewers": server.reviewer_addresses()} if server.access.reviewers else {}
+            print_json({"format": "fairtrial.view/1", "address": address, "port": server.port, **more})
         else:
             if host not in ("127.0.0.1", "localhost", "::1") and socket is None:
                 note(f"listening on {host}: whoever has the address below can read every run, over plain HTTP")
             if socket is not None:
                 note(f"listening on {socket}; forward it with: ssh -L PORT:{socket.absolute()} HOST")
             note(f"open {address}")
+            for reviewer, place in server.reviewer_addresses().items():
+                note(f"{reviewer} reviews at {place}")
             note("stop with Ctrl-C")
         if not no_browser and socket is None:
             import webbrowser

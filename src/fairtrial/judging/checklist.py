@@ -39,18 +39,22 @@ class Checklist(Judging):
         self.questions = tuple(questions)
         self._pass_at = pass_at
 
+    @property
+    def question(self) -> str:
+        """What it asks: all questions at once."""
+        listed = "\n".join(f"{number}. {question}" for number, question in enumerate(self.questions, 1))
+        return (
+            f"Answer each question about the output to assess with yes or no:\n{listed}\n\n"
+            'Answer with a JSON object {"answers": [...]} that holds one object for each question, in order: '
+            '"question", its number, then "reason", one sentence, then "answer", "yes" or "no".'
+        )
+
     async def score(self, case: Case) -> Score:
         """Ask all questions in one call."""
         guarded = self.guarded(case)
         if guarded is not None:
             return guarded
-        listed = "\n".join(f"{number}. {question}" for number, question in enumerate(self.questions, 1))
-        question = (
-            f"Answer each question about the output to assess with yes or no:\n{listed}\n\n"
-            'Answer with a JSON object {"answers": [...]} that holds one object for each question, in order: '
-            '"question", its number, then "reason", one sentence, then "answer", "yes" or "no".'
-        )
-        completion, verdict, asked = await self.ask(case, self.material(case), question, ChecklistOutput)
+        completion, verdict, asked = await self.ask(case, self.material(case), self.question, ChecklistOutput)
         numbers = [answer.question for answer in verdict.answers]
         if numbers != list(range(1, len(self.questions) + 1)):
             raise OutputParseError(

@@ -51,6 +51,32 @@ _CLAUSE_END = re.compile(r"[.,;:?!](?=\s|$)|\s[(\u2013\u2014-]")
 _INVISIBLE = re.compile("[\\s\u200b-\u200f\u2060\ufeff\u00ad]*")
 
 
+def material_of(sample: Sample[Any, Any], output: Any, *, include_input: bool) -> dict[str, Any]:
+    """Return what a judge of one output sees, in order."""
+    pieces: dict[str, Any] = {}
+    if include_input and sample.input is not None:
+        pieces["input"] = sample.input
+    if sample.expected is not None:
+        pieces["reference_answer"] = sample.expected
+    pieces["output_to_assess"] = output
+    return pieces
+
+
+def _rules(token: str, where: str) -> ChatMessage:
+    return ChatMessage("system", _RULES.format(token=token, where=where))
+
+
+def fenced_messages(pieces: Mapping[str, Any], question: str) -> list[ChatMessage]:
+    """Return the prompt of a judge: the rules, the fenced material and the question."""
+    token, text = fence(pieces, salt=question)
+    return [_rules(token, _AFTER), ChatMessage("user", f"{text}\n\n{question}")]
+
+
+def prompt_digest(messages: Sequence[ChatMessage]) -> str:
+    """Return the hash of a prompt that is stored with every verdict."""
+    return hashlib.sha256("\n".join(message.text for message in messages).encode("utf-8", "replace")).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class JudgeOutput:
     """The reply of a judge: the reason, then one rating."""
@@ -112,35 +138,36 @@ class Judging(Scorer):
             )
         return adapter
 
+    @property
+    def question(self) -> str | None:
+        """What it asks after the material, the same for every output; None if that depends on a template."""
+        return None
+
     def material(self, case: Case) -> dict[str, Any]:
         """Return the material that the judge sees, in order."""
-        pieces: dict[str, Any] = {}
-        if self.include_input and case.sample.input is not None:
-            pieces["input"] = case.sample.input
-        if case.sample.expected is not None:
-            pieces["reference_answer"] = case.sample.expected
-        pieces["output_to_assess"] = case.output
-        return pieces
+        return material_of(case.sample, case.output, include_input=self.include_input)
 
     async def ask[O](
         self, case: Case, pieces: Mapping[str, Any], question: str, output_type: type[O]
     ) -> tuple[Completion[O], O, str]:
         """Ask one question about the material; returns the completion, its output and the hash of the prompt."""
-        token, text = fence(pieces, salt=question)
-        return await self.send(case, token, _AFTER, [ChatMessage("user", f"{text}\n\n{question}")], output_type)
+        return await self._send(case, fenced_messages(pieces, question), output_type)
 
     async def send[O](
         self, case: Case, token: str, where: str, question: Sequence[ChatMessage], output_type: type[O]
     ) -> tuple[Completion[O], O, str]:
         """Send a question whose material is fenced with this token, under the rules that every judge is given."""
-        messages = [ChatMessage("system", _RULES.format(token=token, where=where)), *question]
-        asked = hashlib.sha256("\n".join(message.text for message in messages).encode("utf-8", "replace")).hexdigest()
+        return await self._send(case, [_rules(token, where), *question], output_type)
+
+    async def _send[O](
+        self, case: Case, messages: Sequence[ChatMessage], output_type: type[O]
+    ) -> tuple[Completion[O], O, str]:
         completion = await self.model_for(case).complete(
             messages, output_type=output_type, session=case.recorder, actor=JUDGE, prompt_name=self.name
         )
         if completion.output is None:
             raise OutputParseError(f"judge {self.name!r} gave no verdict", raw=completion.raw)
-        return completion, completion.output, asked
+        return completion, completion.output, prompt_digest(messages)
 
     def provenance(self, case: Case, completion: Completion[Any], asked: str) -> dict[str, Any]:
         """Return the metadata that is stored with every score of a judge."""
@@ -242,16 +269,23 @@ class LLMJudge(Judging):
             return guarded
         verdict: Any
         if self._template is None:
-            question = (
-                f"Criterion: {self.criterion}\n\nRate how well the output to assess meets the criterion:\n"
-                f"{self._scale_text()}\n\n{self._answer_text()}"
-            )
-            completion, verdict, asked = await self.ask(case, self.material(case), question, self._answer)
+            completion, verdict, asked = await self.ask(case, self.material(case), self._question(), self._answer)
         else:
             token, messages = self._fill(self._template, case)
             completion, verdict, asked = await self.send(case, token, _OUTSIDE, messages, self._answer)
         details = {"rating": verdict.rating, **self.provenance(case, completion, asked)}
         return self.verdict(self._values[verdict.rating], verdict.rating in self._passing, verdict.reason, details)
+
+    @property
+    def question(self) -> str | None:
+        """What it asks; None if it has a template."""
+        return self._question() if self._template is None else None
+
+    def _question(self) -> str:
+        return (
+            f"Criterion: {self.criterion}\n\nRate how well the output to assess meets the criterion:\n"
+            f"{self._scale_text()}\n\n{self._answer_text()}"
+        )
 
     def _scale_text(self) -> str:
         if self._answer is JudgeOutput:
@@ -300,16 +334,20 @@ class NumericJudge(Judging):
         super().__init__(adapter, criterion, **rest)
         self._pass_at = pass_at
 
+    @property
+    def question(self) -> str:
+        """What it asks."""
+        return (
+            f"Criterion: {self.criterion}\n\nHow well does the output to assess meet the criterion, from 0.0 (not at "
+            'all) to 1.0 (in full)?\n\nAnswer with a JSON object: first "reason", one or two sentences, then "score".'
+        )
+
     async def score(self, case: Case) -> Score:
         """Ask for a number."""
         guarded = self.guarded(case)
         if guarded is not None:
             return guarded
-        question = (
-            f"Criterion: {self.criterion}\n\nHow well does the output to assess meet the criterion, from 0.0 (not at "
-            'all) to 1.0 (in full)?\n\nAnswer with a JSON object: first "reason", one or two sentences, then "score".'
-        )
-        completion, verdict, asked = await self.ask(case, self.material(case), question, NumericOutput)
+        completion, verdict, asked = await self.ask(case, self.material(case), self.question, NumericOutput)
         if not 0.0 <= verdict.score <= 1.0:
             raise OutputParseError(
                 f"the score of judge {self.name!r} must be from 0 to 1 (got {verdict.score})", raw=completion.raw
@@ -339,18 +377,22 @@ class LabelJudge(Judging):
             "LabelOutput", [("reason", str), ("label", Literal[self._labels])], frozen=True, slots=True
         )
 
+    @property
+    def question(self) -> str:
+        """What it asks."""
+        return (
+            f"Criterion: {self.criterion}\n\nWhich of these labels fits the output to assess?\n"
+            + "\n".join(f"- {label}" for label in self._labels)
+            + '\n\nAnswer with a JSON object: first "reason", one or two sentences, then "label", one of the labels.'
+        )
+
     async def score(self, case: Case) -> Score:
         """Ask for a label."""
         guarded = self.guarded(case)
         if guarded is not None:
             return guarded
-        question = (
-            f"Criterion: {self.criterion}\n\nWhich of these labels fits the output to assess?\n"
-            + "\n".join(f"- {label}" for label in self._labels)
-            + '\n\nAnswer with a JSON object: first "reason", one or two sentences, then "label", one of the labels.'
-        )
         verdict: Any
-        completion, verdict, asked = await self.ask(case, self.material(case), question, self._answer)
+        completion, verdict, asked = await self.ask(case, self.material(case), self.question, self._answer)
         passed = verdict.label in self._passing
         details = {"label": verdict.label, **self.provenance(case, completion, asked)}
         return self.verdict(float(passed), passed, verdict.reason, details)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import anyio
 
+from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
 from fairtrial.judging.judge import Judging, is_empty, short_name
 from fairtrial.models.adapter import ProviderAdapter
@@ -70,20 +71,28 @@ class PairwiseJudge(Judging):
         ]
         return self.verdict(value, value >= 0.5, reason, metrics=metrics)
 
-    async def _ask_once(self, case: Case, other: Any, *, ours_first: bool) -> tuple[float, str, dict[str, Any]]:
-        pieces: dict[str, Any] = {}
-        if self.include_input and case.sample.input is not None:
-            pieces["input"] = case.sample.input
-        pieces["first_output"], pieces["second_output"] = (case.output, other) if ours_first else (other, case.output)
-        question = (
+    @property
+    def question(self) -> str:
+        """What it asks."""
+        return (
             f"Criterion: {self.criterion}\n\nWhich of the two outputs meets the criterion better? Their order says "
             'nothing about them.\n\nAnswer with a JSON object: first "reason", one or two sentences, then "better", '
             'which is "first", "second" or "equal".'
         )
-        completion, verdict, asked = await self.ask(case, pieces, question, PairOutput)
+
+    async def _ask_once(self, case: Case, other: Any, *, ours_first: bool) -> tuple[float, str, dict[str, Any]]:
+        both = (case.output, other) if ours_first else (other, case.output)
+        pieces = pair_of(case.sample, *both, include_input=self.include_input)
+        completion, verdict, asked = await self.ask(case, pieces, self.question, PairOutput)
         ours = "first" if ours_first else "second"
         value = 0.5 if verdict.better == "equal" else float(verdict.better == ours)
         return value, verdict.reason, self.provenance(case, completion, asked)
+
+
+def pair_of(sample: Sample[Any, Any], first: Any, second: Any, *, include_input: bool) -> dict[str, Any]:
+    """Return what a judge of two outputs sees, in order."""
+    pieces: dict[str, Any] = {"input": sample.input} if include_input and sample.input is not None else {}
+    return {**pieces, "first_output": first, "second_output": second}
 
 
 def pairwise_judge(

@@ -44,6 +44,24 @@ def _sentence(calibration: CalibrationRecord) -> Iterator[str]:
     yield f"People would {'pass' if share else 'give'} {text(corrected.value)}{ends}; {judge}."
 
 
+def judge_sentence(calibration: CalibrationRecord) -> str:
+    """Return in one sentence what people would say, and how far the judge is off."""
+    if not calibration.labelled:
+        return "No trial of this experiment has a label yet."
+    share, corrected, judged = calibration.confusion is not None, calibration.corrected, calibration.judge_rate.value
+    if corrected.value is None or judged is None:
+        return next(_sentence(calibration))
+    text = formatting.rate if share else formatting.number
+    ends = "" if corrected.low is None else f" ({text(corrected.low)} to {text(corrected.high)})"
+    people = f"People would {'pass' if share else 'give'} {text(corrected.value)}{ends}"
+    judge = f"the judge {'passes' if share else 'gives'} {text(judged)}"
+    if corrected.low is None or corrected.high is None or corrected.low <= judged <= corrected.high:
+        return f"{people}; {judge}, which these labels do not contradict."
+    off = abs(judged - corrected.value)
+    by = f"{100 * off:.1f} points" if share else text(off)
+    return f"{people}; {judge}, {by} too {'much' if judged > corrected.value else 'little'}."
+
+
 def _confusion(confusion: JudgeConfusion) -> Table:
     columns = (Column("", "left", name=True), Column("people: pass"), Column("people: fail"))
     rows = (

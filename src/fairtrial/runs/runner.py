@@ -17,6 +17,7 @@ from fairtrial.analysis.metrics import ERRORS
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, RunBusyError
 from fairtrial.isolation import IsolatedRunner
+from fairtrial.judging.rebuild import judge_notes
 from fairtrial.logs import log_fields
 from fairtrial.metrics import RunProgress, track_run
 from fairtrial.offload import DaemonThreads, in_thread, loop_caller
@@ -499,6 +500,8 @@ async def _end(work: OpenRun, status: RunStatus, why: str | None = None, *, pati
             stored = sum(byte.bit_count() for byte in store.done(run.run_id))
             changes["adaptive"] = None if adaptive is None else adaptive.note(stored)
         changes["executed_seconds"] = work.executed_seconds(ending)
+        if judges := judge_notes(request.scorer):
+            changes["judges"] = judges
         finished_at = None if ending in ("interrupted", "incomplete") else time.time()
         notes = write_notes(**changes)
         store.update_run(run.run_id, status=ending, finished_at=finished_at, notes=notes, epoch=work.epoch)

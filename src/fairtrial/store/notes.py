@@ -252,6 +252,72 @@ class GateNote:
     trials: int
 
 
+type ReviewScale = Literal["pass_fail", "ratings"]
+"""What reviewers say of a trial: pass or fail, or one of the five ratings of a judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewNote:
+    """A review of the run by people: what they are asked, what they are shown, and the seed that draws the trials.
+
+    Attributes:
+        name: The name of its labels.
+        question: What reviewers are asked.
+        guidelines: What they should know beforehand, in Markdown.
+        experiments: The experiments whose trials are drawn.
+        scale: What they can answer.
+        seed: The key of the draw, 16 hexadecimal digits.
+        size: Number of trials of each experiment.
+        votes: Number of reviewers wanted for each trial.
+        shows: What else they are shown: "expected", "experiment", and metadata as "m.KEY". Never the judge's verdict.
+        created_at: When it was made, in seconds since the epoch.
+        created_by: Who made it.
+    """
+
+    name: str
+    question: str
+    guidelines: str
+    experiments: tuple[str, ...]
+    scale: ReviewScale
+    seed: str
+    size: int
+    votes: int = 1
+    shows: tuple[str, ...] = ()
+    created_at: float = 0.0
+    created_by: str = ""
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self | None:
+        """Read the note; None if it is damaged or of a later version, with a scale that this one does not know."""
+        try:
+            made = cls(
+                **_known(cls, stored)
+                | {name: _texts(stored.get(name)) or () for name in ("experiments", "shows")}
+                | {"size": int(stored["size"]), "votes": int(stored.get("votes", 1))}
+            )
+            int(made.seed, 16)
+        except (KeyError, TypeError, ValueError):
+            return None
+        return made if made.scale in ("pass_fail", "ratings") and made.size > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeNote:
+    """What a judge of the run asks of every output. With a trial, its whole prompt can be rebuilt from it.
+
+    Attributes:
+        name: The name of the judge.
+        question: The text that follows what is judged.
+        include_input: Whether the judge sees the input.
+        pairs: Whether it compares the output with the expected one.
+    """
+
+    name: str
+    question: str
+    include_input: bool = True
+    pairs: bool = False
+
+
 class NoteChanges(TypedDict, total=False):
     """Notes to write; None removes one. Keys are the stored names and the properties of `RunNotes`."""
 
@@ -271,6 +337,8 @@ class NoteChanges(TypedDict, total=False):
     resume_words: Sequence[str]
     sample_types: tuple[str, str]
     gates: Sequence[GateNote]
+    reviews: Sequence[ReviewNote]
+    judges: Sequence[JudgeNote]
 
 
 def write_notes(**changes: Unpack[NoteChanges]) -> dict[str, JSON]:
@@ -349,6 +417,20 @@ class RunNotes:
         stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
         wanted = {entry.name for entry in fields(GateNote)}
         return tuple(GateNote(**_known(GateNote, part)) for part in stored if wanted <= part.keys())
+
+    @property
+    def reviews(self) -> tuple[ReviewNote, ...]:
+        """The reviews of the run by people, the oldest first."""
+        found = self.stored.get("reviews")
+        stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
+        return tuple(review for part in stored if (review := ReviewNote.read(part)) is not None)
+
+    @property
+    def judges(self) -> tuple[JudgeNote, ...]:
+        """What the judges of the run ask; those with a prompt template of their own are missing."""
+        found = self.stored.get("judges")
+        stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
+        return tuple(JudgeNote(**_known(JudgeNote, part)) for part in stored if {"name", "question"} <= part.keys())
 
     @property
     def had_owner(self) -> bool:

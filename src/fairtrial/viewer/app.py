@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -16,13 +17,24 @@ from fairtrial.report.run_names import UnknownName
 from fairtrial.viewer.guard import Guard
 from fairtrial.viewer.links import segment
 from fairtrial.viewer.pages.comparison import compare_page, pair_page
-from fairtrial.viewer.pages.context import PageNotFound, Viewer
+from fairtrial.viewer.pages.context import FormFields, PageNotFound, Viewer, read_form
 from fairtrial.viewer.pages.report import live_stream, report_page
+from fairtrial.viewer.pages.review_queue import answer_trial, review_blob, review_list, review_queue
+from fairtrial.viewer.pages.reviews import (
+    calibration_page,
+    export_labels,
+    extend_review,
+    make_review,
+    pick_trial,
+    review_page,
+    reviews_page,
+)
 from fairtrial.viewer.pages.runs import history_page, runs_page
 from fairtrial.viewer.pages.trial import blob, trial_page
 from fairtrial.viewer.pages.trials import export_trials, rates_of_question, trials_page
 
 type PageFunction = Callable[[Viewer, Request], Awaitable[Response]]
+type ChangeFunction = Callable[[Viewer, Request, FormFields], Awaitable[Response]]
 
 
 def routes(viewer: Viewer) -> list[Route]:
@@ -33,18 +45,33 @@ def routes(viewer: Viewer) -> list[Route]:
         ("/history", history_page),
         ("/compare", compare_page),
         ("/compare/sample", pair_page),
+        ("/review", review_list),
+        ("/review/{code}", review_queue),
+        ("/review/{code}/blob/{sha256}", review_blob),
         ("/static/{hash}/{name}", static_file),
         ("/{run}", report_page),
         ("/{run}/live", live_stream),
         ("/{run}/trials", trials_page),
         ("/{run}/rates", rates_of_question),
         ("/{run}/trials.{form}", export_trials),
+        ("/{run}/review", reviews_page),
+        ("/{run}/review/{name}", review_page),
+        ("/{run}/review/{name}/labels.{form}", export_labels),
+        ("/{run}/calibration", calibration_page),
         ("/{run}/t/{experiment}/{sample}", trial_page),
         ("/{run}/t/{experiment}/{sample}/{repeat:int}", trial_page),
         ("/{run}/blob/{sha256}", blob),
     ]
+    changes: list[tuple[str, ChangeFunction]] = [
+        ("/review/{code}", answer_trial),
+        ("/{run}/review", make_review),
+        ("/{run}/review/{name}", extend_review),
+        ("/{run}/picked", pick_trial),
+    ]
     made = [Route(path, partial(_page, viewer, function), methods=["GET"]) for path, function in pages]
     made.insert(1, Route("/logout", partial(_page, viewer, logout), methods=["POST"]))
+    if not viewer.read_only:
+        made += [Route(path, partial(_change, viewer, function), methods=["POST"]) for path, function in changes]
     return made
 
 
@@ -55,8 +82,25 @@ def make_app(viewer: Viewer) -> Any:
     return Guard(inside, viewer.access)
 
 
-async def _page(viewer: Viewer, function: PageFunction, request: Request) -> Response:
+async def _change(viewer: Viewer, function: ChangeFunction, request: Request) -> Response:
+    """Call what a form asks for, if the form is of this session."""
+
+    async def change(viewer: Viewer, request: Request) -> Response:
+        form = await read_form(request)
+        if form is None or not hmac.compare_digest(form.get("form_secret"), viewer.form_secret(request)):
+            return PlainTextResponse("this form is of another session: load its page again\n", 403)
+        return await function(viewer, request, form)
+
+    return await _page(viewer, change, request, function in FOR_REVIEWERS)
+
+
+async def _page(
+    viewer: Viewer, function: PageFunction, request: Request, for_reviewers: bool | None = None
+) -> Response:
     """Call a page; errors become pages that say what to do."""
+    allowed = function in FOR_REVIEWERS if for_reviewers is None else for_reviewers
+    if viewer.visitor(request).review_only and not allowed:
+        return PlainTextResponse("this session is for reviews only\n", 403)
     try:
         return await function(viewer, request)
     except PageNotFound as error:
@@ -77,13 +121,13 @@ def _problem(viewer: Viewer, request: Request, status: int, what: str, remedy: s
 
 async def login(viewer: Viewer, request: Request) -> Response:
     """Open a session for whoever has the token."""
-    if not viewer.access.is_token(request.query_params.get("token", "")):
+    found = viewer.access.sign_in(request.query_params.get("token", ""))
+    if found is None:
         return PlainTextResponse("wrong token: open the address that `fairtrial view` printed last\n", 401)
+    visitor, session = found
     run = request.query_params.get("run", "")
-    headers = {
-        "location": f"./{segment(run)}" if run else "./",
-        "set-cookie": viewer.access.set_cookie(viewer.access.open_session()),
-    }
+    location = "./review" if visitor.review_only else f"./{segment(run)}" if run else "./"
+    headers = {"location": location, "set-cookie": viewer.access.set_cookie(session), "referrer-policy": "no-referrer"}
     return Response(status_code=303, headers=headers)
 
 
@@ -100,3 +144,9 @@ async def static_file(viewer: Viewer, request: Request) -> Response:
         return PlainTextResponse("not found\n", 404)
     headers = {"cache-control": "private, max-age=31536000, immutable"}
     return Response(found[1], media_type=f"{found[0]}; charset=utf-8", headers=headers)
+
+
+FOR_REVIEWERS: frozenset[PageFunction | ChangeFunction] = frozenset(
+    (login, logout, static_file, review_list, review_queue, review_blob, answer_trial)
+)
+"""What sessions of reviewers may see and do; everything else is refused."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fairtrial.viewer.access import Access
+from fairtrial.viewer.access import Access, Visitor
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -20,7 +20,7 @@ HEADERS: Mapping[str, str] = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # Without any, browsers would send forms with "Origin: null".
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
@@ -122,7 +122,15 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *_missing(message.get("headers", ()))]
             await send(message)
 
+        scope["fairtrial.session"] = self._session(headers)
         await self.app(scope, receive, send_guarded)
+
+    def _session(self, headers: Sequence[tuple[str, str]]) -> tuple[Visitor, str] | None:
+        """Return whose request it is, and the secret of the session; None for whoever is about to sign in."""
+        for value in _cookies(headers, self.access.cookie):
+            if (visitor := self.access.visitor(value)) is not None:
+                return visitor, value
+        return None
 
 
 def _missing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

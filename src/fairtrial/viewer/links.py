@@ -66,6 +66,26 @@ class Links:
         """Return the stream of a run's progress."""
         return f"{self.up}{segment(run.name)}/live"
 
+    def reviews(self, run: RunRecord) -> str:
+        """Return the reviews of a run."""
+        return f"{self.up}{segment(run.name)}/review"
+
+    def review(self, run: RunRecord, name: str, suffix: str = "") -> str:
+        """Return the state of one review; with a suffix, its labels as a file."""
+        return f"{self.up}{segment(run.name)}/review/{segment(name)}{suffix}"
+
+    def picked(self, run: RunRecord) -> str:
+        """Return where labels of trials that somebody picked are sent."""
+        return f"{self.up}{segment(run.name)}/picked"
+
+    def queue(self, code: str, query: Iterable[tuple[str, str]] = ()) -> str:
+        """Return the next trial of a review."""
+        return f"{self.up}review/{code}{_query(query)}"
+
+    def calibration(self, run: RunRecord, query: Iterable[tuple[str, str]] = ()) -> str:
+        """Return the comparison of a judge with people."""
+        return f"{self.up}{segment(run.name)}/calibration{_query(query)}"
+
     def compare(self, baseline: str, candidate: str, query: Iterable[tuple[str, str]] = ()) -> str | None:
         """Return a comparison."""
         return f"{self.up}compare{_query([('a', baseline), ('b', candidate), *query])}"

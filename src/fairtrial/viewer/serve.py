@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import socket
 from collections.abc import Callable, Coroutine
@@ -16,7 +17,7 @@ import uvicorn
 from fairtrial.errors import ConfigurationError
 from fairtrial.store.open import find_database
 from fairtrial.store.protocol import RunStore
-from fairtrial.viewer.access import Access, kept_prefix
+from fairtrial.viewer.access import Access, check_reviewers, kept_secrets
 from fairtrial.viewer.app import make_app
 from fairtrial.viewer.pages.context import Viewer
 from fairtrial.viewer.work import open_viewed
@@ -39,6 +40,8 @@ class ServeOptions:
         trusted_hosts: Further host names under which browsers may reach the server, such as that of a proxy.
         secure: Whether a proxy ends TLS in front of it.
         read_only: Open the store for reading only.
+        reviewers: The names of people who get an address of their own, with reviews and nothing else.
+        user: The name under which labels of whoever started the server are stored; by default, the login name.
     """
 
     store: str
@@ -48,6 +51,8 @@ class ServeOptions:
     trusted_hosts: tuple[str, ...] = ()
     secure: bool = False
     read_only: bool = False
+    reviewers: tuple[str, ...] = ()
+    user: str = ""
 
 
 class ViewServer:
@@ -57,6 +62,8 @@ class ViewServer:
         database = find_database(options.store)
         if database is None:
             raise ConfigurationError("a store in memory cannot be viewed: other processes cannot read it")
+        user = options.user or _login_name()
+        reviewers = check_reviewers(options.reviewers, user)
         self._options = options
         self._listening = _listen(options)
         port = None if options.socket_path else int(self._listening.getsockname()[1])
@@ -65,7 +72,10 @@ class ViewServer:
         hosts = [*options.trusted_hosts]
         if port is not None and options.host not in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::"):  # noqa: S104
             hosts.append(f"{options.host}:{port}")
-        self.access = Access.create(port=port, trusted_hosts=hosts, prefix=kept_prefix(folder), secure=options.secure)
+        prefix, tokens = kept_secrets(folder, reviewers)
+        self.access = Access.create(
+            port=port, trusted_hosts=hosts, prefix=prefix, secure=options.secure, user=user, reviewers=tokens
+        )
         place = database.name if isinstance(database, Path) else "PostgreSQL"
         self.store: RunStore = open_viewed(options.store, read_only=options.read_only)
         self._place = place
@@ -74,7 +84,14 @@ class ViewServer:
 
     def address(self, run: str = "") -> str:
         """Return the address to open first; it contains the token."""
-        query = {"token": self.access.token, **({"run": run} if run else {})}
+        return self._login(self.access.token, **({"run": run} if run else {}))
+
+    def reviewer_addresses(self) -> dict[str, str]:
+        """Return the address of each reviewer, which stays valid when the server is started again."""
+        return {name: self._login(token) for name, token in self.access.reviewers.items()}
+
+    def _login(self, token: str, **more: str) -> str:
+        query = {"token": token, **more}
         host = "127.0.0.1" if self._options.host in ("0.0.0.0", "::") else self._options.host  # noqa: S104
         place = f"http://{host}:{self.port}" if self.port is not None else "http://localhost:PORT"
         return f"{place}/{self.access.prefix}/login?{urlencode(query)}"
@@ -138,6 +155,13 @@ class _Server(uvicorn.Server):
         """End on a signal."""
         self._close_streams()
         super().handle_exit(sig, None)
+
+
+def _login_name() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return "me"  # No login name, as in some containers.
 
 
 def _listen(options: ServeOptions) -> socket.socket:

@@ -71,6 +71,10 @@ class SiteLinks(Links):
         """Nothing changes any more."""
         return None
 
+    def reviews(self, run: RunRecord) -> str:
+        """A review needs a server."""
+        return ""
+
     def compare(self, baseline: str, candidate: str, query: Iterable[tuple[str, str]] = ()) -> str | None:
         """A comparison needs a server."""
         return None

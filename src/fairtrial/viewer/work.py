@@ -7,6 +7,7 @@ and the memory of a large comparison goes with the process.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -49,6 +50,7 @@ class Jobs:
             "columns": self._build,
             "filtered": self._filtered,
             "compare": self._compare,
+            "calibration": self._calibration,
             "search": self._search,
         }
         try:
@@ -121,6 +123,26 @@ class Jobs:
             "html": str(fragment(Document(document.title, (), blocks))),
             "json": comparison.to_json(),
             **self._flips(baseline[job["a_experiment"]].source, candidate[job["b_experiment"]].source),
+        }
+
+    def _calibration(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Compare the judge with people's labels."""
+        from fairtrial.render.calibration_document import judge_sentence
+        from fairtrial.render.document import Document
+        from fairtrial.render.documents import IN_HTML, document_of
+        from fairtrial.report.calibrate import calibrate
+        from fairtrial.report.report import EvalReport
+        from fairtrial.viewer.text import fragment
+
+        report: EvalReport[Any] = EvalReport(self._store, self._run(job))
+        found = calibrate(report[job["experiment"]], metric=job["metric"], name=job["name"])
+        document = document_of(found, IN_HTML)
+        return {
+            "sentence": judge_sentence(found),
+            "labelled": found.labelled,
+            "judged": found.judged,
+            "html": str(fragment(Document(document.title, (), document.blocks))),
+            "json": found.to_json(),
         }
 
     def _flips(self, baseline: Any, candidate: Any) -> dict[str, Any]:
@@ -233,8 +255,11 @@ def main() -> None:
     start = json.loads(sys.stdin.readline())
     jobs = Jobs(open_viewed(start["store"], read_only=start["read_only"]))
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(jobs.answer(json.loads(line))) + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(json.dumps(jobs.answer(json.loads(line))) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os._exit(0)  # The server was killed: nobody waits for the answer.
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from typing import Any
+from urllib.parse import parse_qsl
 
 import jinja2
 from anyio import CapacityLimiter, to_thread
@@ -17,15 +20,17 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from fairtrial import formatting
 from fairtrial.analysis.trial_columns import TrialColumns
+from fairtrial.errors import ConfigurationError
 from fairtrial.render.html import page_style
 from fairtrial.render.safe_text import plain
 from fairtrial.report.run_names import RunName, find_run
 from fairtrial.runs.run_lease import with_current_status
 from fairtrial.store.protocol import RunRecord, RunStore, Totals
-from fairtrial.viewer.access import Access
+from fairtrial.viewer.access import Access, Visitor
 from fairtrial.viewer.links import Links, from_segment
 from fairtrial.viewer.live import LiveStreams
 from fairtrial.viewer.question import Question
+from fairtrial.viewer.review import Reservations, ReviewMember
 from fairtrial.viewer.run_columns import needs_building, state_of
 from fairtrial.viewer.text import shown
 from fairtrial.viewer.trial_table import TableCounts, count_trials
@@ -34,7 +39,7 @@ from fairtrial.viewer.working import Workbench
 _THREADS = 4
 _KEPT_TOTALS = 200
 _KEPT_COUNTS = 200
-SCRIPTS = ("keys.js", "live.js", "table.js", "copy.js")
+SCRIPTS = ("review.js", "keys.js", "live.js", "table.js", "copy.js")
 
 
 def static_files() -> dict[str, tuple[str, bytes]]:
@@ -55,6 +60,7 @@ def make_environment() -> jinja2.Environment:
         lstrip_blocks=True,
         loader=jinja2.PackageLoader("fairtrial.viewer", "templates"),
     )
+    environment.filters["quoted"] = shlex.quote
     environment.globals.update(
         rate=formatting.rate,
         number=formatting.number,
@@ -65,6 +71,8 @@ def make_environment() -> jinja2.Environment:
         ago=ago,
         shown=shown,
         plain=plain,
+        visitor=Visitor(""),
+        form_secret="",
     )
     return environment
 
@@ -76,6 +84,23 @@ def ago(moment: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
+
+
+class ReviewDesk:
+    """What the server remembers of reviews: everything that matters is in the store.
+
+    Attributes:
+        runs: The run of each review, by the code of the review.
+        members: The drawn trials and the number of trials they were drawn from, by the state of the run.
+        reservations: What reviewers are looking at.
+        lock: Held while the notes of a run are changed.
+    """
+
+    def __init__(self) -> None:
+        self.runs: dict[str, str] = {}
+        self.members: dict[Any, tuple[list[ReviewMember], int]] = {}
+        self.reservations = Reservations()
+        self.lock = asyncio.Lock()
 
 
 class PageNotFound(Exception):
@@ -98,6 +123,7 @@ class Viewer:
         self._limiter: CapacityLimiter | None = None
         self._totals: dict[Any, list[Totals]] = {}
         self._counts: dict[Any, TableCounts] = {}
+        self.reviews = ReviewDesk()
 
     async def read[T](self, function: Callable[..., T], *args: Any, **options: Any) -> T:
         """Call a function that reads the store in one of a few threads."""
@@ -140,6 +166,18 @@ class Viewer:
                 self._counts.pop(next(iter(self._counts)))
         return self._counts[key]
 
+    @staticmethod
+    def visitor(request: Request) -> Visitor:
+        """Return whose request it is."""
+        found = request.scope.get("fairtrial.session")
+        return Visitor("") if found is None else found[0]
+
+    @staticmethod
+    def form_secret(request: Request) -> str:
+        """Return the value that the forms of this session carry."""
+        found = request.scope.get("fairtrial.session")
+        return Access.form_secret("" if found is None else found[1])
+
     async def state_of(self, run: RunRecord) -> tuple[Any, ...]:
         """Return what changes whenever the results of a run change."""
         return await self.read(state_of, self.store, run)
@@ -152,6 +190,7 @@ class Viewer:
 
     def render(self, request: Request, template: str, *, code: int = 200, **values: Any) -> Response:
         """Return a page."""
+        values |= {"visitor": self.visitor(request), "form_secret": self.form_secret(request)}
         text = self.render_text(template, links=self.links(request), scripts=SCRIPTS, **values)
         return HTMLResponse(text, code)
 
@@ -159,6 +198,43 @@ class Viewer:
         """Return the text of a page."""
         page = self._environment.get_template(template).render(place=self.place, policy="", **values)
         return page.encode("utf-8", "replace").decode("utf-8")
+
+
+class FormFields:
+    """The fields of a form that was sent."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        self._pairs = pairs
+
+    def get(self, name: str) -> str:
+        """Return a field; empty if the form does not have it."""
+        return next((value for known, value in self._pairs if known == name), "")
+
+    def has(self, name: str) -> bool:
+        """Return whether the form has a field."""
+        return any(known == name for known, _ in self._pairs)
+
+    def every(self, name: str) -> list[str]:
+        """Return all values of a field that can be chosen more than once."""
+        return [value for known, value in self._pairs if known == name]
+
+    def number(self, name: str) -> int:
+        """Return a field that must be a whole number; raises `ConfigurationError`."""
+        text = self.get(name).strip()
+        if not text.isdecimal() or len(text) > 9:
+            raise ConfigurationError(f"{name} must be a whole number (got {text!r})")
+        return int(text)
+
+
+async def read_form(request: Request) -> FormFields | None:
+    """Return the fields of a form; None if the request has no form."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        return None
+    try:
+        pairs = parse_qsl((await request.body()).decode(), keep_blank_values=True, max_num_fields=1_000)
+    except ValueError:
+        return None
+    return FormFields(pairs)
 
 
 def wants_json(request: Request) -> bool:

@@ -14,15 +14,18 @@ from fairtrial.analysis.error_groups import error_text, traceback_of
 from fairtrial.codec import to_json
 from fairtrial.errors import FairtrialError
 from fairtrial.formatting import cost, count, duration
+from fairtrial.judging.rebuild import rebuild_prompt
 from fairtrial.render.session_text import envelopes, value_text
 from fairtrial.render.trial_json import trial_record
 from fairtrial.report.rerun import rerun_command
+from fairtrial.scoring.score import Metric
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult
-from fairtrial.viewer.events import AttachmentShown, attachments_in, transcript
+from fairtrial.viewer.events import attachments_in, transcript
 from fairtrial.viewer.links import from_segment
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
 from fairtrial.viewer.question import Question, read_question
+from fairtrial.viewer.review import ANSWERS, PICKED
 from fairtrial.viewer.run_columns import open_columns_of
 from fairtrial.viewer.text import Html, json_text, markdown, shown
 from fairtrial.viewer.trial_table import neighbours
@@ -76,6 +79,7 @@ async def trial_page(viewer: Viewer, request: Request) -> Response:
         facts = await viewer.read(trial_record, result, whole=True)
         return json_answer({"format": "fairtrial.trials/1", "trials": [facts]})
     values = await viewer.read(trial_values, run, result, dict(request.query_params))
+    values["picks"] = await viewer.read(_picks, viewer, run, result) if run.noted.reviews else ()
     links = viewer.links(request)
     question, _ = read_question(parse_qsl(request.query_params.get("q", ""), keep_blank_values=True))
     await viewer.prepare_columns(run)
@@ -107,15 +111,15 @@ def trial_values(run: RunRecord, result: EvalResult, query: dict[str, str]) -> d
         envelopes(result), lane=lane if lane in LANES else "", attempt=attempt, start=start or 0, raw=form == "raw"
     )
     sample = result.sample
-    blocks = [_block("input", sample.input, form, named, whole)]
+    blocks = [text_block("input", sample.input, form, named, whole)]
     if sample.expected is not None:
-        blocks.append(_block("expected", sample.expected, form, named, whole))
+        blocks.append(text_block("expected", sample.expected, form, named, whole))
     if result.output is not None or result.outcome in ("scored", "scorer_error"):
-        blocks.append(_block("output", result.output, form, named, whole))
+        blocks.append(text_block("output", result.output, form, named, whole))
     if result.error:
-        blocks.append(_block("error", error_text(result), "text", named, whole))
+        blocks.append(text_block("error", error_text(result), "text", named, whole))
         if calls := traceback_of(result):
-            blocks.append(_block("traceback", calls, "text", named, whole))
+            blocks.append(text_block("traceback", calls, "text", named, whole))
     verdict, tone = verdict_of(result)
     refers = dict.fromkeys(attachments_in([to_json(sample.input), to_json(result.output)]))
     return {
@@ -123,7 +127,8 @@ def trial_values(run: RunRecord, result: EvalResult, query: dict[str, str]) -> d
         "verdict": verdict, "tone": tone, "facts": _facts(run, result), "criteria": _criteria(result),
         "attachments": list(refers),
         "again": "" if run.imported else rerun_command(run, sample=result.sample_id, experiment=result.experiment),
-        "attempt": attempt, "start": start or 0, "named": named, "markdown": markdown, "judge": _judge(result),
+        "attempt": attempt, "start": start or 0, "named": named, "markdown": markdown, "judge": _judge(run, result),
+        "picks": (),
     }  # fmt: skip
 
 
@@ -131,7 +136,8 @@ def _numbers(query: dict[str, str]) -> tuple[str, str]:
     return query.get("attempt", ""), query.get("from", "")
 
 
-def _block(label: str, value: Any, form: str, named: bool, whole: bool) -> TextBlock:
+def text_block(label: str, value: Any, form: str, named: bool, whole: bool) -> TextBlock:
+    """Return a labelled text in one of `FORMS`; `named` shows invisible characters, `whole` cuts nothing off."""
     text = json_text(value) if form == "raw" else value_text(value)
     found = shown(text, named=named) if not whole else shown(text, limit=16_000_000, named=named)
     if form == "markdown" and isinstance(value, str):
@@ -178,15 +184,49 @@ def _criteria(result: EvalResult) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _judge(result: EvalResult) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return what judges stored with their verdicts: model, reply, and the hash of the question."""
+def _picks(viewer: Viewer, run: RunRecord, result: EvalResult) -> list[tuple[str, list[str], list[tuple[str, str]]]]:
+    """Return for each review its name, its answers, and what was said of this trial outside of the sample."""
+    made = []
+    for review in run.noted.reviews:
+        said = {
+            label.annotator: label.value
+            for label in viewer.store.labels(run.run_id, name=PICKED + review.name)
+            if label.key == result.key
+        }
+        answers = ANSWERS[review.scale]
+        words = [
+            (who, next((word for word, known in answers.items() if known == value), str(value)))
+            for who, value in said.items()
+        ]
+        made.append((review.name, list(answers) if not viewer.read_only else [], words))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeShown:
+    """What a judge stored with its verdict. `asked` is its prompt; None if it cannot be rebuilt."""
+
+    name: str
+    kept: tuple[tuple[str, str], ...]
+    asked: tuple[tuple[str, str], ...] | None
+    has_digest: bool
+
+
+def _judge(run: RunRecord, result: EvalResult) -> list[JudgeShown]:
+    """Return what judges stored with their verdicts, and what they were asked if its hash agrees."""
     if result.score is None:
         return []
-    return [
-        (metric.name, [(key, value_text(value)) for key, value in metric.metadata.items()])
-        for metric in result.score.metrics
-        if "judge_model" in metric.metadata
-    ]
+    return [_judged(run, result, metric) for metric in result.score.metrics if "judge_model" in metric.metadata]
+
+
+def _judged(run: RunRecord, result: EvalResult, metric: Metric) -> JudgeShown:
+    kept = tuple((key, value_text(value)) for key, value in metric.metadata.items())
+    sha256 = metric.metadata.get("prompt_sha256")
+    found = None
+    if isinstance(sha256, str):
+        found = rebuild_prompt(run.noted.judges, result.sample, result.output, sha256)
+    asked = None if found is None else tuple((message.role, message.text) for message in found)
+    return JudgeShown(metric.name, kept, asked, isinstance(sha256, str))
 
 
 def _find(viewer: Viewer, run: RunRecord, experiment: str, sample_id: str, repeat: int, hint: str) -> EvalResult:
@@ -238,23 +278,28 @@ def _others(viewer: Viewer, links: Any, run: RunRecord, result: EvalResult) -> l
 
 
 async def blob(viewer: Viewer, request: Request) -> Response:
-    """Send an attachment of a trial: pictures and plain text to be shown, everything else to be saved."""
+    """Send an attachment of a trial."""
     named = await viewer.find_run(request.path_params["run"])
-    sha256, hint = request.path_params["sha256"], request.query_params.get("o", "")
-    if not _SHA256.fullmatch(sha256) or not hint.isdecimal() or len(hint) > 12:
+    hint = request.query_params.get("o", "")
+    if not hint.isdecimal() or len(hint) > 12:
         raise PageNotFound("there is no such attachment")
 
-    def read() -> tuple[bytes, AttachmentShown]:
+    def read() -> list[Any]:
         for result in viewer.store.results(named.run.run_id, ordinals=[int(hint)]):
             trees = [to_json(result.sample.input), to_json(result.sample.expected), to_json(result.output)]
-            trees += [to_json(event.data) for event in envelopes(result)]
-            for found in attachments_in(trees):
-                if found.sha256 == sha256:
-                    return viewer.store.get_blob(sha256), found
-        raise PageNotFound("no trial of this run refers to this attachment")
+            return trees + [to_json(event.data) for event in envelopes(result)]
+        return []
 
+    return await send_blob(viewer, request.path_params["sha256"], await viewer.read(read))
+
+
+async def send_blob(viewer: Viewer, sha256: str, trees: list[Any]) -> Response:
+    """Send an attachment that these values refer to: pictures and plain text to be shown, anything else to be saved."""
+    found = next((one for one in attachments_in(trees) if one.sha256 == sha256), None)
+    if found is None or not _SHA256.fullmatch(sha256):
+        raise PageNotFound("no trial of this run refers to this attachment")
     try:
-        content, found = await viewer.read(read)
+        content = await viewer.read(viewer.store.get_blob, sha256)
     except FairtrialError:
         raise PageNotFound("the store does not have this attachment") from None
     kind = next((kind for start, kind in _MAGIC.items() if content.startswith(start)), None)

@@ -142,11 +142,11 @@ def _exported(
             if not head:
                 head = [name for name in facts if name not in ("criteria", "redacted")]
                 writer.writerow(head)
-            writer.writerow([_cell(facts[name], raw=raw) for name in head])
+            writer.writerow([cell_text(facts[name], raw=raw) for name in head])
         yield buffer.getvalue()
 
 
-def _cell(value: Any, *, raw: bool) -> str:
+def cell_text(value: Any, *, raw: bool) -> str:
     """Return a value for a spreadsheet, which must not take text for a formula."""
     if value is None:
         return ""

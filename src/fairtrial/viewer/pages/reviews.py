@@ -1,0 +1,305 @@
+"""Reviews for whoever runs the evaluation: make one, follow it, and see what it says about the judge."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from fairtrial.errors import ConfigurationError
+from fairtrial.report.run_names import RunName
+from fairtrial.store.notes import ReviewScale, write_notes
+from fairtrial.store.protocol import Label, RunRecord
+from fairtrial.trials.keys import TrialKey
+from fairtrial.viewer.links import from_segment
+from fairtrial.viewer.pages.context import FormFields, PageNotFound, Viewer, json_answer, wants_json
+from fairtrial.viewer.pages.open_review import OpenReview, named_review, open_review
+from fairtrial.viewer.pages.trials import cell_text
+from fairtrial.viewer.review import (
+    ANSWERS,
+    MAX_SIZE,
+    PICKED,
+    ReviewMember,
+    ReviewState,
+    new_review,
+    passes,
+)
+from fairtrial.viewer.run_columns import open_columns_of
+from fairtrial.viewer.text import Html, markdown
+from fairtrial.wilson import Z_95, wilson_bounds
+
+_SIZES = (50, 100, 200, 400)
+_LISTED = 200
+_MANY_SKIPS = 0.05
+
+
+async def reviews_page(viewer: Viewer, request: Request) -> Response:
+    """List the reviews of a run, with the form that makes one."""
+    run = (await viewer.find_run(request.path_params["run"])).run
+    return await _reviews(viewer, request, run)
+
+
+async def _reviews(
+    viewer: Viewer, request: Request, run: RunRecord, problem: str = "", form: FormFields | None = None
+) -> Response:
+    running = run.status == "running"
+    opened = [] if running else [await open_review(viewer, run, review) for review in run.noted.reviews]
+    keys: list[str] = []
+    if not running:
+        await viewer.prepare_columns(run)
+        columns = await viewer.read(open_columns_of, viewer.store, run)
+        keys = list(columns.metadata)[:20]
+    return viewer.render(
+        request, "reviews.html", code=422 if problem else 200, title=f"{run.name}: reviews", run=run, tab="review",
+        reviews=opened, keys=keys, problem=problem, sent=form or FormFields([]), running=running,
+        widths=[(size, _half_width(size)) for size in _SIZES], largest=MAX_SIZE, read_only=viewer.read_only,
+    )  # fmt: skip
+
+
+def _half_width(labels: int) -> float:
+    """Return the half width of an interval of a rate from so many labels at its widest, without help of the judge."""
+    low, high = wilson_bounds(0.5, labels, Z_95)
+    return (high - low) / 2
+
+
+async def make_review(viewer: Viewer, request: Request, form: FormFields) -> Response:
+    """Make a review."""
+    run = (await viewer.find_run(request.path_params["run"])).run
+    try:
+        made = new_review(
+            run, name=form.get("name"), question=form.get("question"), guidelines=form.get("guidelines"),
+            experiments=form.every("experiment"), scale=cast(ReviewScale, form.get("scale")), size=form.number("size"),
+            votes=form.number("votes"), shows=form.every("shows"), created_by=viewer.visitor(request).name,
+        )  # fmt: skip
+        if run.status == "running":
+            raise ConfigurationError(f"run {run.name} is still going on: it can be reviewed when it has ended")
+        await viewer.read(_refuse_used_name, viewer, run, made.name)
+    except ConfigurationError as error:
+        return await _reviews(viewer, request, run, str(error), form)
+    async with viewer.reviews.lock:
+        known = (await viewer.read(viewer.store.get_run, run.run_id)).noted.reviews
+        await viewer.read(viewer.store.update_run, run.run_id, notes=write_notes(reviews=(*known, made)))
+    return Response(status_code=303, headers={"location": viewer.links(request).review(run, made.name)})
+
+
+def _refuse_used_name(viewer: Viewer, run: RunRecord, name: str) -> None:
+    """Labels that were not drawn at random must not be counted with those of a review."""
+    for run_id in filter(None, (run.parent_run, run.run_id)):
+        if next(iter(viewer.store.labels(run_id, name=name)), None) is not None:
+            raise ConfigurationError(
+                f"run {run.name} already has labels named {name!r} that are not of a review: choose another name"
+            )
+
+
+async def extend_review(viewer: Viewer, request: Request, form: FormFields) -> Response:
+    """Draw more trials. Those that were drawn before stay."""
+    run = (await viewer.find_run(request.path_params["run"])).run
+    name, more = from_segment(request.path_params["name"]), form.number("more")
+    async with viewer.reviews.lock:
+        known = (await viewer.read(viewer.store.get_run, run.run_id)).noted.reviews
+        if not any(review.name == name for review in known):
+            raise PageNotFound(f"run {run.name} has no review {name!r}")
+        changed = [
+            replace(review, size=min(review.size + more, MAX_SIZE)) if review.name == name else review
+            for review in known
+        ]
+        await viewer.read(viewer.store.update_run, run.run_id, notes=write_notes(reviews=changed))
+    return Response(status_code=303, headers={"location": viewer.links(request).review(run, name)})
+
+
+async def review_page(viewer: Viewer, request: Request) -> Response:
+    """Show how far a review is, how far people agree, and where they do not."""
+    run = (await viewer.find_run(request.path_params["run"])).run
+    opened = await named_review(viewer, run, from_segment(request.path_params["name"]))
+    state, who = opened.state, viewer.visitor(request).name
+    if wants_json(request):
+        return json_answer(_facts(opened))
+    calibrations = [
+        (experiment, found)
+        for experiment in opened.review.experiments
+        if (found := await _calibration(viewer, opened, experiment, "passed")) is not None
+    ]
+    links = viewer.links(request)
+    people = sorted({*state.annotators, *viewer.access.reviewers})
+    return viewer.render(
+        request, "review.html", title=f"{run.name}: review {opened.review.name}", run=run, tab="review",
+        opened=opened, review=opened.review, state=state, progress=[state.progress(name) for name in people],
+        mine=state.progress(who), disputed=_rows(viewer, links, opened, state.disputed),
+        skipped=_rows(viewer, links, opened, state.skipped), comments=_comments(links, opened),
+        wrong=await viewer.read(_judge_errors, viewer, links, opened) if state.is_complete else None,
+        many_skips=len(state.skipped) > _MANY_SKIPS * len(state.members), calibrations=calibrations,
+        guidelines=markdown(opened.review.guidelines) if opened.review.guidelines else None,
+        read_only=viewer.read_only, half_width=_half_width(max(state.answered, 1)),
+    )  # fmt: skip
+
+
+def _facts(opened: OpenReview) -> dict[str, Any]:
+    """Return the state of a review as JSON."""
+    state = opened.state
+    return {
+        "format": "fairtrial.review/1",
+        "run_id": opened.run.run_id,
+        "name": opened.review.name,
+        "trials": len(state.members),
+        "judged": opened.judged,
+        "answered": state.answered,
+        "skipped": len(state.skipped),
+        "disputed": len(state.disputed),
+        "tied": len(state.tied),
+        "complete": state.is_complete,
+        "annotators": {name: state.progress(name).answered for name in state.annotators},
+    }
+
+
+def _trial_link(links: Any, run: RunRecord, member: ReviewMember) -> str:
+    key = member.key
+    return str(links.trial(run, key.experiment, key.sample_id, key.repeat, [("o", str(member.ordinal))]))
+
+
+def _rows(viewer: Viewer, links: Any, opened: OpenReview, members: list[ReviewMember]) -> list[dict[str, Any]]:
+    state = opened.state
+    return [
+        {
+            "key": member.key,
+            "address": _trial_link(links, opened.run, member),
+            "votes": sorted(
+                (who, _word(opened, value)) for who, value in state.answers.get(member.ordinal, {}).items()
+            ),
+            "skips": sorted(state.skips.get(member.ordinal, {}).items()),
+            "tied": state.is_tied(member),
+        }
+        for member in members[:_LISTED]
+    ]
+
+
+def _word(opened: OpenReview, value: Any) -> str:
+    """Return an answer as it was given."""
+    said = ANSWERS[opened.review.scale]
+    return next((word for word, known in said.items() if known == value and type(known) is type(value)), str(value))
+
+
+def _comments(links: Any, opened: OpenReview) -> list[tuple[str, str, str, str]]:
+    """Return (sample, address, who, comment) of every comment."""
+    found = [(member, opened.state.comments.get(member.ordinal, {})) for member in opened.state.members]
+    return [
+        (member.key.sample_id, _trial_link(links, opened.run, member), who, text)
+        for member, comments in found
+        for who, text in sorted(comments.items())
+    ][:_LISTED]
+
+
+def _judge_errors(viewer: Viewer, links: Any, opened: OpenReview) -> dict[str, list[dict[str, Any]]]:
+    """Return the trials on which the judge and most people disagree."""
+    state, run = opened.state, opened.run
+    asked = {member.ordinal: member for member in state.members if state.majority(member) is not None}
+    passing: list[ReviewMember] = []
+    failing: list[ReviewMember] = []
+    for preview in viewer.store.previews(run.run_id, list(asked), size=1):
+        member = asked[preview.ordinal]
+        if preview.passed is not None and preview.passed != state.majority(member):
+            (passing if preview.passed else failing).append(member)
+    return {
+        "passed by the judge, failed by people": _rows(viewer, links, opened, passing),
+        "failed by the judge, passed by people": _rows(viewer, links, opened, failing),
+    }
+
+
+async def _calibration(viewer: Viewer, opened: OpenReview, experiment: str, metric: str) -> dict[str, Any] | None:
+    """Return what the labels say about the judge; None without labels."""
+    if not opened.state.answered:
+        return None
+    job = {
+        "job": "calibration", "run_id": opened.run.run_id, "experiment": experiment, "name": opened.review.name,
+        "metric": metric,
+    }  # fmt: skip
+    said = sorted((at, sorted(map(str, votes.items()))) for at, votes in opened.state.answers.items())
+    return await viewer.workbench.answer(job, (await viewer.state_of(opened.run), json.dumps(said)))
+
+
+async def calibration_page(viewer: Viewer, request: Request) -> Response:
+    """Say what people would say of all trials, and how far the judge is off."""
+    named = await viewer.find_run(request.path_params["run"])
+    run, asked = named.run, request.query_params
+    if not run.noted.reviews:
+        raise PageNotFound(f"run {run.name} has no review: make one first")
+    opened = await named_review(viewer, run, asked.get("name") or run.noted.reviews[-1].name)
+    experiment = _experiment(named, opened, asked.get("e", ""))
+    metric = asked.get("metric") or "passed"
+    early = asked.get("early") == "1"
+    found = None
+    if opened.state.is_complete or early:
+        found = await _calibration(viewer, opened, experiment, metric)
+    if wants_json(request):
+        if found is None:
+            raise ConfigurationError("the review is not complete: add early=1 to the address for its figures so far")
+        return json_answer(found["json"])
+    columns = await viewer.read(open_columns_of, viewer.store, run)
+    return viewer.render(
+        request, "calibration.html", title=f"{run.name}: judge and people", run=run, tab="review", opened=opened,
+        review=opened.review, state=opened.state, experiment=experiment, metric=metric, found=found, early=early,
+        metrics=["passed", "value", *columns.metrics], document=Html("" if found is None else found["html"]),
+        half_width=_half_width(max(opened.state.answered, 1)),
+    )  # fmt: skip
+
+
+def _experiment(named: RunName, opened: OpenReview, wanted: str) -> str:
+    wanted = wanted or named.experiment or opened.review.experiments[0]
+    if wanted not in opened.review.experiments:
+        raise PageNotFound(f"the review {opened.review.name!r} has no trials of experiment {wanted!r}")
+    return wanted
+
+
+async def pick_trial(viewer: Viewer, request: Request, form: FormFields) -> Response:
+    """Store what somebody says of a trial that they chose themselves. It is never part of an estimate."""
+    run = (await viewer.find_run(request.path_params["run"])).run
+    name, say = form.get("name"), form.get("say")
+    if name not in [review.name for review in run.noted.reviews] or not any(say in said for said in ANSWERS.values()):
+        raise ConfigurationError(f"the answer must be on the scale of a review (got {say!r} for {name!r})")
+    value = next(said[say] for said in ANSWERS.values() if say in said)
+    ordinal = form.number("o")
+    found = await viewer.read(lambda: list(viewer.store.results(run.run_id, ordinals=[ordinal])))
+    if not found:
+        raise PageNotFound("there is no such trial")
+    key: TrialKey = found[0].key
+    await viewer.read(viewer.store.label, Label(key, PICKED + name, value, viewer.visitor(request).name))
+    address = viewer.links(request).trial(run, key.experiment, key.sample_id, key.repeat, [("o", form.get("o"))])
+    return Response(status_code=303, headers={"location": str(address)})
+
+
+async def export_labels(viewer: Viewer, request: Request) -> Response:
+    """Send the answers of a review as CSV or JSON lines; `fairtrial calibrate --labels` reads both."""
+    run = (await viewer.find_run(request.path_params["run"])).run
+    form = request.path_params["form"]
+    if form not in ("csv", "jsonl"):
+        raise PageNotFound("labels can be exported as labels.csv and labels.jsonl")
+    opened = await named_review(viewer, run, from_segment(request.path_params["name"]))
+    name = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in f"{run.name}-{opened.review.name}")
+    headers = {"content-disposition": f'attachment; filename="{name}-labels.{form}"'}
+    kind = "text/csv" if form == "csv" else "application/jsonl"
+    return StreamingResponse(_exported(opened, form), media_type=f"{kind}; charset=utf-8", headers=headers)
+
+
+def _exported(opened: OpenReview, form: str) -> Iterator[str]:
+    state: ReviewState = opened.state
+    buffer = io.StringIO()
+    head = ("id", "experiment", "repeat", "label", "annotator", "comment")
+    writer = csv.writer(buffer)
+    if form == "csv":
+        writer.writerow(head)
+    for member in state.members:
+        for who, value in sorted(state.answers.get(member.ordinal, {}).items()):
+            label = value if isinstance(value, str) else "pass" if passes(value) else "fail"
+            comment = state.comments.get(member.ordinal, {}).get(who, "")
+            row = (member.key.sample_id, member.key.experiment, member.key.repeat, label, who, comment)
+            if form == "csv":
+                writer.writerow([cell_text(value, raw=False) for value in row])
+            else:
+                facts = json.dumps(dict(zip(head, row, strict=True)), ensure_ascii=False)
+                buffer.write(facts.encode("utf-8", "replace").decode() + "\n")
+    yield buffer.getvalue()
