@@ -10,6 +10,7 @@ from fairtrial.rl.groups import Group, Rollout, best_at_k, groups
 from fairtrial.rl.hacking import HackingCheck, hacking
 from fairtrial.rl.loop import TrainConfig, TrainingBackend, train
 from fairtrial.rl.metric_log import MetricLog
+from fairtrial.rl.policy import with_adapter
 from fairtrial.rl.prompts import write_prompts
 from fairtrial.rl.reward import RewardFunction, reward
 from fairtrial.rl.sampling import generate_rollouts, rollout
@@ -48,5 +49,6 @@ __all__ = [
     "train",
     "trl",
     "turn_values",
+    "with_adapter",
     "write_prompts",
 ]
