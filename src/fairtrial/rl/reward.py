@@ -125,7 +125,12 @@ class RewardFunction:
         return [None if score is None else score.reward for score in scores]
 
     def score(
-        self, sample: Sample[Any, Any] | Row, completion: str | Sequence[Any], prompt: str | Sequence[Any] | None = None
+        self,
+        sample: Sample[Any, Any] | Row,
+        completion: str | Sequence[Any],
+        prompt: str | Sequence[Any] | None = None,
+        *,
+        world: World | None = None,
     ) -> Score:
         """Return the whole score of one completion; errors of the evaluator are raised.
 
@@ -133,8 +138,9 @@ class RewardFunction:
             sample: The sample, or a row of a training file.
             completion: The answer of the model: a text, or its messages with those of tools.
             prompt: The messages before it; by default the input of the sample.
+            world: The environment in which it was given, which stays open.
         """
-        case = self._case(sample, completion, prompt)
+        case = self._case(sample, completion, prompt, world)
         return call_sync(partial(self._scorer.score, case)) if self._scorer.is_async else self._scorer.score_now(case)
 
     def score_batch(
