@@ -96,7 +96,7 @@ def test_wrong_arguments_are_refused(report: EvalReport, tmp_path: Path) -> None
         export(report, tmp_path / "x", "csv")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="margin must be at least 0"):
         export(report, tmp_path / "x", "dpo", margin=-1)
-    with pytest.raises(ConfigurationError, match=r"as tokens \(.* without tokens.*\)\nan adapter must record"):
+    with pytest.raises(ConfigurationError, match=r"as tokens \(.* without tokens.*\)\nrun the suite with"):
         export(report, tmp_path / "x", "tokens")
 
 

@@ -18,7 +18,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "plan", "run"),
     "Look": ("runs", "show", "trials", "failures", "view"),
     "Decide": ("compare", "leaderboard", "gate", "calibrate"),
-    "Keep": ("rescore", "import", "export", "delete", "store", "config", "doctor"),
+    "Keep": ("rescore", "import", "export", "episode", "delete", "store", "config", "doctor"),
     "Fleet": ("worker", "fleet", "dlq"),
 }
 

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
@@ -17,7 +16,8 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import Completion, ProviderAdapter
-from fairtrial.models.tools import UNPARSED, Tool, as_tools, tool_message
+from fairtrial.models.tool_calls import LONGEST_ERROR, ToolCaller
+from fairtrial.models.tools import Tool, as_tools, tool_message
 from fairtrial.offload import DaemonThreads
 from fairtrial.scoring.behaviour import SessionEvaluator
 from fairtrial.scoring.evaluator import evaluator
@@ -27,7 +27,7 @@ from fairtrial.session.trajectory import ChatMessage, ToolCall
 from fairtrial.session.views import SessionView
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.environment import EnvironmentRegistry, EnvironmentSaved, close_environment, tools_of
-from fairtrial.trials.task import FIRST_MESSAGES, task
+from fairtrial.trials.task import FIRST_MESSAGES, WITH_ADAPTER, task
 
 type MessageLike = ChatMessage | Mapping[str, Any]
 """A message, or a mapping with its fields: `{"role": "user", "content": "Hello"}`."""
@@ -44,7 +44,9 @@ type EndReason = Literal["terminated", "truncated", "error"]
 FORK = "__fairtrial_fork__"
 """The attribute of an agent with checkpoints: returns the agent that continues from (messages, state, turn)."""
 
-_LONGEST_ERROR = 2000
+AGENT = "__fairtrial_agent__"
+"""The attribute of an agent with its `AgentParts`."""
+
 _SAVE_SECONDS = 5.0
 
 
@@ -55,6 +57,16 @@ class AgentEnded:
     reason: EndReason
     turns: int
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentParts:
+    """What a trainer that runs the conversation itself needs of an agent."""
+
+    tools: Mapping[str, Tool]
+    environment_factory: EnvironmentFactory | None
+    environments: EnvironmentRegistry | None
+    tool_timeout_seconds: float | None
 
 
 def agent_task(
@@ -118,7 +130,7 @@ def agent_task(
         if environment_factory is not None:
             saved = _last_state(ctx) if continue_on_retry else None
             factory = environment_factory if saved is None else lambda _sample: saved
-            ctx.environment = await ctx.enter(_opened(factory, ctx.sample, environments))
+            ctx.environment = await ctx.enter(open_environment(factory, ctx.sample, environments))
             offered = as_tools((*fixed.values(), *tools_of(ctx.environment)))
         saver = partial(_checkpoint, ctx, environments) if checkpoints else None
         loop = _Loop(adapter, ctx, offered, threads, tool_timeout_seconds, output_type, params, name, saver)
@@ -136,24 +148,38 @@ def agent_task(
         said = await opening_messages(prepare_messages, sample, sample.input)
         return (ChatMessage("system", system), *said) if system else said
 
+    def rebuild(**changes: Any) -> Any:
+        settings: dict[str, Any] = {
+            "adapter": adapter,
+            "tools": tools,
+            "prepare_messages": prepare_messages,
+            "environment_factory": environment_factory,
+            "environments": environments,
+            "continue_on_retry": continue_on_retry,
+            "checkpoints": checkpoints,
+            "max_turns": max_turns,
+            "max_tokens": max_tokens,
+            "max_seconds": max_seconds,
+            "tool_timeout_seconds": tool_timeout_seconds,
+            "system": system,
+            "output_type": output_type,
+            "params": params,
+            "name": name,
+        }
+        return agent_task(**{**settings, **changes})
+
     def fork(messages: Sequence[ChatMessage], state: Mapping[str, Any], turn: int) -> Any:
-        return agent_task(
-            adapter,
-            tools=tools,
+        return rebuild(
             prepare_messages=lambda _sample: messages,
             environment_factory=None if environment_factory is None else lambda _sample: state,
-            environments=environments,
-            checkpoints=checkpoints,
+            continue_on_retry=False,
             max_turns=max_turns - turn,
-            max_tokens=max_tokens,
-            max_seconds=max_seconds,
-            tool_timeout_seconds=tool_timeout_seconds,
-            output_type=output_type,
-            params=params,
-            name=name,
+            system="",
         )
 
     setattr(agent, FIRST_MESSAGES, first_messages)
+    setattr(agent, WITH_ADAPTER, lambda other: rebuild(adapter=other))
+    setattr(agent, AGENT, AgentParts(fixed, environment_factory, environments, tool_timeout_seconds))
     if checkpoints:
         setattr(agent, FORK, fork)
     agent.adapter = adapter  # type: ignore[attr-defined]  # Read by `runs.costs` to look up the price.
@@ -179,10 +205,15 @@ class _Loop:
         self.adapter = adapter
         self.save_checkpoint = save_checkpoint
         self.ctx = ctx
-        self.tools = tools
         self.specs = tuple(tool.spec for tool in tools.values())
-        self.threads = threads
-        self.tool_timeout = tool_timeout
+        self.caller = ToolCaller(
+            tools,
+            threads,
+            tool_timeout,
+            prompt_name=name,
+            adapter_name=adapter.name,
+            session_id=ctx.session.session_id,
+        )
         self.output_type = output_type
         self.params = params
         self.name = name
@@ -219,7 +250,7 @@ class _Loop:
             # A trial is cancelled at its time limit or when its run is stopped.
             cancelled = isinstance(error, anyio.get_cancelled_exc_class())
             said = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
-            end = self._ended("truncated" if cancelled else "error", said[:_LONGEST_ERROR])
+            end = self._ended("truncated" if cancelled else "error", said[:LONGEST_ERROR])
             raise
         finally:
             if end is not None:
@@ -257,64 +288,13 @@ class _Loop:
         results = [""] * len(message.tool_calls)
 
         async def one(index: int, call: ToolCall) -> None:
-            began = anyio.current_time()
-            invoked, results[index] = await self._call(call)
-            elapsed = round((anyio.current_time() - began) * 1000, 3)
-            self.ctx.session.record(replace(invoked, duration_ms=elapsed))
+            invoked, results[index] = await self.caller.call(call)
+            self.ctx.session.record(invoked)
 
         async with anyio.create_task_group() as group:
             for index, call in enumerate(message.tool_calls):
                 group.start_soon(one, index, call)
         return results
-
-    async def _call(self, call: ToolCall) -> tuple[ToolInvoked, str]:
-        tool = self.tools.get(call.name)
-        if tool is None:
-            known = ", ".join(self.tools) or "none"
-            return self._failed(call, f"there is no tool {call.name!r}; the tools are: {known}")
-        if UNPARSED in call.arguments:
-            return self._failed(call, "the arguments must be a JSON object")
-        try:
-            arguments = tool.arguments(call.arguments)
-        except CodecError as error:
-            return self._failed(call, f"bad arguments: {error}")
-        try:
-            with anyio.fail_after(self.tool_timeout):
-                value = await self._invoke(tool, arguments)
-        except Exception as error:
-            timed_out = isinstance(error, TimeoutError) and not str(error)
-            problem = f"it did not finish within {self.tool_timeout:g} s" if timed_out and self.tool_timeout else ""
-            return self._failed(call, problem or f"{type(error).__name__}: {error}")
-        try:
-            text = value if isinstance(value, str) else dumps(value)
-            return self._invoked(call, to_json(value), True, None), text
-        except CodecError as error:
-            return self._failed(call, f"its result cannot be shown: {error}")
-
-    async def _invoke(self, tool: Tool, arguments: dict[str, Any]) -> Any:
-        if tool.is_async or tool.inline:
-            value = tool.fn(**arguments)
-        else:
-            value = await self.threads.run(partial(tool.fn, **arguments))
-        return await value if inspect.isawaitable(value) else value
-
-    def _failed(self, call: ToolCall, problem: str) -> tuple[ToolInvoked, str]:
-        problem = problem[:_LONGEST_ERROR]
-        return self._invoked(call, None, False, problem), f"Error: {problem}"
-
-    def _invoked(self, call: ToolCall, result: Any, success: bool, problem: str | None) -> ToolInvoked:
-        return ToolInvoked(
-            call.name,
-            call.arguments,
-            result,
-            success,
-            problem,
-            self.name,
-            self.adapter.name,
-            self.ctx.session.session_id,
-            datetime.now(UTC),
-            call_id=call.id,
-        )
 
 
 async def opening_messages(
@@ -373,14 +353,15 @@ async def _saved(ctx: TrialContext, environments: EnvironmentRegistry) -> Enviro
         try:
             return EnvironmentSaved(await environments.save(ctx.environment))
         except Exception as error:
-            return EnvironmentSaved(error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
+            return EnvironmentSaved(error=f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
     return EnvironmentSaved(error=f"it was not saved within {_SAVE_SECONDS:g} s")
 
 
 @asynccontextmanager
-async def _opened(
+async def open_environment(
     factory: EnvironmentFactory, sample: Sample[Any, Any], environments: EnvironmentRegistry | None
 ) -> Any:
+    """Open the environment of a sample, and close it at the end."""
     made = factory(sample)
     if inspect.isawaitable(made):
         made = await made

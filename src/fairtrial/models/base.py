@@ -202,7 +202,7 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
 
     async def _answer(self, call: ModelCall, recorder: Session | None) -> ModelReply:
         trial = running_trial()
-        cache = self._cache if self._cache is not None or not self.shares_cache else shared_cache()
+        cache = self._response_cache()
         cached = False
         timing = _Timing()
         if cache is None or cache.policy == "off" or (call.actor != JUDGE and cache_disabled()):
@@ -231,9 +231,14 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
                 ),
                 actor=call.actor,
             )
+            if reply.sampled is not None and call.actor != JUDGE:
+                reply.sampled.record(recorder, call.params)
         if reply.refusal is not None:
             raise ModelRefusedError(f"{self._name} model {self._model!r} declined to answer: {reply.refusal}")
         return reply
+
+    def _response_cache(self) -> ResponseCache | None:
+        return self._cache if self._cache is not None or not self.shares_cache else shared_cache()
 
     async def _ask(
         self, call: ModelCall, trial: TrialContext | None, recorder: Session | None, timing: _Timing

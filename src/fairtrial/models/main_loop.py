@@ -26,7 +26,7 @@ from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.sample_types import input_type_of
-from fairtrial.trials.task import CHECK_INPUT, FIRST_MESSAGES, ResolvedTask, Task, resolve_task, task
+from fairtrial.trials.task import CHECK_INPUT, FIRST_MESSAGES, WITH_ADAPTER, ResolvedTask, Task, resolve_task, task
 
 # With defaults, for MainLoop(my_function), which names no types; the syntax of PEP 695 has them only from Python 3.13.
 InputT = TypeVar("InputT", default=Any)
@@ -188,6 +188,7 @@ def prompt_task[O](
         return prompt.bind(_parameters(prompt, given, experiment)).messages
 
     setattr(prompted, FIRST_MESSAGES, first_messages)
+    setattr(prompted, WITH_ADAPTER, lambda other: prompt_task(prompt, other, params=params))
     prompted.adapter = adapter  # type: ignore[attr-defined]  # Read by `runs.costs` to look up the price.
     return task(name=prompt.name)(prompted)
 

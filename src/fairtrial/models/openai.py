@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Literal, Unpack, cast
 from urllib.parse import urlsplit
 
 from fairtrial.data.attachment import Attachment
-from fairtrial.errors import ConfigurationError, InvalidCallError, ModelUnavailableError
+from fairtrial.errors import ConfigurationError, InvalidCallError, ModelError, ModelUnavailableError
 from fairtrial.frozen import EMPTY
 from fairtrial.models import responses
 from fairtrial.models.adapter import AnswerT
+from fairtrial.models.base import log
+from fairtrial.models.cache import ResponseCache
 from fairtrial.models.pricing import priced
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import output_schema
@@ -27,6 +29,7 @@ from fairtrial.models.sdk import (
     text_of,
     tool_call,
 )
+from fairtrial.models.token_ids import TOKEN_PARAMS, changed_sampling, read_tokens
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage
 
@@ -45,6 +48,9 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         api: "responses" or "chat" (completions). By default Responses for OpenAI and Azure, whose reasoning models
             need it to call tools, and chat completions for every other `base_url`. Responses are used without state:
             nothing is stored at the provider, and reasoning is sent back encrypted.
+        tokens: Request token ids and log-probabilities of every call, as vLLM and SGLang return them for chat
+            completions, and record them for training (`TokensSampled`, or `TokensMissing` with the reason). The
+            response cache is not used.
         base_url: The address, up to and including `/v1`; by default OPENAI_BASE_URL or that of OpenAI.
         api_key: The key; by default OPENAI_API_KEY.
         params: Parameters of every call with the names of the API, such as `{"temperature": 0}`.
@@ -71,11 +77,25 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
     default_url = "https://api.openai.com/v1"
     default_api: ClassVar[OpenAIApi | None] = None  # None: decided by the address.
 
-    def __init__(self, model: str, *, api: OpenAIApi | None = None, **options: Unpack[SdkOptions]) -> None:
+    def __init__(
+        self, model: str, *, api: OpenAIApi | None = None, tokens: bool = False, **options: Unpack[SdkOptions]
+    ) -> None:
         if api not in (None, "responses", "chat"):
             raise ConfigurationError(f'api must be "responses", "chat" or None (got {api!r})')
+        if tokens and options.get("cache") is not None:
+            raise ConfigurationError(
+                "an adapter with tokens=True must have no cache (got one): after a training step, the same model has "
+                "other weights"
+            )
         super().__init__(model, **options)
         self._api = api or self.default_api or ("responses" if _is_openai(self._base_url) else "chat")
+        if tokens and self._api != "chat":
+            raise ConfigurationError(
+                f"an adapter with tokens=True must call chat completions of vLLM or SGLang (got api={self._api!r} at "
+                f"{self._base_url}, which returns no token ids)\npass base_url=... of the engine"
+            )
+        self._token_ids = tokens
+        self._warned = False
         self.path = "/responses" if self._api == "responses" else "/chat/completions"
         self._echo_provider = f"{self._echo_provider}/{self._api}"
 
@@ -124,7 +144,31 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             body["messages"].append({"role": "user", "content": instruction(schema)})
         if self._stream:
             body["stream_options"] = {"include_usage": True}
+        if self._token_ids:
+            body |= TOKEN_PARAMS
+            self._warn_of_sampling(call.params)
         return {**body, **call.params}
+
+    def _warn_of_sampling(self, params: Mapping[str, Any]) -> None:
+        """Warn, once, of parameters with which the log-probabilities may not be those of the policy."""
+        changed = [] if self._warned else changed_sampling(params)
+        if changed:
+            self._warned = True
+            log.warning(
+                "%s is sampled with %s: its log-probabilities are those of the policy only without them, or if the "
+                "engine reports processed ones (vLLM: --logprobs-mode processed_logprobs)",
+                self._where(),
+                ", ".join(changed),
+            )
+
+    def _response_cache(self) -> ResponseCache | None:
+        return None if self._token_ids else super()._response_cache()
+
+    def _by_status(self, error: Any, status: int) -> ModelError:
+        found = super()._by_status(error, status)
+        if self._token_ids and self._stream and isinstance(found, InvalidCallError):
+            return InvalidCallError(f"{found}\nSGLang does not stream token ids: use stream=False with tokens=True.")
+        return found
 
     def _sent(self, message: ChatMessage) -> dict[str, Any]:
         if message.role == "tool":
@@ -210,7 +254,8 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             reason,
             model,
             refusal,
-            self._tokens(choice.get("logprobs")),
+            None if self._token_ids else self._tokens(choice.get("logprobs")),
+            read_tokens(tree, choice) if self._token_ids else None,
         )
 
     def _content(self, said: Mapping[str, Any]) -> str | tuple[str | Attachment, ...]:
@@ -257,9 +302,12 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         message: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
         calls: dict[int, dict[str, Any]] = {}
         logprobs: list[Any] = []
+        token_ids: list[Any] = []
         reason: str | None = None
         answer: dict[str, Any] = {"choices": [{"message": message}]}
         async for chunk in events:
+            if chunk.get("prompt_token_ids") is not None:
+                answer["prompt_token_ids"] = chunk["prompt_token_ids"]
             answer["model"] = chunk.get("model")
             answer["usage"] = chunk.get("usage") or answer.get("usage")
             for choice in chunk["choices"]:
@@ -283,11 +331,14 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
                     known["function"]["name"] += function.get("name") or ""
                     known["function"]["arguments"] += function.get("arguments") or ""
                 logprobs.extend((choice.get("logprobs") or {}).get("content") or ())
+                token_ids.extend(choice.get("token_ids") or ())
                 reason = choice.get("finish_reason") or reason
         if reason is None:
             raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete")
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
         answer["choices"][0] |= {"finish_reason": reason, "logprobs": {"content": logprobs} if logprobs else None}
+        if token_ids:
+            answer["choices"][0]["token_ids"] = token_ids
         return answer
 
 

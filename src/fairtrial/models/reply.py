@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from fairtrial.codec.encode import PRIVATE
 from fairtrial.data.attachment import Attachment
 from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import ToolSpec
+from fairtrial.models.token_ids import SampledTokens
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage
 
@@ -30,7 +32,7 @@ class ModelReply:
     """One reply of a model.
 
     `refusal` is the text of a refusal, if the model declined to answer; `tokens` refers to token ids and
-    log-probabilities, if they were requested.
+    log-probabilities, if they were requested; `sampled` are the tokens for training, which are never cached.
     """
 
     message: ChatMessage
@@ -39,3 +41,4 @@ class ModelReply:
     model: str = ""
     refusal: str | None = None
     tokens: Attachment | None = None
+    sampled: SampledTokens | None = field(default=None, metadata=PRIVATE)

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
-from fairtrial.codec import dumps, to_json
+from fairtrial.codec import dumps
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.tools import Tool, as_tools
 from fairtrial.report.report import EvalReport, ExperimentReport
 from fairtrial.rl.advantages import AdvantageKind, Convention
 from fairtrial.rl.chat import ChatRow, split_prompt, to_chat
 from fairtrial.rl.groups import Group, Rollout, groups, load_group
+from fairtrial.rl.world import tool_rows
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.store.export import opened
 
@@ -77,7 +78,7 @@ def export(
         raise ConfigurationError(f"format must be one of {', '.join(TRAINING_FORMATS)} (got {format!r})")
     if margin < 0:
         raise ConfigurationError(f"margin must be at least 0 (got {margin})")
-    selection = _Selection(min_reward, margin, truncated, _tool_rows(tools))
+    selection = _Selection(min_reward, margin, truncated, tool_rows(as_tools(tools)))
     found = groups(report, advantage=advantage, convention=convention)
     rows = (row for group in found for row in _WRITERS[format](selection, load_group(group)))
     first = next(rows, None)
@@ -197,6 +198,10 @@ def _tokens(selection: _Selection, group: Group) -> Iterator[dict[str, Any]]:
         if rollout.reward is None:
             selection.left_out["unscored"] += 1
             continue
+        if rollout.missing_tokens:
+            # Not even the calls that have them: a part of a rollout did not earn its reward.
+            selection.left_out[f"with calls without tokens ({rollout.missing_tokens[0]})"] += 1
+            continue
         rows = rollout.rows()
         if not rows:
             selection.left_out["without tokens"] += 1
@@ -221,21 +226,11 @@ _WRITERS: dict[str, Callable[[_Selection, Group], Iterator[dict[str, Any]]]] = {
 }
 
 
-def _tool_rows(tools: Sequence[Callable[..., Any] | Tool]) -> list[Any]:
-    specs = [tool.spec for tool in as_tools(tools).values()]
-    return [
-        {
-            "type": "function",
-            "function": {"name": one.name, "description": one.description, "parameters": to_json(one.parameters)},
-        }
-        for one in specs
-    ]
-
-
 _REMEDIES = {
     "sft": "lower min_reward, or repeat samples more often so that some rollouts pass",
     "dpo": "a pair needs two repeats of a sample with different rewards: run with EvalConfig(repeats=8)",
-    "tokens": "an adapter must record token ids with fairtrial.session.tokens.record_tokens while the run is executed",
+    "tokens": "run the suite with OpenAIAdapter(tokens=True, base_url=...) of vLLM or SGLang, or record tokens with "
+    "fairtrial.session.tokens.record_tokens",
 }
 
 

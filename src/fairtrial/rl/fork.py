@@ -210,6 +210,7 @@ async def _continue(
         config=config,
         adapter=suite.adapter,
         lifespan=suite.lifespan,
+        version=suite.version,
     )
     tags = {"fork_run": result.key.run_id, "fork_sample": result.sample_id, "fork_repeat": str(result.repeat)}
     with without_cache():

@@ -16,7 +16,7 @@ from fairtrial.rl.advantages import AdvantageKind, Convention, check_kind, group
 from fairtrial.rl.tokens import TokenRow, stitch
 from fairtrial.scoring.evaluator import Case
 from fairtrial.session.snapshot import restore_session
-from fairtrial.session.tokens import TokenCall, token_calls
+from fairtrial.session.tokens import TokenCall, TokensMissing, token_calls
 from fairtrial.session.trajectory import ChatMessage, Trajectory
 from fairtrial.session.views import RecordedView
 from fairtrial.stats.intervals import MeanEstimate, mean_interval
@@ -120,6 +120,11 @@ class Rollout:
     def calls(self) -> tuple[TokenCall, ...]:
         """The tokens of the model calls; empty unless the adapter recorded them."""
         return tuple(token_calls(self.session))
+
+    @cached_property
+    def missing_tokens(self) -> tuple[str, ...]:
+        """Why tokens of model calls were requested and are missing; empty if all calls have them."""
+        return tuple(event.reason for event in self.session[TokensMissing].all())
 
     def rows(self) -> list[TokenRow]:
         """Return the tokens of the conversation as training rows; see `stitch`."""

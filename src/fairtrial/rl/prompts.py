@@ -45,6 +45,24 @@ def write_prompts(
     if format not in get_args(PromptFormat.__value__):
         allowed = ", ".join(get_args(PromptFormat.__value__))
         raise ConfigurationError(f"format must be one of {allowed} (got {format!r})")
+    make = prompt_maker(suite, prepare_messages)
+    count = 0
+    with opened(target, binary=False) as file:
+        for count, sample in enumerate(suite.dataset, 1):
+            chat = make(sample)
+            file.write(dumps(_ROWS[format](suite, sample, chat, count - 1)) + "\n")
+    return count
+
+
+def prompt_maker(
+    suite: EvalSuite, prepare_messages: PrepareMessages | None = None
+) -> Callable[[Sample[Any, Any]], list[ChatRow]]:
+    """Return a function from a sample to its first messages, in the chat format.
+
+    Args:
+        suite: The suite, whose task makes them; the input of the sample, if the task is any other function.
+        prepare_messages: Makes them instead of the task.
+    """
     rules = suite.prepared().rules
     first = getattr(rules.tasks[0].fn, FIRST_MESSAGES, None) if prepare_messages is None else None
     params = rules.experiments[0].params
@@ -55,12 +73,7 @@ def write_prompts(
         )
         return await made if inspect.isawaitable(made) else made
 
-    count = 0
-    with opened(target, binary=False) as file:
-        for count, sample in enumerate(suite.dataset, 1):
-            chat = [to_chat(message) for message in call_sync(partial(prompt, sample))]
-            file.write(dumps(_ROWS[format](suite, sample, chat, count - 1)) + "\n")
-    return count
+    return lambda sample: [to_chat(message) for message in call_sync(partial(prompt, sample))]
 
 
 def _plain(key: str) -> Callable[..., dict[str, Any]]:

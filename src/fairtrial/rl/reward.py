@@ -15,6 +15,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, ConfigurationError, DatasetError
 from fairtrial.rl.chat import messages_of
 from fairtrial.rl.import_path import import_path, load_object
+from fairtrial.rl.world import World, worlds_of
 from fairtrial.scoring.evaluator import Case, Evaluator, Scorer, resolve
 from fairtrial.scoring.score import Score
 from fairtrial.session.events import ToolInvoked
@@ -25,6 +26,8 @@ from fairtrial.sync_bridge import call_sync
 
 type Row = Mapping[str, Any]
 """A row of a training file: `sample`, the sample as JSON text, or `sample_id`, which is looked up in the dataset."""
+
+type _Member = tuple[Sample[Any, Any] | Row, Any, Any, World | None]
 
 _log = logging.getLogger("fairtrial.rl")
 _CONCURRENT = 32
@@ -116,13 +119,18 @@ class RewardFunction:
             )
         given = [None] * len(completions) if prompts is None else prompts
         rows = [{name: value} for value in columns[name]]
-        scores = self.score_batch(rows, completions, given)
+        scores = self.score_batch(rows, completions, given, worlds=worlds_of(columns.get("environments")))
         if log_metric is not None:
             _log_tracked(log_metric, scores)
         return [None if score is None else score.reward for score in scores]
 
     def score(
-        self, sample: Sample[Any, Any] | Row, completion: str | Sequence[Any], prompt: str | Sequence[Any] | None = None
+        self,
+        sample: Sample[Any, Any] | Row,
+        completion: str | Sequence[Any],
+        prompt: str | Sequence[Any] | None = None,
+        *,
+        world: World | None = None,
     ) -> Score:
         """Return the whole score of one completion; errors of the evaluator are raised.
 
@@ -130,27 +138,36 @@ class RewardFunction:
             sample: The sample, or a row of a training file.
             completion: The answer of the model: a text, or its messages with those of tools.
             prompt: The messages before it; by default the input of the sample.
+            world: The environment in which it was given, which stays open.
         """
-        case = self._case(sample, completion, prompt)
+        case = self._case(sample, completion, prompt, world)
         return call_sync(partial(self._scorer.score, case)) if self._scorer.is_async else self._scorer.score_now(case)
 
     def score_batch(
-        self, rows: Sequence[Sample[Any, Any] | Row], completions: Sequence[Any], prompts: Sequence[Any]
+        self,
+        rows: Sequence[Sample[Any, Any] | Row],
+        completions: Sequence[Any],
+        prompts: Sequence[Any],
+        *,
+        worlds: Sequence[World | None] | None = None,
     ) -> list[Score | None]:
-        """Return the scores of a batch; None where the evaluator failed, with a warning in the log."""
+        """Return the scores of a batch; None where the evaluator failed, with a warning in the log.
+
+        Args:
+            rows: The samples, or rows of a training file.
+            completions: The answers.
+            prompts: The messages before them; None for the inputs of the samples.
+            worlds: The environments of the rollouts, which are closed after scoring.
+        """
         problems: list[BaseException] = []
-        if self._scorer.is_async:
-            scores = call_sync(partial(self._score_async, rows, completions, prompts, problems))
-        else:
-            scores = []
-            for row, completion, prompt in zip(rows, completions, prompts, strict=True):
-                try:
-                    scores.append(self._scorer.score_now(self._case(row, completion, prompt)))
-                except ConfigurationError:
-                    raise
-                except Exception as error:
-                    problems.append(error)
-                    scores.append(None)
+        within: Sequence[World | None] = [None] * len(completions) if worlds is None else worlds
+        batch = list(zip(rows, completions, prompts, within, strict=True))
+        try:
+            scores = self._score_all(batch, problems)
+        finally:
+            for world in within:
+                if world is not None:
+                    world.close()
         if problems:
             self.failures += len(problems)
             first = problems[0]
@@ -160,14 +177,22 @@ class RewardFunction:
             )  # fmt: skip
         return scores
 
-    async def _score_async(
-        self,
-        rows: Sequence[Sample[Any, Any] | Row],
-        completions: Sequence[Any],
-        prompts: Sequence[Any],
-        problems: list[BaseException],
-    ) -> list[Score | None]:
-        scores: list[Score | None] = [None] * len(completions)
+    def _score_all(self, batch: Sequence[_Member], problems: list[BaseException]) -> list[Score | None]:
+        if self._scorer.is_async:
+            return call_sync(partial(self._score_async, batch, problems))
+        scores: list[Score | None] = []
+        for member in batch:
+            try:
+                scores.append(self._scorer.score_now(self._case(*member)))
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                problems.append(error)
+                scores.append(None)
+        return scores
+
+    async def _score_async(self, batch: Sequence[_Member], problems: list[BaseException]) -> list[Score | None]:
+        scores: list[Score | None] = [None] * len(batch)
         limit = anyio.Semaphore(_CONCURRENT)
 
         async def score_one(at: int, case: Case) -> None:
@@ -178,34 +203,39 @@ class RewardFunction:
                     problems.append(error)
 
         cases: list[tuple[int, Case]] = []
-        for at, (row, completion, prompt) in enumerate(zip(rows, completions, prompts, strict=True)):
+        for at, member in enumerate(batch):
             try:
-                cases.append((at, self._case(row, completion, prompt)))
-            except CodecError as error:
+                cases.append((at, self._case(*member)))
+            except (CodecError, RuntimeError) as error:
                 problems.append(error)
         async with anyio.create_task_group() as group:
             for at, case in cases:
                 group.start_soon(score_one, at, case)
         return scores
 
-    def _case(self, row: Sample[Any, Any] | Row, completion: Any, prompt: Any) -> Case:
-        sample = row if isinstance(row, Sample) else self._sample(row)
-        if isinstance(completion, str) and not self._scorer.needs_session:
+    def _case(self, row: Sample[Any, Any] | Row, completion: Any, prompt: Any, world: World | None = None) -> Case:
+        sample = row if isinstance(row, Sample) else self.sample_of(row)
+        if world is None and isinstance(completion, str) and not self._scorer.needs_session:
             return Case(sample, self._output(completion), adapter=self._adapter)
+        if world is not None and world.problem is not None:
+            raise RuntimeError(world.problem)
         said = messages_of(completion, role="assistant")
         output = self._output(Trajectory(tuple(said)).last_reply or "")
         session = None
         if self._scorer.needs_session:
             before = [] if prompt is None else messages_of(prompt, role="user")
-            session = _session_of([*before, *said]) if before or len(said) > 1 else None
-        return Case(sample, output, session, adapter=self._adapter)
+            invoked = None if world is None else world.invoked
+            session = session_of([*before, *said], invoked) if before or len(said) > 1 else None
+        environment = None if world is None else world.environment
+        return Case(sample, output, session, adapter=self._adapter, environment=environment)
 
     def _output(self, text: str) -> Any:
         if self._output_type in _TEXT:
             return text
         return decode(self._output_type, text)
 
-    def _sample(self, row: Row) -> Sample[Any, Any]:
+    def sample_of(self, row: Row) -> Sample[Any, Any]:
+        """Return the sample of a row of a training file."""
         text = row.get("sample")
         if isinstance(text, str):
             found = self._parsed.get(text)
@@ -265,11 +295,17 @@ def _restore(where: tuple[str, str | None], name: str) -> RewardFunction:
     return RewardFunction(load_object(where[0]), dataset, where, name)
 
 
-def _session_of(messages: Sequence[ChatMessage]) -> Session:
-    """Return a session with the messages, and the answers of tools as tool calls."""
+def session_of(messages: Sequence[ChatMessage], invoked: Sequence[ToolInvoked] | None = None) -> Session:
+    """Return a session with the messages of a conversation and its tool calls.
+
+    Args:
+        messages: The messages.
+        invoked: The tool calls in their order; by default they are derived from the messages.
+    """
     session = Session()
     asked: dict[str, ToolCall] = {}
     waiting: list[ToolCall] = []
+    made = iter(invoked or ())
     for message in messages:
         session.record(message)
         if message.tool_calls:
@@ -279,7 +315,13 @@ def _session_of(messages: Sequence[ChatMessage]) -> Session:
             call = asked.get(message.name) or (waiting[0] if waiting else None)
             waiting = waiting[1:]
             name = message.name if call is None else call.name
-            session.record(ToolInvoked(name, {} if call is None else call.arguments, message.text))
+            derived = ToolInvoked(name, {} if call is None else call.arguments, message.text)
+            if invoked is None:
+                session.record(derived)
+            elif (known := next(made, None)) is not None:
+                session.record(known)
+    for rest in made:
+        session.record(rest)
     return session
 
 

@@ -56,7 +56,8 @@ async def rollout(
     settings = replace(
         config or EvalConfig(), repeats=group_size, seed=getrandbits(31) if seed is None else seed, stop_when=None
     )
-    suite = EvalSuite("rollouts", dataset, task, evaluator, config=settings)
+    # With a version, because the hash of a project's files takes longer than a rollout, and nothing resumes this run.
+    suite = EvalSuite("rollouts", dataset, task, evaluator, config=settings, version="rollouts")
     with without_cache():
         report = await suite.run(store="memory:", tags={"policy": policy} if policy else EMPTY)
     return list(groups(report, advantage=advantage, convention=convention))

@@ -31,19 +31,35 @@ def stitch(calls: Iterable[TokenCall]) -> list[TokenRow]:
     A call extends the row if its prompt begins with all tokens of it; otherwise, if the engine tokenized the
     conversation differently or it was shortened, it starts a new row. No sampled token is changed or lost.
     """
-    rows: list[TokenRow] = []
-    held: tuple[int, ...] = ()
+    open_rows: list[_OpenRow] = []
     for call in calls:
-        sampled = (1,) * len(call.completion_ids)
-        if rows and call.prompt_ids[: len(held)] == held:
-            row, between = rows[-1], call.prompt_ids[len(held) :]
-            rows[-1] = TokenRow(
-                row.prompt_ids,
-                (*row.completion_ids, *between, *call.completion_ids),
-                (*row.mask, *(0,) * len(between), *sampled),
-                (*row.logprobs, *(0.0,) * len(between), *call.logprobs),
-            )
-        else:
-            rows.append(TokenRow(call.prompt_ids, call.completion_ids, sampled, call.logprobs))
-        held = (*call.prompt_ids, *call.completion_ids)
-    return rows
+        if not open_rows or not open_rows[-1].continues(call):
+            open_rows.append(_OpenRow(call.prompt_ids))
+        open_rows[-1].add(call)
+    return [row.close() for row in open_rows]
+
+
+class _OpenRow:
+    """A row that may still grow."""
+
+    def __init__(self, prompt: tuple[int, ...]) -> None:
+        self._prompt = len(prompt)
+        self._tokens = list(prompt)
+        self._mask: list[int] = []
+        self._logprobs: list[float] = []
+
+    def continues(self, call: TokenCall) -> bool:
+        """Return whether the prompt of a call begins with all tokens of this row."""
+        return list(call.prompt_ids[: len(self._tokens)]) == self._tokens
+
+    def add(self, call: TokenCall) -> None:
+        between = call.prompt_ids[len(self._tokens) :]
+        self._tokens += (*between, *call.completion_ids)
+        self._mask += (*(0,) * len(between), *(1,) * len(call.completion_ids))
+        self._logprobs += (*(0.0,) * len(between), *call.logprobs)
+
+    def close(self) -> TokenRow:
+        tokens = self._tokens
+        return TokenRow(
+            tuple(tokens[: self._prompt]), tuple(tokens[self._prompt :]), tuple(self._mask), tuple(self._logprobs)
+        )

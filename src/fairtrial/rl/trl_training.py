@@ -12,16 +12,16 @@ from fairtrial.analysis.gate_rules import GateRules
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.models.agent import PrepareMessages
-from fairtrial.models.base import BaseAdapter
 from fairtrial.models.cache import without_cache
-from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.report.gate import gate
 from fairtrial.report.report import EvalReport
-from fairtrial.rl.chat import to_chat
+from fairtrial.rl.local_model import LocalModelAdapter, ParseReply, parse_tool_calls
 from fairtrial.rl.prompts import write_prompts
 from fairtrial.rl.reward import RewardFunction, reward
+from fairtrial.rl.trl_environment import TrlEnvironmentFactory
+from fairtrial.rl.trl_rollout import RolloutReward, TrlRollouts, mark_prompts
+from fairtrial.rl.world import agent_parts, worlds_of
 from fairtrial.scoring.score import Score
-from fairtrial.session.trajectory import ChatMessage
 from fairtrial.store.protocol import RunStore
 from fairtrial.suites.suite import EvalSuite
 
@@ -55,7 +55,7 @@ class TrlTraining:
         wrong = {name: weight for name, weight in metrics.items() if not weight > 0}
         if wrong:
             raise ConfigurationError(f"the weights of metrics must be more than 0 (got {wrong})")
-        function = reward(suite)
+        function = self._function = reward(suite)
         self._suite = suite
         self._prepare = prepare
         total = sum(metrics.values())
@@ -70,9 +70,55 @@ class TrlTraining:
         """The prompts as a `datasets.Dataset`, with the columns `prompt`, `sample_id` and `sample`."""
         from datasets import Dataset as Table
 
+        return Table.from_list(self._rows())
+
+    @cached_property
+    def rollout_dataset(self) -> Any:
+        """`train_dataset` for `rollout_func`, which receives nothing but prompts: each names its sample."""
+        from datasets import Dataset as Table
+
+        return Table.from_list(mark_prompts(self._rows()))
+
+    def _rows(self) -> list[dict[str, Any]]:
         file = io.StringIO()
         write_prompts(self._suite, file, "trl", prepare_messages=self._prepare)
-        return Table.from_list([json.loads(line) for line in file.getvalue().splitlines()])
+        return [json.loads(line) for line in file.getvalue().splitlines()]
+
+    @cached_property
+    def environment_factory(self) -> TrlEnvironmentFactory | None:
+        """The tools and the environment of the suite's agent for TRL's own tool loop; None if it has neither.
+
+        An environment is closed as soon as `reward_funcs` have scored its rollout.
+        """
+        parts = agent_parts(self._suite)
+        if parts is None or (parts.environment_factory is None and not parts.tools):
+            return None
+        return TrlEnvironmentFactory(self._suite)
+
+    def rollout_func(
+        self,
+        *,
+        adapter: ProviderAdapter | None = None,
+        max_new_tokens: int | None = None,
+        parse: ParseReply = parse_tool_calls,
+    ) -> TrlRollouts:
+        """Return a `rollout_func`: the suite's own agent, its tools and environments, scored by its evaluator.
+
+        Train on `rollout_dataset` with `reward_funcs=training.rollout_rewards`. Rollouts have the settings of the
+        suite, such as `timeout_seconds`.
+
+        Args:
+            adapter: The adapter of a server that has the current weights and returns tokens, such as
+                `OpenAIAdapter(tokens=True)`. By default the model answers in this process, one answer at a time.
+            max_new_tokens: The longest answer of the model in this process; by default TRL's `max_completion_length`.
+            parse: Makes a message, with tool calls, from the text of the model in this process.
+        """
+        return TrlRollouts(self._suite, self._function, adapter, max_new_tokens, parse)
+
+    @property
+    def rollout_rewards(self) -> list[RolloutReward]:
+        """The reward functions for `rollout_func`, whose rollouts are scored already."""
+        return [RolloutReward()]
 
     def callback(
         self,
@@ -156,7 +202,9 @@ class SharedScores:
         if self._last is None or self._last[0] is not completions:
             name = "sample" if "sample" in columns else "sample_id"
             rows = [{name: value} for value in columns[name]]
-            scores = self.function.score_batch(rows, completions, prompts or [None] * len(completions))
+            given = prompts or [None] * len(completions)
+            worlds = worlds_of(columns.get("environments"))
+            scores = self.function.score_batch(rows, completions, given, worlds=worlds)
             for score in scores:
                 self._check(score)
             self._last = completions, scores
@@ -187,35 +235,6 @@ class MetricReward:
         """Return the values of the metric for a batch; None for a completion that could not be scored."""
         scores = self._shared.of(prompts, completions, columns)
         return [None if score is None else score.metric(self.__name__) for score in scores]
-
-
-class LocalModelAdapter(BaseAdapter):
-    """A model of the library transformers in this process, one answer at a time."""
-
-    def __init__(self, model: Any, tokenizer: Any, max_new_tokens: int) -> None:
-        super().__init__(name="local", model="policy")
-        self._network = model
-        self._tokenizer = tokenizer
-        self._max_new_tokens = max_new_tokens
-
-    async def _send(self, call: ModelCall) -> ModelReply:
-        import torch
-
-        chat = [to_chat(message) for message in call.messages]
-        ids = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        given = torch.tensor([ids], device=self._network.device)
-        with torch.no_grad():
-            made = self._network.generate(
-                given,
-                attention_mask=torch.ones_like(given),
-                do_sample=True,
-                max_new_tokens=self._max_new_tokens,
-                pad_token_id=self._tokenizer.pad_token_id,
-            )
-        said = made[0, len(ids) :].tolist()
-        text = self._tokenizer.decode(said, skip_special_tokens=True)
-        cut = len(said) >= self._max_new_tokens and said[-1] != self._tokenizer.eos_token_id
-        return ModelReply(ChatMessage("assistant", text), None, "length" if cut else "stop", "policy")
 
 
 class _undisturbed:  # noqa: N801 - used like a function

@@ -35,6 +35,13 @@ class TokensSampled:
     sampling: Mapping[str, Any] = EMPTY
 
 
+@dataclass(frozen=True, slots=True)
+class TokensMissing:
+    """The tokens of one model call were requested and cannot be trained on; `reason` says why."""
+
+    reason: str
+
+
 class TokenCall(NamedTuple):
     """One model call with its whole prompt."""
 
@@ -57,8 +64,9 @@ def record_tokens(
             0, not finite or clamped.
     """
     check_tokens(prompt_ids, completion_ids, logprobs)
-    calls = token_calls(session.view(attempt=session.attempt))
-    held = (*calls[-1].prompt_ids, *calls[-1].completion_ids) if calls else ()
+    held: list[int] = []
+    for event in session.view(attempt=session.attempt)[TokensSampled].all():
+        _append(held, event)
     prompt = tuple(prompt_ids)
     prefix = next(
         (at for at, (one, other) in enumerate(zip(held, prompt, strict=False)) if one != other),
@@ -84,9 +92,16 @@ def check_tokens(prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logpr
 def token_calls(view: RecordedView) -> list[TokenCall]:
     """Return the model calls of a session whose tokens were recorded, with their whole prompts."""
     calls: list[TokenCall] = []
-    held: tuple[int, ...] = ()
+    held: list[int] = []
     for event in view[TokensSampled].all():
-        prompt = (*held[: event.prefix], *event.prompt_ids)
-        calls.append(TokenCall(prompt, tuple(event.completion_ids), tuple(event.logprobs)))
-        held = (*prompt, *event.completion_ids)
+        _append(held, event)
+        sampled = tuple(event.completion_ids)
+        calls.append(TokenCall(tuple(held[: len(held) - len(sampled)]), sampled, tuple(event.logprobs)))
     return calls
+
+
+def _append(held: list[int], event: TokensSampled) -> None:
+    """Change the tokens of one call into those of the next."""
+    del held[event.prefix :]
+    held += event.prompt_ids
+    held += event.completion_ids

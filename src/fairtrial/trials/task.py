@@ -24,6 +24,9 @@ CHECK_INPUT = "__fairtrial_check_input__"
 FIRST_MESSAGES = "__fairtrial_first_messages__"
 """The attribute of a task with a function that returns its first messages from (sample, parameters), sync or async."""
 
+WITH_ADAPTER = "__fairtrial_with_adapter__"
+"""The attribute of a task with a function that returns the same task with another adapter."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskMarks:

@@ -25,6 +25,7 @@ from fairtrial.testing.model_server.faults import (
     Slow,
     StreamFailed,
     TemperatureRefused,
+    TokensDamaged,
     ToolsNeedResponses,
     WrongShape,
 )
@@ -86,4 +87,5 @@ __all__ = [
     "TemperatureRefused",
     "CutOff",
     "Slow",
+    "TokensDamaged",
 ]

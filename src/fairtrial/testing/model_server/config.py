@@ -15,6 +15,7 @@ from fairtrial.testing.model_server.latency import FixedLatency, Latency
 from fairtrial.testing.model_server.plan import FaultRule
 from fairtrial.testing.model_server.record import Record
 from fairtrial.testing.model_server.rules import Replies, Rule, normalise
+from fairtrial.testing.model_server.token_ids import Engine
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -33,6 +34,7 @@ class ServerOptions(TypedDict, total=False):
     log_limit: int
     log_bytes: int
     evals: HostedEvals | None
+    token_ids: Engine | None
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -51,6 +53,7 @@ class ServerConfig(Record):
       bucket; requests beyond it are refused. `refusal` is the answer to refused requests.
     - `log_limit`, `log_bytes`: how many requests are kept for `requests()`, and how much of them.
     - `evals`: what `GET /v1/evals...` and `GET /v1/files/ID/content` return; without it, 404.
+    - `token_ids`: the engine whose token ids chat completions return to clients that ask for `return_token_ids`.
     """
 
     replies: tuple[Rule, ...] = ()
@@ -66,6 +69,7 @@ class ServerConfig(Record):
     log_limit: int = 10_000
     log_bytes: int = 256 * 1024 * 1024
     evals: HostedEvals | None = None
+    token_ids: Engine | None = None
 
     def __post_init__(self) -> None:
         if self.max_concurrent is not None and self.max_concurrent < 1:

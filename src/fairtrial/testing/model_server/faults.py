@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fairtrial.testing.model_server.latency import Latency
 from fairtrial.testing.model_server.record import Record
+from fairtrial.testing.model_server.reply import TokenDamage
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,19 @@ class CutOff(Record):
     kind: Literal["cut_off"] = field(default="cut_off", kw_only=True, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class TokensDamaged(Record):
+    """A valid answer whose token ids cannot be trained on, from a server with `token_ids`.
+
+    - `ids_missing`: without ids. `logprob_missing`: one log-probability short.
+    - `not_a_number`: the first log-probability is null. `clamped`: it is -9999.0, as vLLM writes an unknown one.
+    - `retokenized`: the ids of the first reply in the prompt differ from those that were sampled.
+    """
+
+    how: TokenDamage = "ids_missing"
+    kind: Literal["tokens_damaged"] = field(default="tokens_damaged", kw_only=True, repr=False)
+
+
 type Fault = Annotated[
     RateLimited
     | ServerFailed
@@ -179,7 +193,8 @@ type Fault = Annotated[
     | ReasoningNotReturned
     | TemperatureRefused
     | CutOff
-    | Slow,
+    | Slow
+    | TokensDamaged,
     Field(discriminator="kind"),
 ]
 """Any of the faults."""

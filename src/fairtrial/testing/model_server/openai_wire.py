@@ -16,6 +16,7 @@ from fairtrial.testing.model_server.request import (
     required,
 )
 from fairtrial.testing.model_server.request import Protocol as ProtocolName
+from fairtrial.testing.model_server.token_ids import Engine, check_request, wanted
 from fairtrial.testing.model_server.wire import EPOCH, to_bytes
 
 _TYPES = {401: "invalid_request_error", 403: "permission_error", 404: "invalid_request_error", 429: "requests"}
@@ -27,12 +28,16 @@ class OpenAIWire:
 
     name: ProtocolName = "openai"
 
+    def __init__(self, token_ids: Engine | None = None) -> None:
+        self._engine = token_ids
+
     def parse(self, body: Mapping[str, Any], *, number: int, raw: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         """The request in neutral form."""
         model = required(body, "model", str)
         messages = required(body, "messages", list)
         if not messages:
             raise InvalidRequestError("messages: at least one is required")
+        check_request(self._engine, body)
         return ParsedRequest(
             number=number,
             protocol=self.name,
@@ -58,7 +63,11 @@ class OpenAIWire:
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
         choice = {"message": message, "logprobs": _logprobs(request, reply), "finish_reason": _finish_reason(reply)}
+        tokens = wanted(self._engine, request, reply)
+        if tokens is not None:
+            choice |= {"logprobs": {"content": tokens.logprobs(), "refusal": None}, **tokens.of_choice()}
         return {
+            **({} if tokens is None else tokens.of_answer()),
             "id": f"chatcmpl-{request.number}",
             "object": "chat.completion",
             "created": EPOCH,
@@ -82,17 +91,19 @@ class OpenAIWire:
         }
         # If usage was requested, all chunks before the last one have `"usage": null`.
         tail = {"usage": None} if with_usage else {}
-        sent: list[bytes] = []
-        logprobs = (_logprobs(request, reply) or {}).get("content")
+        chunks: list[dict[str, Any]] = []
+        tokens = wanted(self._engine, request, reply)
+        logprobs = None if tokens is not None else (_logprobs(request, reply) or {}).get("content")
         for index in range(_choices(request)):
+            sent: list[dict[str, Any]] = []
 
             def chunk(
                 delta: dict[str, Any], reason: str | None = None, logprob: Any = None, index: int = index
-            ) -> bytes:
+            ) -> dict[str, Any]:
                 choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
                 if logprob is not None:
                     choice["logprobs"] = {"content": [logprob], "refusal": None}
-                return self.raw_event(to_bytes({**head, "choices": [choice], **tail}).decode("ascii"))
+                return {**head, "choices": [choice], **tail}
 
             sent.append(chunk({"role": "assistant", "content": "", "refusal": None}))
             sent.extend(chunk({"reasoning_content": piece}) for piece in pieces(reply.reasoning))
@@ -110,10 +121,12 @@ class OpenAIWire:
                     for piece in pieces(arguments)
                 )
             sent.append(chunk({}, _finish_reason(reply)))
+            if tokens is not None:
+                tokens.spread(sent)
+            chunks += sent
         if with_usage:
-            sent.append(self.raw_event(to_bytes({**head, "choices": [], "usage": _usage(usage)}).decode("ascii")))
-        sent.append(self.raw_event("[DONE]"))
-        return sent
+            chunks.append({**head, "choices": [], "usage": _usage(usage)})
+        return [*(self.raw_event(to_bytes(one).decode("ascii")) for one in chunks), self.raw_event("[DONE]")]
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
         """The body of an error answer."""

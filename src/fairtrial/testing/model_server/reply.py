@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 from fairtrial.testing.model_server.record import Record
 
@@ -23,6 +23,10 @@ def count_tokens(text: str) -> int:
 def pieces(text: str) -> list[str]:
     """Split a text after each run of white space; joining the pieces gives the same text."""
     return _PIECES.findall(text)
+
+
+type TokenDamage = Literal["ids_missing", "logprob_missing", "not_a_number", "clamped", "retokenized"]
+"""What can be wrong with the token ids and log-probabilities of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class Reply(Record):
     (Responses) or as a `thinking` block with a signature (Anthropic). `signature` is that signature, or the encrypted
     content; by default a unique one. `redacted_reasoning` is the data of a `redacted_thinking` block, which only
     Anthropic's protocol has.
+
+    `tokens` damages the token ids of a server with `token_ids`; see `TokensDamaged`.
     """
 
     text: str = ""
@@ -76,6 +82,7 @@ class Reply(Record):
     reasoning: str = ""
     signature: str | None = None
     redacted_reasoning: str = ""
+    tokens: TokenDamage | None = None
 
     def __post_init__(self) -> None:
         if self.output is not None and self.text:

@@ -36,6 +36,7 @@ from fairtrial.testing.model_server.faults import (
     Slow,
     StreamFailed,
     TemperatureRefused,
+    TokensDamaged,
     ToolsNeedResponses,
     WrongShape,
 )
@@ -73,7 +74,7 @@ class Service:
         self._bucket = self._new_bucket()
         self._closing = asyncio.Event()
         self._wires: dict[tuple[str, str], Wire] = {
-            ("POST", "/v1/chat/completions"): OpenAIWire(),
+            ("POST", "/v1/chat/completions"): OpenAIWire(config.token_ids),
             ("POST", "/v1/responses"): ResponsesWire(),
             ("POST", "/v1/messages"): AnthropicWire(),
         }
@@ -183,7 +184,7 @@ class Service:
             await asyncio.sleep(seconds)
         if fault is not None:
             self.ledger.faulted(fault.kind)
-        if fault is None or isinstance(fault, Slow | CutOff):
+        if fault is None or isinstance(fault, Slow | CutOff | TokensDamaged):
             if isinstance(wire, ResourceWire):
                 self.ledger.answered(wire.status)
                 return _response(to_bytes(wire.body), number=request.number, status=wire.status)
@@ -199,6 +200,8 @@ class Service:
             if isinstance(fault, CutOff):
                 limit = request.max_output_tokens if fault.tokens is None else fault.tokens
                 reply = reply if limit is None else reply.cut_to(limit)
+            if isinstance(fault, TokensDamaged):
+                reply = dataclasses.replace(reply, tokens=fault.how)
             return await self._say(http, wire, request, reply)
         return await self._fail(http, wire, request, fault)
 

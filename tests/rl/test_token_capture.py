@@ -1,0 +1,170 @@
+"""Token ids and log-probabilities of vLLM and SGLang: requested, checked, recorded and exported."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from fairtrial import ConfigurationError, Dataset, EvalConfig, EvalReport, EvalSuite, Sample
+from fairtrial.errors import InvalidCallError
+from fairtrial.models import OpenAIAdapter, ResponseCache, agent_task
+from fairtrial.rl import export, groups
+from fairtrial.session.tokens import TokensSampled
+from fairtrial.testing.model_server import (
+    FaultRule,
+    ModelServer,
+    ParsedRequest,
+    Reply,
+    Script,
+    TokensDamaged,
+    ToolCallReply,
+)
+from fairtrial.testing.model_server.token_ids import prompt_ids
+
+ENGINES: list[tuple[Literal["vllm", "sglang"], bool]] = [("vllm", False), ("vllm", True), ("sglang", False)]
+THREE_TURNS = Script(
+    (
+        Reply("I look.", (ToolCallReply("look", {"place": "drawer"}),), reasoning="Where? Hm."),
+        Reply(tool_calls=(ToolCallReply("look", {"place": "cupboard"}),)),
+        Reply("It is in the cupboard."),
+    ),
+    per="turn",
+)
+
+
+def look(place: str) -> str:
+    """Look into a place."""
+    return f"nothing in the {place}"
+
+
+@contextmanager
+def served(**options: Any) -> Iterator[ModelServer]:
+    with ModelServer(THREE_TURNS, **{"token_ids": "vllm", **options}) as server:
+        yield server
+
+
+def adapter(server: ModelServer, **options: Any) -> OpenAIAdapter:
+    return OpenAIAdapter("policy", base_url=f"{server.base_url}/v1", api_key="none", tokens=True, **options)
+
+
+def run(server: ModelServer, repeats: int = 1, **options: Any) -> EvalReport:
+    data = Dataset([Sample("key", "Where is the key?", "cupboard")])
+    task = agent_task(adapter(server, **options), tools=[look])
+    suite = EvalSuite(
+        "search", data, task, lambda output, expected: float(expected in output), config=EvalConfig(repeats=repeats)
+    )
+    return suite.run_sync(store="memory:")
+
+
+def sent_back(request: ParsedRequest) -> list[int]:
+    return prompt_ids([message.raw for message in request.messages])
+
+
+@pytest.mark.proves("R101")
+@pytest.mark.parametrize(("engine", "stream"), ENGINES)
+def test_every_sampled_token_is_recorded_once_and_stitched(
+    engine: Literal["vllm", "sglang"], stream: bool, tmp_path: Path
+) -> None:
+    with served(token_ids=engine) as server:
+        report = run(server, stream=stream, params={"seed": 5})
+        requests = server.requests()
+    assert [request.body["return_token_ids"] for request in requests] == [True] * 3
+    (rollout,) = next(groups(report)).rollouts
+    assert [list(call.prompt_ids) for call in rollout.calls] == [sent_back(request) for request in requests]
+    (row,) = rollout.rows()
+    assert row.prompt_ids == rollout.calls[0].prompt_ids
+    assert sum(row.mask) == sum(len(call.completion_ids) for call in rollout.calls)
+    sampled = [token for token, mine in zip(row.completion_ids, row.mask, strict=True) if mine]
+    text = bytes(token for token in sampled if token < 256).decode()
+    assert text.startswith("Where? Hm.I look.")
+    assert text.endswith("It is in the cupboard.")
+    assert "nothing in the" not in text
+    assert all((value < 0) == bool(mine) for value, mine in zip(row.logprobs, row.mask, strict=True))
+    assert [event.sampling for event in rollout.session[TokensSampled].all()] == [{"seed": 5}] * 3
+    counts = export(report, tmp_path / "tokens.jsonl", "tokens")
+    (line,) = (tmp_path / "tokens.jsonl").read_text().splitlines()
+    assert counts.rows == 1
+    assert json.loads(line)["completion_ids"] == list(row.completion_ids)
+
+
+@pytest.mark.parametrize(("engine", "stream"), ENGINES)
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("ids_missing", "the server sent no token ids of the prompt"),
+        ("logprob_missing", "there must be a log-probability for each of"),
+        ("not_a_number", "a log-probability must be a finite number of at most 0 (got None)"),
+        ("clamped", "a log-probability must be a finite number of at most 0 (got -9999.0)"),
+    ],
+)
+def test_damaged_tokens_are_not_recorded_and_the_reason_is(
+    engine: Literal["vllm", "sglang"], stream: bool, how: Any, reason: str, tmp_path: Path
+) -> None:
+    faults = [FaultRule(TokensDamaged(how), numbers=(2,))]
+    with served(token_ids=engine, faults=faults) as server:
+        report = run(server, stream=stream)
+        assert server.stats().by_fault == {"tokens_damaged": 1}
+    (rollout,) = next(groups(report)).rollouts
+    assert rollout.reward == 1.0  # The answer itself is intact.
+    assert len(rollout.calls) == 2
+    assert [found[: len(reason)] for found in rollout.missing_tokens] == [reason]
+    with pytest.raises(ConfigurationError, match="1 with calls without tokens"):
+        export(report, tmp_path / "tokens.jsonl", "tokens")
+
+
+def test_a_prompt_that_was_tokenized_differently_starts_a_new_row() -> None:
+    faults = [FaultRule(TokensDamaged("retokenized"), numbers=(3,))]
+    with served(faults=faults) as server:
+        (rollout,) = next(groups(run(server))).rollouts
+    first, second = rollout.rows()
+    assert rollout.missing_tokens == ()
+    assert sum(first.mask) + sum(second.mask) == sum(len(call.completion_ids) for call in rollout.calls)
+    assert second.prompt_ids == rollout.calls[2].prompt_ids
+
+
+def test_a_server_without_token_ids_is_noted() -> None:
+    with served(token_ids=None) as server:
+        (rollout,) = next(groups(run(server))).rollouts
+    assert rollout.calls == ()
+    assert rollout.missing_tokens == ("the server sent no token ids of the prompt",) * 3
+
+
+def test_sglang_does_not_stream_token_ids_and_the_error_says_so() -> None:
+    refused = pytest.raises(InvalidCallError, match="SGLang does not stream token ids: use stream=False")
+    with served(token_ids="sglang") as server, refused:
+        adapter(server, stream=True).complete_sync("hello")
+
+
+def test_token_ids_need_chat_completions_of_an_engine_and_no_cache(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"must call chat completions of vLLM or SGLang \(got api='responses'"):
+        OpenAIAdapter("gpt-9", api_key="none", tokens=True)
+    with pytest.raises(ConfigurationError, match="must have no cache"):
+        OpenAIAdapter("m", base_url="http://127.0.0.1:1/v1", api_key="none", tokens=True, cache=ResponseCache(tmp_path))
+
+
+def test_parameters_that_change_the_distribution_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with served() as server, caplog.at_level(logging.WARNING, "fairtrial.models"):
+        run(server, params={"temperature": 1.0, "top_p": 1, "seed": 3, "max_tokens": 50})
+        assert not [record for record in caplog.records if "sampled with" in record.message]
+        run(server, params={"temperature": 0.7, "top_k": 20})
+    (warning,) = (record.message for record in caplog.records if "sampled with" in record.message)
+    assert "temperature=0.7, top_k=20" in warning
+
+
+def test_calls_of_judges_leave_no_tokens() -> None:
+    with served() as server:
+        model = adapter(server)
+
+        async def judge(output: str, expected: str, session: Any) -> float:
+            return float(bool((await model.complete("Good?", session=session)).text))
+
+        data = Dataset([Sample("a", "Where is the key?", "x")])
+        suite = EvalSuite("judged", data, agent_task(model, tools=[look]), judge)
+        (rollout,) = next(groups(suite.run_sync(store="memory:"))).rollouts
+    assert len(rollout.calls) == 3
