@@ -429,7 +429,7 @@ def test_the_question_of_a_judge_is_shown_if_its_hash_agrees(tmp_path: Path) -> 
     for sha256, agrees in ((asked, True), ("ab" * 32, False)):
         [metric] = result.score.metrics
         changed = replace(metric, metadata={**metric.metadata, "prompt_sha256": sha256})
-        made = replace(result, score=replace(result.score, metrics=[changed]))
+        made = replace(result, score=replace(result.score, metrics=(changed,)))
         [shown] = trial_values(run, made, {})["judge"]
         assert (shown.asked is not None, shown.has_digest) == (agrees, True)
         if shown.asked is not None:
