@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from fairtrial import EvalReport, open_store
 from fairtrial.cli.command_export import FORMATS
+from fairtrial.session.views import RecordedView
 from fairtrial.store import redact
 from tests.cli.conftest import Cli
 
@@ -63,7 +65,7 @@ def content(path: Path) -> bytes:
         (run,) = store.runs()
         results = list(EvalReport(store, run).results)
         found = repr([(result, result.output, result.score, result.error, result.metadata) for result in results])
-        found += repr([result.session.everything().envelopes for result in results])
+        found += repr([cast(RecordedView, result.session).everything().envelopes for result in results])
         store.close()
         return path.read_bytes() + found.encode()
     return path.read_bytes()
