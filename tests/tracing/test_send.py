@@ -142,6 +142,7 @@ class TestSender:
             totals = anyio.run(work, collector.url)
         assert [request.path for request in collector.requests] == ["/v1/traces", "/v1/logs", "/v1/traces"]
         assert (totals.trials, totals.spans, totals.logs, totals.takes_logs) == (2, 2, 0, False)
+        assert "takes no log records" in totals.remark
 
     def test_a_server_that_refuses_spans_is_an_error_whatever_it_says_of_logs(self) -> None:
         with Collector(Answer(404)) as collector, pytest.raises(TraceSendError, match="traces were refused"):
@@ -198,6 +199,13 @@ class TestExporter:
         assert (summary.sent, summary.dropped) == (0, 1)
         assert "400: bad request" in summary.problem
         assert "1 dropped" in caplog.text
+
+    def test_a_server_without_log_records_gets_the_trials_of_a_run_and_the_summary_says_so(self) -> None:
+        with Collector(Answer(), Answer(404)) as collector, TraceExporter(collector.url) as traces:
+            for number in range(3):
+                traces.publish(SampleEvaluated("run1", result(number)))
+        assert (traces.summary().sent, traces.summary().dropped) == (3, 0)
+        assert str(traces.summary()).startswith("traces: 3 of 3 sampled trials sent (the server takes no log records")
 
     def test_a_share_outside_of_0_to_1_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="must be from 0 to 1"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import anyio
 
 from fairtrial.offload import loop_caller
-from fairtrial.tracing.mapping import session_events
+from fairtrial.tracing.mapping import collected_trace
 from fairtrial.tracing.received import ReceivedLog, ReceivedSpan
 from fairtrial.trials.traces import CollectedTrace
 
@@ -90,18 +90,14 @@ class PendingTrace:
         """Return what has arrived."""
         with self._buffer.lock:
             spans, logs = list(self.spans.values()), list(self.logs.values())
-        problem = self.problem()
-        try:
-            return CollectedTrace(session_events(spans, logs, root_id=self.root_id), len(spans), problem)
-        except Exception as error:  # Whatever a foreign program may have sent.
-            return CollectedTrace((), len(spans), f"its spans cannot be read: {type(error).__name__}: {error}")
+        return collected_trace(spans, logs, root_id=self.root_id, problem=self.problem())
 
     def close(self) -> None:
         """Forget the trace."""
         self._notify = None
         self._buffer.close(self.trace_id)
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         """Wake whoever waits; called from the thread that receives."""
         self.changed_at = time.monotonic()
         notify = self._notify
@@ -160,7 +156,7 @@ class TraceBuffer:
                     trace.logs.setdefault(repr(log), log)
                     touched.add(trace)
         for trace in touched:
-            trace.tell()
+            trace.wake()
 
     def _add_span(self, span: ReceivedSpan) -> PendingTrace | None:
         """Add and count a span; returns its trace if that has changed."""

@@ -90,7 +90,7 @@ def provider_of(attributes: Mapping[str, Any]) -> str:
 
 def finish_reason_of(attributes: Mapping[str, Any]) -> str | None:
     """Return why the answer ended: the first reason, wherever and however it is written."""
-    found = _decoded(
+    found = decoded(
         _first(
             attributes,
             "gen_ai.response.finish_reasons",
@@ -103,14 +103,14 @@ def finish_reason_of(attributes: Mapping[str, Any]) -> str | None:
     if isinstance(found, Sequence) and not isinstance(found, str):
         found = found[0] if found else None
     if found is None:
-        choices = _mapping(_decoded(attributes.get("gen_ai.completion"))).get("choices")
+        choices = _mapping(decoded(attributes.get("gen_ai.completion"))).get("choices")
         found = _mapping(choices[0]).get("finish_reason") if isinstance(choices, list) and choices else None
     return None if found is None else _FINISH.get(str(found), str(found))
 
 
 def usage_of(attributes: Mapping[str, Any]) -> TokenUsage | None:
     """Return the tokens of a call; None if none are given."""
-    details = _mapping(_decoded(attributes.get("langfuse.observation.usage_details")))
+    details = _mapping(decoded(attributes.get("langfuse.observation.usage_details")))
 
     def count(names: Iterable[str], keys: Iterable[str] = ()) -> int | None:
         for value in (*(attributes.get(name) for name in names), *(details.get(key) for key in keys)):
@@ -151,7 +151,7 @@ def usage_of(attributes: Mapping[str, Any]) -> TokenUsage | None:
 
 def cost_of(attributes: Mapping[str, Any]) -> float | None:
     """Return the cost of a call in US dollars, as the instrumentation has it; None if it has none."""
-    details = _mapping(_decoded(attributes.get("langfuse.observation.cost_details")))
+    details = _mapping(decoded(attributes.get("langfuse.observation.cost_details")))
     names = ("fairtrial.cost_usd", "llm.cost.total", "gen_ai.usage.cost")
     for value in (*(attributes.get(name) for name in names), details.get("total")):
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
@@ -167,7 +167,7 @@ def tool_of(span: ReceivedSpan) -> ToolRun:
         attributes, "gen_ai.tool.call.arguments", "tool_arguments", "ai.toolCall.args", "tool.parameters",
         "input.value", "traceloop.entity.input", "langfuse.observation.input", "gen_ai.prompt",
     )  # fmt: skip
-    result = _decoded(attributes.get("ai.toolCall.result")) or _first(  # JSON always: a text is in quotes.
+    result = decoded(attributes.get("ai.toolCall.result")) or _first(  # JSON always: a text is in quotes.
         attributes, "gen_ai.tool.call.result", "tool_response", "output.value",
         "traceloop.entity.output", "langfuse.observation.output", "gen_ai.completion",
     )  # fmt: skip
@@ -186,7 +186,7 @@ def conversation_of(span: ReceivedSpan, logs: Iterable[ReceivedLog] = ()) -> Con
     given, answered = _message_lists(attributes)
     if not given and not answered:
         given, answered = _event_messages(span, logs)
-    system = _decoded(attributes.get("gen_ai.system_instructions"))
+    system = decoded(attributes.get("gen_ai.system_instructions"))
     if system and not any(_mapping(message).get("role") == "system" for message in given):
         parts = system if isinstance(system, list) else [{"type": "text", "content": system}]
         given = [{"role": "system", "parts": parts}, *given]
@@ -211,11 +211,11 @@ def _message_lists(attributes: Mapping[str, Any]) -> tuple[list[Any], list[Any]]
     if given or answered:
         return given, [{"role": "assistant", **message} for message in answered]
     if "langfuse.observation.input" in attributes:
-        asked = _decoded(attributes["langfuse.observation.input"])
-        answer = _decoded(attributes.get("langfuse.observation.output"))
+        asked = decoded(attributes["langfuse.observation.input"])
+        answer = decoded(attributes.get("langfuse.observation.output"))
         return _list(_mapping(asked).get("messages", asked)), answer if isinstance(answer, list) else [answer]
-    asked = _mapping(_decoded(attributes.get("gen_ai.prompt") or attributes.get("request_data")))
-    answer = _mapping(_decoded(attributes.get("gen_ai.completion") or attributes.get("response_data")))
+    asked = _mapping(decoded(attributes.get("gen_ai.prompt") or attributes.get("request_data")))
+    answer = _mapping(decoded(attributes.get("gen_ai.completion") or attributes.get("response_data")))
     choices = _list(answer.get("choices"))
     answers = [_mapping(choice).get("message") for choice in choices] or _list(answer.get("messages"))
     return _list(asked.get("messages")), answers or ([answer["message"]] if "message" in answer else [])
@@ -231,7 +231,7 @@ def _event_messages(span: ReceivedSpan, logs: Iterable[ReceivedLog]) -> tuple[li
         found = _OLD_EVENTS.fullmatch(name)
         if found is None:
             continue
-        message = {key: _decoded(value) for key, value in body.items()}
+        message = {key: decoded(value) for key, value in body.items()}
         if found[1] is None:
             answered.append({"role": "assistant", **_mapping(message.get("message"))})
         else:
@@ -318,7 +318,7 @@ def _first(attributes: Mapping[str, Any], *names: str) -> Any:
     return next((attributes[name] for name in names if attributes.get(name) not in (None, "")), None)
 
 
-def _decoded(value: Any) -> Any:
+def decoded(value: Any) -> Any:
     """Return the value of JSON text; other values, and other text, unchanged."""
     if isinstance(value, str):
         try:
@@ -329,9 +329,9 @@ def _decoded(value: Any) -> Any:
 
 
 def _list(value: Any) -> list[Any]:
-    found = _decoded(value)
+    found = decoded(value)
     if isinstance(found, list):
-        return [_decoded(item) for item in found]
+        return [decoded(item) for item in found]
     return []
 
 
@@ -340,7 +340,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _arguments(value: Any) -> Mapping[str, Any]:
-    found = _decoded(value)
+    found = decoded(value)
     if isinstance(found, Mapping):
         return found
     return {} if found in (None, "") else {"value": found}
@@ -348,7 +348,7 @@ def _arguments(value: Any) -> Mapping[str, Any]:
 
 def result_of(value: Any) -> Any:
     """Return the result of a tool: objects and arrays decoded, other text as it is."""
-    found = _decoded(value)
+    found = decoded(value)
     return found if isinstance(found, dict | list) else value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, Impo
 from fairtrial.session.events import PromptExecuted, TokenUsage, TraceIncomplete
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.session.views import Envelope, kind_of
+from fairtrial.tracing.dialects import decoded
 from fairtrial.tracing.mapping import session_events
 from fairtrial.tracing.received import ReceivedLog, ReceivedSpan, parse_logs, parse_traces
 
@@ -79,49 +80,57 @@ class OtlpTraces:
         if not traces:
             raise DataError(f"{path} must contain spans (it has none)")
         name = re.sub(r"[^\w.-]+", "-", path.name.partition(".")[0]).strip("-.") or "traces"
-        facts = [(trace, events, *_exchange(trace, events)) for trace in traces if (events := trace.events())]
-        dataset: Dataset[Any, Any] = Dataset(
-            [
-                Sample(trace.trace_id, given, None, {"service": service} if (service := _service(trace)) else {})
-                for trace, _, given, _ in facts
-            ],
-            name=name,
-        )
-        started = min(span.start for span in spans)
-        ended = max(span.end for span in spans)
-
-        def trials() -> Iterator[ImportedTrial]:
-            for place, (trace, events, _given, output) in enumerate(facts):
-                top = trace.top
-                failed = top.error is not None and output is None
-                yield ImportedTrial(
-                    place,
-                    "task_error" if failed else "scorer_error",
-                    output=output,
-                    error=top.error if failed else UNSCORED,
-                    stage="task" if failed else "score",
-                    usage=_usage(events),
-                    latency_ms=round((top.end - top.start) * 1000),
-                    started_at=top.start,
-                    events=events,
-                )
-
+        recorded = [_recorded_trial(trace, events) for trace in traces if (events := trace.events())]
+        dataset: Dataset[Any, Any] = Dataset([trial.sample for trial in recorded], name=name)
+        digest = hashlib.sha256(content).hexdigest()
         run = ImportedRun(
-            source_id=f"{path.name}:{hashlib.sha256(content).hexdigest()[:12]}",
+            source_id=f"{path.name}:{digest[:12]}",
             name=path.name,
             experiments=("recorded",),
             dataset=dataset,
             repeats=1,
-            trials=trials,
-            content=hashlib.sha256(content).hexdigest(),
-            created_at=started,
-            finished_at=ended,
+            trials=lambda: (trial.imported(place) for place, trial in enumerate(recorded)),
+            content=digest,
+            created_at=min(span.start for span in spans),
+            finished_at=max(span.end for span in spans),
             remarks=("the outputs have no scores yet: fairtrial rescore",),
         )
         suite = ImportedSuite(name, path.name, path.name, dataset, runs=(run,), code=lambda data: _code(name, data))
         incomplete = sum(bool(trace.missing) for trace in traces)
         left_out = [f"{incomplete} of {len(traces)} traces are incomplete: spans are missing"] if incomplete else []
         return Import((suite,), tuple(left_out))
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedTrial:
+    """A trace as a sample and a trial."""
+
+    sample: Sample[Any, Any]
+    output: Any
+    top: ReceivedSpan
+    events: tuple[Envelope, ...]
+
+    def imported(self, place: int) -> ImportedTrial:
+        top = self.top
+        failed = top.error is not None and self.output is None
+        return ImportedTrial(
+            place,
+            "task_error" if failed else "scorer_error",
+            output=self.output,
+            error=top.error if failed else UNSCORED,
+            stage="task" if failed else "score",
+            usage=_usage(self.events),
+            latency_ms=round((top.end - top.start) * 1000),
+            started_at=top.start,
+            events=self.events,
+        )
+
+
+def _recorded_trial(trace: _Trace, events: tuple[Envelope, ...]) -> _RecordedTrial:
+    given, output = _exchange(trace, events)
+    service = str(trace.top.resource.get("service.name") or "")
+    sample: Sample[Any, Any] = Sample(trace.trace_id, given, None, {"service": service} if service else {})
+    return _RecordedTrial(sample, output, trace.top, events)
 
 
 def _read(path: Path, content: bytes) -> tuple[list[ReceivedSpan], list[ReceivedLog]]:
@@ -162,8 +171,8 @@ def _grouped(spans: Sequence[ReceivedSpan], logs: Sequence[ReceivedLog]) -> list
 def _exchange(trace: _Trace, events: Sequence[Envelope]) -> tuple[Any, Any]:
     """Return input and output: as the outermost span has them, else the first question and the last answer."""
     attributes = trace.top.attributes
-    given = next((_decoded(attributes[name]) for name in _INPUTS if name in attributes), None)
-    output = next((_decoded(attributes[name]) for name in _OUTPUTS if name in attributes), None)
+    given = next((decoded(attributes[name]) for name in _INPUTS if name in attributes), None)
+    output = next((decoded(attributes[name]) for name in _OUTPUTS if name in attributes), None)
     messages = [event.data for event in events if event.kind == _MESSAGE]
     if given is None:
         given = next((message["content"] for message in messages if message["role"] == "user"), trace.top.name)
@@ -179,17 +188,6 @@ def _usage(events: Sequence[Envelope]) -> TokenUsage:
         if event.kind == _PROMPT and event.data["usage"]:
             total += TokenUsage(**event.data["usage"])
     return total
-
-
-def _service(trace: _Trace) -> str:
-    return str(trace.top.resource.get("service.name") or "")
-
-
-def _decoded(value: Any) -> Any:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _code(name: str, data: str) -> str:

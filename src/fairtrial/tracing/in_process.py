@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from fairtrial.tracing.mapping import session_events
+from fairtrial.tracing.mapping import collected_trace
 from fairtrial.tracing.received import ReceivedSpan
 from fairtrial.trials.context import running_trial
 from fairtrial.trials.keys import TrialKey
@@ -38,10 +38,7 @@ class _OpenTrial:
             problem: str | None = f"{len(names)} span(s) have not ended, such as {names[0]!r}"
         else:
             problem = None if spans else "no span was recorded"
-        try:
-            return CollectedTrace(session_events(spans), len(spans), problem)
-        except Exception as error:  # Whatever an instrumentation may have written.
-            return CollectedTrace((), len(spans), f"its spans cannot be read: {type(error).__name__}: {error}")
+        return collected_trace(spans, problem=problem)
 
     def close(self) -> None:
         self._processor.forget(self)

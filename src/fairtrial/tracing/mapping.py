@@ -24,6 +24,7 @@ from fairtrial.tracing.dialects import (
     usage_of,
 )
 from fairtrial.tracing.received import ReceivedLog, ReceivedSpan
+from fairtrial.trials.traces import CollectedTrace
 
 _PRICE_LISTS = {
     "aws.bedrock": "aws", "az.ai.openai": "azure", "azure.ai.inference": "azure", "azure.ai.openai": "azure",
@@ -36,6 +37,16 @@ class _Timed(NamedTuple):
     time: float
     event: object
     span: ReceivedSpan
+
+
+def collected_trace(
+    spans: Sequence[ReceivedSpan], logs: Iterable[ReceivedLog] = (), *, root_id: str = "", problem: str | None = None
+) -> CollectedTrace:
+    """Return a trace as events, with why it is incomplete. Spans that cannot be read make it incomplete too."""
+    try:
+        return CollectedTrace(session_events(spans, logs, root_id=root_id), len(spans), problem)
+    except Exception as error:  # Whatever a foreign program may have written.
+        return CollectedTrace((), len(spans), f"its spans cannot be read: {type(error).__name__}: {error}")
 
 
 def session_events(

@@ -84,6 +84,7 @@ class OtlpSender:
             headers["Content-Encoding"] = "gzip"
         answer = await self._poster.post(signal, url, body, headers)
         if signal == "logs" and answer.status in _NO_SUCH_SIGNAL:
+            self.totals.remark = "the server takes no log records: scores are in the attributes of spans only"
             return False
         if not answer.accepted:
             raise TraceSendError(f"{signal} were refused: {answer}")
