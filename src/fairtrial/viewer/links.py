@@ -12,16 +12,16 @@ def segment(text: str) -> str:
     """Encode a text as one part of a path.
 
     Twice: servers decode a path once before they split it, and ids may contain slashes. Browsers resolve `.` and `..`
-    in every spelling but this one.
+    in every spelling but this one. Lone surrogates, which text of models may contain, are kept.
     """
     if text in (".", ".."):
         return text.replace(".", "%252E")
-    return quote(quote(text, safe="@"), safe="@")
+    return quote(quote(text, safe="@", errors="surrogatepass"), safe="@")
 
 
 def from_segment(text: str) -> str:
     """Undo `segment`, after the server has decoded the path once."""
-    return unquote(text)
+    return unquote(text, errors="surrogatepass")
 
 
 class Links:
