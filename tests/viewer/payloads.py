@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from fairtrial import Metric, Sample, Score, Session, TokenUsage
 from fairtrial.session.events import PromptExecuted, ToolInvoked
@@ -59,7 +60,9 @@ def _add_trials(store: RunStore) -> None:
     run = store.create_run(
         record(RUN, PAYLOADS[0], size, experiments=(PAYLOADS[1], PAYLOADS[2]), evaluator=PAYLOADS[3])
     )
-    samples = {0: Sample(f"0/{PAYLOADS[0]}", {text: text for text in PAYLOADS}, list(PAYLOADS), _metadata())}
+    samples: dict[int, Sample[Any, Any]] = {
+        0: Sample(f"0/{PAYLOADS[0]}", {text: text for text in PAYLOADS}, list(PAYLOADS), _metadata())
+    }
     samples |= {at: Sample(f"{at}/{text}", text, text, {"kind": text}) for at, text in enumerate(PAYLOADS) if at}
     results = [_result(run, run.ordinal(at, side, 0), samples[at]) for at in range(size) for side in (0, 1)]
     store.commit(run.run_id, results, samples)
@@ -82,7 +85,7 @@ def _metadata() -> dict[str, str]:
     return {"kind": PAYLOADS[0]} | {text: text for text in PAYLOADS}
 
 
-def _result(run: RunRecord, ordinal: int, sample: Sample[object, object]) -> EvalResult:
+def _result(run: RunRecord, ordinal: int, sample: Sample[Any, Any]) -> EvalResult:
     place, experiment, _ = run.split(ordinal)
     text = PAYLOADS[place]
     key = TrialKey(run.run_id, run.experiments[experiment], sample.id, 0)

@@ -247,6 +247,22 @@ def test_the_trials_of_a_filter_are_exported(viewed: Viewed) -> None:
     assert [json.loads(line)["outcome"] for line in lines] == ["task_error"] * 8
 
 
+def test_the_trials_of_a_filter_are_exported_as_parquet(viewed: Viewed) -> None:
+    import pyarrow.parquet as pq
+
+    connection = http.client.HTTPConnection("127.0.0.1", viewed.server.port, timeout=120)
+    path = f"/{viewed.prefix}/{RUN}/trials.parquet?e=careful&m.kind=refund"
+    connection.request("GET", path, headers={"Cookie": viewed.cookie})
+    answer = connection.getresponse()
+    assert answer.getheader("content-disposition") == 'attachment; filename="support-2-trials.parquet"'
+    rows = pq.read_table(io.BytesIO(answer.read())).to_pylist()
+    connection.close()
+    wanted = expected(kind="refund", experiment="careful")
+    assert [row["sample_id"] for row in rows] == [f"q{at // 2:02}" for at in wanted]
+    assert {(row["experiment"], row["metadata.kind"]) for row in rows} == {("careful", "refund")}
+    assert 'href="trials.parquet">parquet</a>' in viewed.get(f"{RUN}/trials").text
+
+
 def test_cells_that_look_like_formulas_are_quoted() -> None:
     from fairtrial.viewer.pages.trials import cell_text
 
@@ -430,7 +446,7 @@ def test_the_question_of_a_judge_is_shown_if_its_hash_agrees(tmp_path: Path) -> 
     for sha256, agrees in ((asked, True), ("ab" * 32, False)):
         [metric] = result.score.metrics
         changed = replace(metric, metadata={**metric.metadata, "prompt_sha256": sha256})
-        made = replace(result, score=replace(result.score, metrics=[changed]))
+        made = replace(result, score=replace(result.score, metrics=(changed,)))
         [shown] = trial_values(run, made, {})["judge"]
         assert (shown.asked is not None, shown.has_digest) == (agrees, True)
         if shown.asked is not None:
@@ -447,7 +463,7 @@ def test_a_conversation_that_was_not_recorded_is_said_to_be_missing(tmp_path: Pa
 
     store = open_store(tmp_path / "runs.db")
     run = store.create_run(record("by-hand", "by-hand", 2, experiments=("baseline",)))
-    samples = {at: Sample(f"q{at}", "What?") for at in (0, 1)}
+    samples: dict[int, Sample[Any, Any]] = {at: Sample(f"q{at}", "What?") for at in (0, 1)}
     results = []
     for at in samples:
         session = Session(tags={})
