@@ -82,6 +82,10 @@ class Links:
         """Return the next trial of a review."""
         return f"{self.up}review/{code}{_query(query)}"
 
+    def review_blob(self, code: str, sha256: str, member: str) -> str:
+        """Return an attachment of a drawn trial."""
+        return f"{self.up}review/{code}/blob/{sha256}{_query([('id', member)])}"
+
     def calibration(self, run: RunRecord, query: Iterable[tuple[str, str]] = ()) -> str:
         """Return the comparison of a judge with people."""
         return f"{self.up}{segment(run.name)}/calibration{_query(query)}"
