@@ -70,7 +70,7 @@ def test_the_rate_corrected_by_a_review_holds_the_truth_and_picked_labels_change
         assert before.labelled == DRAWN
         assert before.corrected.low is not None
         assert before.corrected.high is not None
-        held += int(before.corrected.low <= truth.mean() <= before.corrected.high)
+        held += bool(before.corrected.low <= truth.mean() <= before.corrected.high)
         assert before.judge_rate.value is not None
         assert before.judge_rate.value - truth.mean() > 0.07
     # 93% of 40 less three standard errors.

@@ -74,7 +74,8 @@ def test_the_prompt_of_every_kind_of_judge_is_rebuilt_to_the_last_character(name
     for result in store.results(run.run_id):
         assert result.score is not None
         for metric in result.score.metrics:
-            if sha256 := str(metric.metadata.get("prompt_sha256", "")):
+            if "prompt_sha256" in metric.metadata:
+                sha256 = str(metric.metadata["prompt_sha256"])
                 found = rebuild_prompt(run.noted.judges, result.sample, result.output, sha256)
                 assert found is not None
                 rebuilt.append("\n".join(message.text for message in found))

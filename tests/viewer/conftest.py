@@ -246,4 +246,4 @@ def viewed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
 
 
 def segment(text: str) -> str:
-    return quote(quote(text, safe=""), safe="")
+    return quote(quote(text, safe="", errors="surrogatepass"), safe="")

@@ -68,6 +68,8 @@ class Watched:
 
     def open(self, path: str) -> Page:
         self.page.goto(self.viewed.base + path)
+        # A report loads itself again until its figures are there.
+        self.page.locator("meta[http-equiv=refresh]").wait_for(state="detached")
         return self.page
 
 

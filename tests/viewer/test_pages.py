@@ -16,6 +16,7 @@ import pytest
 
 from fairtrial.report import EvalReport
 from fairtrial.report.compare import compare
+from fairtrial.session.trajectory import ChatMessage
 from fairtrial.store import open_store
 from fairtrial.viewer.app import routes
 from fairtrial.viewer.guard import HEADERS
@@ -246,6 +247,22 @@ def test_the_trials_of_a_filter_are_exported(viewed: Viewed) -> None:
     assert [json.loads(line)["outcome"] for line in lines] == ["task_error"] * 8
 
 
+def test_the_trials_of_a_filter_are_exported_as_parquet(viewed: Viewed) -> None:
+    import pyarrow.parquet as pq
+
+    connection = http.client.HTTPConnection("127.0.0.1", viewed.server.port, timeout=120)
+    path = f"/{viewed.prefix}/{RUN}/trials.parquet?e=careful&m.kind=refund"
+    connection.request("GET", path, headers={"Cookie": viewed.cookie})
+    answer = connection.getresponse()
+    assert answer.getheader("content-disposition") == 'attachment; filename="support-2-trials.parquet"'
+    rows = pq.read_table(io.BytesIO(answer.read())).to_pylist()
+    connection.close()
+    wanted = expected(kind="refund", experiment="careful")
+    assert [row["sample_id"] for row in rows] == [f"q{at // 2:02}" for at in wanted]
+    assert {(row["experiment"], row["metadata.kind"]) for row in rows} == {("careful", "refund")}
+    assert 'href="trials.parquet">parquet</a>' in viewed.get(f"{RUN}/trials").text
+
+
 def test_cells_that_look_like_formulas_are_quoted() -> None:
     from fairtrial.viewer.pages.trials import cell_text
 
@@ -434,4 +451,34 @@ def test_the_question_of_a_judge_is_shown_if_its_hash_agrees(tmp_path: Path) -> 
         assert (shown.asked is not None, shown.has_digest) == (agrees, True)
         if shown.asked is not None:
             assert "The customer learns when the order comes." in shown.asked[1][1]
+    store.close()
+
+
+def test_a_conversation_that_was_not_recorded_is_said_to_be_missing(tmp_path: Path) -> None:
+    from fairtrial import Sample, Score, Session, TokenUsage
+    from fairtrial.session.events import PromptExecuted
+    from fairtrial.trials.keys import TrialKey
+    from fairtrial.trials.result import EvalResult
+    from tests.viewer.conftest import record
+
+    store = open_store(tmp_path / "runs.db")
+    run = store.create_run(record("by-hand", "by-hand", 2, experiments=("baseline",)))
+    samples: dict[int, Sample[Any, Any]] = {at: Sample(f"q{at}", "What?") for at in (0, 1)}
+    results = []
+    for at in samples:
+        session = Session(tags={})
+        if at:
+            session.record(ChatMessage("user", "What?"))
+        session.record(PromptExecuted(model="fake", usage=TokenUsage(10, 5)))
+        key = TrialKey(run.run_id, "baseline", f"q{at}", 0)
+        results.append(EvalResult(key, at, "scored", Score(1.0), "x", execution=at + 1, snapshot=session.snapshot()))
+    store.commit(run.run_id, results, samples)
+    store.update_run(run.run_id, status="finished", finished_at=1005.0)
+    server, thread = start_server(tmp_path / "runs.db")
+    seen = Viewed(server, store, open_session(server))
+    hint = "did not record the conversation"
+    assert [hint in seen.get(f"by-hand@1/t/baseline/q{at}").text for at in (0, 1)] == [True, False]
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive()
     store.close()

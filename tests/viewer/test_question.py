@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,8 +84,6 @@ def test_metadata_named_like_a_column_is_another_filter() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_any_id_is_one_part_of_a_path(sample_id: str) -> None:
-    from urllib.parse import unquote
-
     made = segment(sample_id)
     assert "/" not in unquote(made)
     assert unquote(made) not in (".", "..")
@@ -96,3 +94,9 @@ def test_links_are_relative_to_their_page() -> None:
     assert [Links(path).runs() for path in ("", "support@3", "support@3/trials", "s/t/a/b/1")] == [
         "./", "./", "../", "../../../../",
     ]  # fmt: skip
+
+
+def test_a_lone_surrogate_in_a_name_has_an_address() -> None:
+    made = segment("a\ud800/b")
+    assert made.isascii()
+    assert from_segment(unquote(made)) == "a\ud800/b"

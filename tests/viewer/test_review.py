@@ -34,6 +34,7 @@ from fairtrial.viewer.review import (
     make_members,
     new_review,
     next_member,
+    review_code,
 )
 from tests.viewer.conftest import Answer, Viewed, add_support_runs, open_session, record, start_server
 
@@ -403,3 +404,33 @@ def test_a_store_that_is_read_only_has_no_route_that_changes_anything(tmp_path: 
     thread.join(60)
     store.close()
     assert not thread.is_alive()
+
+
+def test_an_attachment_of_a_drawn_trial_is_sent_and_no_other(tmp_path: Path) -> None:
+    from fairtrial import Attachment, Sample, Score
+    from fairtrial.trials.result import EvalResult
+
+    store = open_store(tmp_path / "runs.db")
+    run = store.create_run(record("r", "pictures", 2, experiments=("baseline",)))
+    files = [Attachment(store.put_blob(data), "text/plain", len(data)) for data in (b"one", b"two")]
+    results = [
+        EvalResult(TrialKey("r", "baseline", f"q{at}"), at, "scored", Score(1.0), "x", execution=at + 1)
+        for at in (0, 1)
+    ]
+    store.commit(run.run_id, results, {at: Sample(f"q{at}", {"file": files[at]}) for at in (0, 1)})
+    review = replace(REVIEW, experiments=("baseline",), size=1)
+    store.update_run(run.run_id, status="finished", finished_at=5.0, notes=write_notes(reviews=(review,)))
+    server, thread = start_server(tmp_path / "runs.db", reviewers=("ann",), user="me")
+    ann = Viewed(server, store, open_session(server, "ann"))
+    code = review_code("r", review)
+    page = ann.get(f"review/{code}").text
+    [address] = re.findall(r'href="\.\./(review/[0-9a-f]{16}/blob/[0-9a-f]{64}\?id=[0-9a-f]{16})"', page)
+    answer = ann.get(address)
+    assert (answer.status, answer.text in ("one", "two")) == (200, True)
+    [shown, other] = sorted((file.sha256 for file in files), key=lambda sha256: sha256 not in address)
+    assert ann.get(address.replace(shown, other)).status == 404
+    assert ann.get(address.partition("?")[0]).status == 404
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    store.close()

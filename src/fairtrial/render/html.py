@@ -209,7 +209,11 @@ def _table(table: Table) -> Iterator[str]:
         return
     if table.caption:
         yield f"<h2>{escaped(table.caption)}</h2>\n"
-    titles = "".join(f'<th scope="col"{_kind(column)}>{escaped(column.title)}</th>' for column in table.columns)
+    # A heading without words tells a screen reader nothing.
+    titles = "".join(
+        f'<th scope="col"{_kind(column)}>{escaped(column.title)}</th>' if column.title else "<td></td>"
+        for column in table.columns
+    )
     yield f'<div class="scroll"><table>\n<thead><tr>{titles}</tr></thead>\n<tbody>\n'
     for row in table.rows:
         if isinstance(row, Section):
@@ -242,8 +246,9 @@ def _cell(content: Content, column: Column, *, first: bool) -> str:
         inside = f'<span class="{content.tone}">{escaped(text)}</span>'
     else:
         inside = escaped(text)
-    tag = 'th scope="row"' if first else "td"
-    return f"<{tag}{_kind(column)}{whole}>{inside}</{'th' if first else 'td'}>"
+    heads = first and bool(text)
+    tag = 'th scope="row"' if heads else "td"
+    return f"<{tag}{_kind(column)}{whole}>{inside}</{'th' if heads else 'td'}>"
 
 
 def bar_svg(bar: Bar) -> str:

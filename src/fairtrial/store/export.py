@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import batched
 from pathlib import Path
@@ -34,12 +34,18 @@ _MIDDLE = (
     "input",
 )
 _ROW_GROUP = 5_000
+_READ = 200  # Trials that are read at once by their ordinals.
 # Characters that start a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def export_results(
-    store: RunStore, run_id: str, target: Path | str | IO[Any], format: ExportFormat | None = None
+    store: RunStore,
+    run_id: str,
+    target: Path | str | IO[Any],
+    format: ExportFormat | None = None,
+    *,
+    ordinals: Iterable[int] | None = None,
 ) -> int:
     """Export the results of a run, one row per trial; returns the number of rows.
 
@@ -53,6 +59,7 @@ def export_results(
         target: A path, or an open file: text for csv and jsonl, binary for parquet.
         format: Derived from the suffix of the path by default. In csv and parquet, values that are not text are
             written as JSON; in csv, text that a spreadsheet would run as a formula gets a leading apostrophe.
+        ordinals: The trials to export, ascending; all by default.
     """
     chosen = format or (Path(target).suffix.lstrip(".").lower() if isinstance(target, str | Path) else None)
     if chosen not in _FORMATS:
@@ -61,7 +68,7 @@ def export_results(
     columns = ExportColumns(store, run)
     write: Callable[[IO[Any], ExportColumns, Iterator[dict[str, Any]]], int] = _WRITERS[chosen]
     with opened(target, binary=chosen == "parquet") as file:
-        return write(file, columns, columns.rows(store))
+        return write(file, columns, columns.rows(store, ordinals=ordinals))
 
 
 @contextmanager
@@ -102,18 +109,29 @@ class ExportColumns:
             *(f"metadata.{key}" for key in self.metadata),
         ]
 
-    def rows(self, store: RunStore, **filters: Any) -> Iterator[dict[str, Any]]:
+    def rows(
+        self, store: RunStore, *, ordinals: Iterable[int] | None = None, **filters: Any
+    ) -> Iterator[dict[str, Any]]:
         """Yield each result with its sample. Both are in plan order, so one pass over each suffices.
 
-        `filters` are those of `RunStore.results`.
+        `ordinals`, ascending, select some trials; `filters` are those of `RunStore.results`.
         """
         samples = store.samples(self.run.run_id)
         place, sample = -1, None
-        for result in store.results(self.run.run_id, **filters):
+        for result in self._results(store, ordinals, filters):
             wanted = self.run.split(result.ordinal)[0]
             while place < wanted:
                 place, sample = next(samples, (self.run.dataset_size, None))
             yield self._row(result, sample if place == wanted else None)
+
+    def _results(
+        self, store: RunStore, ordinals: Iterable[int] | None, filters: Mapping[str, Any]
+    ) -> Iterator[EvalResult]:
+        if ordinals is None:
+            yield from store.results(self.run.run_id, **filters)
+            return
+        for some in batched(ordinals, _READ):
+            yield from store.results(self.run.run_id, ordinals=some, **filters)
 
     def _row(self, result: EvalResult, sample: Sample[Any, Any] | None) -> dict[str, Any]:
         score = result.score

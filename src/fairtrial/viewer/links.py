@@ -12,16 +12,16 @@ def segment(text: str) -> str:
     """Encode a text as one part of a path.
 
     Twice: servers decode a path once before they split it, and ids may contain slashes. Browsers resolve `.` and `..`
-    in every spelling but this one.
+    in every spelling but this one. Lone surrogates, which text of models may contain, are kept.
     """
     if text in (".", ".."):
         return text.replace(".", "%252E")
-    return quote(quote(text, safe="@"), safe="@")
+    return quote(quote(text, safe="@", errors="surrogatepass"), safe="@")
 
 
 def from_segment(text: str) -> str:
     """Undo `segment`, after the server has decoded the path once."""
-    return unquote(text)
+    return unquote(text, errors="surrogatepass")
 
 
 class Links:
@@ -81,6 +81,10 @@ class Links:
     def queue(self, code: str, query: Iterable[tuple[str, str]] = ()) -> str:
         """Return the next trial of a review."""
         return f"{self.up}review/{code}{_query(query)}"
+
+    def review_blob(self, code: str, sha256: str, member: str) -> str:
+        """Return an attachment of a drawn trial."""
+        return f"{self.up}review/{code}/blob/{sha256}{_query([('id', member)])}"
 
     def calibration(self, run: RunRecord, query: Iterable[tuple[str, str]] = ()) -> str:
         """Return the comparison of a judge with people."""

@@ -51,6 +51,7 @@ class Jobs:
             "filtered": self._filtered,
             "compare": self._compare,
             "calibration": self._calibration,
+            "parquet": self._parquet,
             "search": self._search,
         }
         try:
@@ -144,6 +145,17 @@ class Jobs:
             "html": str(fragment(Document(document.title, (), document.blocks))),
             "json": found.to_json(),
         }
+
+    def _parquet(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the trials that a question selects to a Parquet file."""
+        from fairtrial.store.export import export_results
+        from fairtrial.viewer.run_columns import open_columns_of
+        from fairtrial.viewer.trial_table import chosen_ordinals
+
+        run = self._run(job)
+        question, _ = read_question(job["query"])
+        ordinals = chosen_ordinals(open_columns_of(self._store, run), question)
+        return {"rows": export_results(self._store, run.run_id, job["path"], "parquet", ordinals=ordinals)}
 
     def _flips(self, baseline: Any, candidate: Any) -> dict[str, Any]:
         """Return the samples whose pass rate or score changed, the largest change first."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -73,6 +74,7 @@ def make_environment() -> jinja2.Environment:
         plain=plain,
         visitor=Visitor(""),
         form_secret="",
+        exports=("csv", "jsonl", *(["parquet"] if find_spec("pyarrow") else [])),
     )
     return environment
 

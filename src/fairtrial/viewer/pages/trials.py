@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import batched
 from typing import Any
 
+from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 from fairtrial.analysis.trial_columns import TrialColumns
 from fairtrial.formatting import count, open_range, rate
@@ -111,20 +113,41 @@ def _in_words(experiment: str, estimate: dict[str, Any] | None) -> str:
 
 
 async def export_trials(viewer: Viewer, request: Request) -> Response:
-    """Send all trials that a question selects as CSV or JSON lines."""
+    """Send all trials that a question selects as CSV, JSON lines or Parquet."""
     named = await viewer.find_run(request.path_params["run"])
     form = request.path_params["form"]
-    if form not in ("csv", "jsonl"):
-        raise PageNotFound("trials can be exported as trials.csv and trials.jsonl")
+    if form not in ("csv", "jsonl", "parquet"):
+        raise PageNotFound("trials can be exported as trials.csv, trials.jsonl and trials.parquet")
     question, _ = read_question(request.query_params.multi_items())
     await viewer.prepare_columns(named.run)
+    if form == "parquet":
+        return await _parquet(viewer, named.run, replace(question, text=""))
     columns = await viewer.read(open_columns_of, viewer.store, named.run)
     raw = request.query_params.get("raw") == "1"
     lines = _exported(viewer.store, named.run, columns, replace(question, text=""), form, raw=raw)
     kind = "text/csv" if form == "csv" else "application/jsonl"
-    name = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in named.run.name)
-    headers = {"content-disposition": f'attachment; filename="{name}-trials.{form}"'}
-    return StreamingResponse(lines, media_type=f"{kind}; charset=utf-8", headers=headers)
+    return StreamingResponse(lines, media_type=f"{kind}; charset=utf-8", headers=_download(named.run, form))
+
+
+def _download(run: RunRecord, form: str) -> dict[str, str]:
+    name = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in run.name)
+    return {"content-disposition": f'attachment; filename="{name}-trials.{form}"'}
+
+
+async def _parquet(viewer: Viewer, run: RunRecord, question: Question) -> Response:
+    """Have a child write the file, which is deleted once it has been sent."""
+    folder = tempfile.TemporaryDirectory(prefix="fairtrial-")
+    path = f"{folder.name}/trials.parquet"
+    job = {"job": "parquet", "run_id": run.run_id, "query": question.pairs(), "path": path}
+    try:
+        await viewer.workbench.answer(job, path)
+    except BaseException:
+        folder.cleanup()
+        raise
+    kind = "application/vnd.apache.parquet"
+    return FileResponse(
+        path, media_type=kind, headers=_download(run, "parquet"), background=BackgroundTask(folder.cleanup)
+    )
 
 
 def _exported(

@@ -57,6 +57,10 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// What scrolls can be reached and scrolled with the keyboard.
+for (const place of document.querySelectorAll(".scroll, figure, pre"))
+  if (place.scrollWidth > place.clientWidth || place.scrollHeight > place.clientHeight) place.tabIndex = 0;
+
 // A link to an event of a collapsed transcript opens it.
 function openTarget() {
   const target = location.hash && document.getElementById(location.hash.slice(1));
