@@ -208,7 +208,8 @@ def test_recorded_tokens_are_exported_with_rewards(tmp_path: Path) -> None:
         return 1.0
 
     data: Dataset[int, Any] = Dataset([Sample("a", 1)])
-    report = EvalSuite("t", data, two_turns, even, config=EvalConfig(repeats=2)).run_sync(store="memory:")
+    suite = EvalSuite("t", data, two_turns, even, config=EvalConfig(repeats=2), version="1")
+    report = suite.run_sync(store="memory:")
     assert export(report, tmp_path / "tokens.jsonl", "tokens").rows == 2
     assert lines(tmp_path / "tokens.jsonl")[1] == {
         "prompt_ids": [1, 2], "completion_ids": [3, 4, 5, 6], "mask": [1, 0, 1, 1],

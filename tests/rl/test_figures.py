@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,23 +104,24 @@ class TestDiagnose:
         )
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    store = open_store(str(tmp_path_factory.mktemp("curve") / "runs.db"))
+    data: Dataset[int, Any] = Dataset([Sample(str(i), i) for i in range(10)])
+    for step, share in ((0, 2), (50, 5), (100, 9), (100, 8)):
+
+        def score(output: int, sample: Sample[Any, Any], limit: int = share) -> Score:
+            return Score(metrics=right(float(output < limit), size=float(output)))
+
+        suite = EvalSuite("held-out", data, int, score, config=EvalConfig(repeats=2), version="1")
+        suite.run_sync(store=store, tags={"train": "run-7", "step": str(step)}, fresh=True)
+    other = EvalSuite("held-out", data, int, lambda output, expected: 1.0, version="1")
+    other.run_sync(store=store, tags={"train": "run-8", "step": "9"}, fresh=True)
+    yield store
+    store.close()
+
+
 class TestCurve:
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Any:
-        store = open_store(str(tmp_path / "runs.db"))
-        data: Dataset[int, Any] = Dataset([Sample(str(i), i) for i in range(10)])
-        for step, share in ((0, 2), (50, 5), (100, 9), (100, 8)):
-
-            def score(output: int, sample: Sample[Any, Any], limit: int = share) -> Score:
-                return Score(metrics=right(float(output < limit), size=float(output)))
-
-            suite = EvalSuite("held-out", data, int, score, config=EvalConfig(repeats=2))
-            suite.run_sync(store=store, tags={"train": "run-7", "step": str(step)}, fresh=True)
-        other = EvalSuite("held-out", data, int, lambda output, expected: 1.0)
-        other.run_sync(store=store, tags={"train": "run-8", "step": "9"}, fresh=True)
-        yield store
-        store.close()
-
     def test_runs_are_ordered_by_step_with_intervals(self, store: Any) -> None:
         found = curve(store, tags={"train": "run-7"})
         assert [(point.step, point.estimate.mean) for point in found.points] == [(0, 0.2), (50, 0.5), (100, 0.8)]

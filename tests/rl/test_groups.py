@@ -126,7 +126,9 @@ def test_groups_of_a_run_by_a_fleet_are_the_same(tmp_path: Path, expected: list[
 
 
 def test_several_experiments_have_groups_of_their_own() -> None:
-    suite = EvalSuite("two", questions(2), guess, exact_match, experiments=[Experiment("a"), Experiment("b")])
+    suite = EvalSuite(
+        "two", questions(2), guess, exact_match, experiments=[Experiment("a"), Experiment("b")], version="1"
+    )
     report = suite.run_sync(store="memory:")
     assert [(group.experiment, group.sample_id) for group in groups(report)] == [
         ("a", "q0"), ("a", "q1"), ("b", "q0"), ("b", "q1"),

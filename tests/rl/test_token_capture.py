@@ -56,8 +56,9 @@ def adapter(server: ModelServer, **options: Any) -> OpenAIAdapter:
 def run(server: ModelServer, repeats: int = 1, **options: Any) -> EvalReport:
     data = Dataset([Sample("key", "Where is the key?", "cupboard")])
     task = agent_task(adapter(server, **options), tools=[look])
+    config = EvalConfig(repeats=repeats, max_concurrent=1)
     suite = EvalSuite(
-        "search", data, task, lambda output, expected: float(expected in output), config=EvalConfig(repeats=repeats)
+        "search", data, task, lambda output, expected: float(expected in output), config=config, version="1"
     )
     return suite.run_sync(store="memory:")
 
@@ -93,27 +94,28 @@ def test_every_sampled_token_is_recorded_once_and_stitched(
     assert json.loads(line)["completion_ids"] == list(row.completion_ids)
 
 
+DAMAGES: dict[Any, str] = {
+    "ids_missing": "the server sent no token ids of the prompt",
+    "logprob_missing": "there must be a log-probability for each of",
+    "not_a_number": "a log-probability must be a finite number of at most 0 (got None)",
+    "clamped": "a log-probability must be a finite number of at most 0 (got -9999.0)",
+}
+
+
 @pytest.mark.parametrize(("engine", "stream"), ENGINES)
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [
-        ("ids_missing", "the server sent no token ids of the prompt"),
-        ("logprob_missing", "there must be a log-probability for each of"),
-        ("not_a_number", "a log-probability must be a finite number of at most 0 (got None)"),
-        ("clamped", "a log-probability must be a finite number of at most 0 (got -9999.0)"),
-    ],
-)
 def test_damaged_tokens_are_not_recorded_and_the_reason_is(
-    engine: Literal["vllm", "sglang"], stream: bool, how: Any, reason: str, tmp_path: Path
+    engine: Literal["vllm", "sglang"], stream: bool, tmp_path: Path
 ) -> None:
-    faults = [FaultRule(TokensDamaged(how), numbers=(2,))]
+    # The second of the three calls of each rollout is damaged in another way.
+    faults = [FaultRule(TokensDamaged(how), numbers=(3 * place + 2,)) for place, how in enumerate(DAMAGES)]
     with served(token_ids=engine, faults=faults) as server:
-        report = run(server, stream=stream)
-        assert server.stats().by_fault == {"tokens_damaged": 1}
-    (rollout,) = next(groups(report)).rollouts
-    assert rollout.reward == 1.0  # The answer itself is intact.
-    assert len(rollout.calls) == 2
-    assert [found[: len(reason)] for found in rollout.missing_tokens] == [reason]
+        report = run(server, repeats=len(DAMAGES), stream=stream)
+        assert server.stats().by_fault == {"tokens_damaged": len(DAMAGES)}
+    (group,) = groups(report)
+    assert group.rewards == (1.0,) * len(DAMAGES)  # The answers themselves are intact.
+    for rollout, reason in zip(group.rollouts, DAMAGES.values(), strict=True):
+        assert len(rollout.calls) == 2
+        assert [found[: len(reason)] for found in rollout.missing_tokens] == [reason]
     with pytest.raises(ConfigurationError, match="1 with calls without tokens"):
         export(report, tmp_path / "tokens.jsonl", "tokens")
 
@@ -165,6 +167,6 @@ def test_calls_of_judges_leave_no_tokens() -> None:
             return float(bool((await model.complete("Good?", session=session)).text))
 
         data = Dataset([Sample("a", "Where is the key?", "x")])
-        suite = EvalSuite("judged", data, agent_task(model, tools=[look]), judge)
+        suite = EvalSuite("judged", data, agent_task(model, tools=[look]), judge, version="1")
         (rollout,) = next(groups(suite.run_sync(store="memory:"))).rollouts
     assert len(rollout.calls) == 3

@@ -26,9 +26,19 @@ __all__ = ["Words"]
 """
 
 
+# The harness of verifiers installs its own dependencies with uv, which are installed here already.
+UV = """#!/bin/sh
+case "$*" in
+*--help*) echo --script ;;
+sync*) ;;
+*) echo {python} ;;
+esac
+"""
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rollouts that vf-eval wrote."""
-    files = [file for file in folder.rglob("*.jsonl") if file.is_file()]
+    files = folder.rglob("traces.jsonl")
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
@@ -38,8 +48,16 @@ def main() -> int:
     (folder / "ft_words").mkdir()
     (folder / "ft_words" / "__init__.py").write_text(PACKAGE)
     root = Path(__file__).resolve().parents[3]
+    (folder / "bin").mkdir()
+    (folder / "bin" / "uv").write_text(UV.format(python=sys.executable))
+    (folder / "bin" / "uv").chmod(0o755)
     with spawn_model_server() as server:
-        env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{root}", "OPENAI_API_KEY": "none"}
+        env = {
+            **os.environ,
+            "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": f"{folder}{os.pathsep}{root}",
+            "OPENAI_API_KEY": "none",
+        }
         done = subprocess.run(
             [
                 "vf-eval", "ft-words", "-n", "3", "-r", "2", "--model", "test-model",
@@ -54,7 +72,11 @@ def main() -> int:
         print(done.stdout[-2000:], done.stderr[-3000:], file=sys.stderr)
         return 1
     found = rows(folder / "out")
-    rewards = {str(row["task"]["data"]["sample_id"]): row["reward"] for row in found if "reward" in row}
+    rewards = {
+        trace["task"]["key"]: sum(one["score"] * one["weight"] for one in trace["rewards"].values())
+        for row in found
+        for trace in row["traces"]
+    }
     checks.add("vf-eval runs the samples of a suite", asked == 6, f"{asked} rollouts")
     checks.add("verifiers' rewards equal Score.reward", rewards == word_suites.REWARDS, rewards)
     return checks.finish()

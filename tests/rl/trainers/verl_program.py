@@ -10,10 +10,14 @@ import os
 import random
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ.update(RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+# A dependency of verl installs a package `tests`, which would be found instead of ours.
+OURS = ModuleType("tests")
+OURS.__path__ = [str(Path(__file__).resolve().parents[2])]
+sys.modules["tests"] = OURS
 
 import numpy as np
 import torch
@@ -28,8 +32,6 @@ from tests.rl.trainers import tiny_model, word_suites
 from tests.rl.trainers.checks import Checks
 
 FUNCTION = """
-import sys
-sys.path.insert(0, {root!r})
 from fairtrial import rl
 from tests.rl.trainers.word_suites import suite
 compute_score = rl.verl_reward(suite, metrics=["correct", "length"])
@@ -40,7 +42,7 @@ def check_rewards(checks: Checks, folder: Path) -> None:
     """Score answers as verl does during training: with tokens in, through its reward manager."""
     words = tiny_model.tokenizer()
     file = folder / "compute_score.py"
-    file.write_text(FUNCTION.format(root=str(Path(__file__).resolve().parents[3])))
+    file.write_text(FUNCTION)
     custom = {"path": str(file), "name": "compute_score", "reward_kwargs": {}}
     manager = {"source": "register", "name": "naive", "module": None}
     settings = {"reward": {"custom_reward_function": custom, "reward_manager": manager, "sandbox_fusion": None}}
