@@ -16,7 +16,7 @@ import pytest
 from fairtrial import ConfigurationError, EvalSuite, Metric, Score, exact_match, rl
 from fairtrial.cli.app import invoke
 from fairtrial.models import MarkdownSection, PromptTemplate, ScriptedAdapter, prompt_task
-from fairtrial.rl.conversation import Conversations
+from fairtrial.rl.conversation import TrainingConversations
 from fairtrial.rl.local_model import parse_tool_calls
 from fairtrial.rl.openenv_sessions import task_row
 from fairtrial.rl.skyrl_env import TextGame
@@ -155,7 +155,7 @@ class TestVerl:
 
 class TestConversations:
     def test_answers_with_tool_calls_are_observed_and_the_next_is_scored(self) -> None:
-        game = TextGame(Conversations(counter_suites.suite), {"sample_id": "six"}, 5, parse_tool_calls)
+        game = TextGame(TrainingConversations(counter_suites.suite), {"sample_id": "six"}, 5, parse_tool_calls)
         game.begin([{"role": "user", "content": "Count to six."}])
         first, failed = game.step(CALL % 6), game.step(CALL % -1)
         assert first.observations == [{"role": "tool", "content": "6", "tool_call_id": "call_0"}]
@@ -167,21 +167,23 @@ class TestConversations:
         game.close()
 
     def test_the_last_turn_is_scored_in_any_case(self) -> None:
-        game = TextGame(Conversations(counter_suites.suite), {"extra_info": {"sample_id": "five"}}, 1, parse_tool_calls)
+        game = TextGame(
+            TrainingConversations(counter_suites.suite), {"extra_info": {"sample_id": "five"}}, 1, parse_tool_calls
+        )
         taken = game.step(CALL % 5)
         assert (taken.done, taken.reward) == (True, 0.0)
         with pytest.raises(ConfigurationError, match="must have sample or sample_id"):
-            TextGame(Conversations(counter_suites.suite), {}, 1, parse_tool_calls)
+            TextGame(TrainingConversations(counter_suites.suite), {}, 1, parse_tool_calls)
 
     def test_a_conversation_has_the_prompt_and_the_tools_and_is_closed_without_a_score(self) -> None:
-        conversation = Conversations(counter_suites.suite).begin(task_row("five"))
+        conversation = TrainingConversations(counter_suites.suite).begin(task_row("five"))
         assert conversation.prompt == [{"role": "user", "content": "Count to five."}]
         assert conversation.tools[0]["function"]["name"] == "add"
         conversation.close()
         conversation.close()
         assert conversation.score is None
         sample = next(iter(word_suites.data))
-        spoken = Conversations(word_suites.suite).begin(task_row(sample))
+        spoken = TrainingConversations(word_suites.suite).begin(task_row(sample))
         assert spoken.finish("apple").reward == 1.0
         assert task_row({"sample_id": "x"}) == {"sample_id": "x"}
 

@@ -4,7 +4,7 @@ from fairtrial.rl.advantages import advantages
 from fairtrial.rl.buffer import DataBuffer
 from fairtrial.rl.curve import Curve, curve
 from fairtrial.rl.diagnose import Diagnosis, diagnose
-from fairtrial.rl.episode import Episode, EpisodeResult, episode
+from fairtrial.rl.episode import EpisodeResult, TrainerEpisode, episode
 from fairtrial.rl.export import ExportCounts, export
 from fairtrial.rl.fork import Checkpoint, TurnValue, checkpoints, fork, turn_values
 from fairtrial.rl.groups import Group, Rollout, best_at_k, groups
@@ -27,7 +27,6 @@ __all__ = [
     "Curve",
     "DataBuffer",
     "Diagnosis",
-    "Episode",
     "EpisodeResult",
     "ExportCounts",
     "Group",
@@ -37,6 +36,7 @@ __all__ = [
     "Rollout",
     "TokenRow",
     "TrainConfig",
+    "TrainerEpisode",
     "TrainingBackend",
     "TrlTraining",
     "TurnValue",

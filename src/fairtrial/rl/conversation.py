@@ -17,7 +17,7 @@ from fairtrial.suites.suite import EvalSuite
 _NO_PARTS = AgentParts({}, None, None, None)
 
 
-class Conversations:
+class TrainingConversations:
     """Begins conversations about the samples of a suite; made where a trainer wants them."""
 
     def __init__(self, suite: EvalSuite) -> None:
@@ -26,12 +26,12 @@ class Conversations:
         self.parts = agent_parts(suite) or _NO_PARTS
         self.prompt_of = prompt_maker(suite)
 
-    def begin(self, row: Row) -> Conversation:
+    def begin(self, row: Row) -> TrainingConversation:
         """Begin a conversation about the sample of a row of a training file."""
-        return Conversation(self, row)
+        return TrainingConversation(self, row)
 
 
-class Conversation:
+class TrainingConversation:
     """One conversation. Its environment is opened at once, and closed when it is scored or by `close`.
 
     Attributes:
@@ -40,7 +40,7 @@ class Conversation:
         score: The score, once it has ended.
     """
 
-    def __init__(self, begun_by: Conversations, row: Row) -> None:
+    def __init__(self, begun_by: TrainingConversations, row: Row) -> None:
         self._function: RewardFunction = begun_by.function
         self.sample = self._function.sample_of(row)
         self.prompt: list[ChatRow] = begun_by.prompt_of(self.sample)

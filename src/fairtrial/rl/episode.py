@@ -36,7 +36,7 @@ class EpisodeResult:
         return found
 
 
-def episode(suite: EvalSuite, *, model: str = "policy") -> Episode:
+def episode(suite: EvalSuite, *, model: str = "policy") -> TrainerEpisode:
     """Return the agent of a suite as an episode that trainers run against their own address of the model.
 
     AReaL takes it as it is: `await episode(suite).run(data, base_url=..., api_key=...)`.
@@ -45,10 +45,10 @@ def episode(suite: EvalSuite, *, model: str = "policy") -> Episode:
         suite: The suite. Its task is an `agent_task` or a `prompt_task`, whose model is replaced by the trainer's.
         model: The name of the model in requests; gateways route by it.
     """
-    return Episode(suite, model)
+    return TrainerEpisode(suite, model)
 
 
-class Episode:
+class TrainerEpisode:
     """Runs single trials of a suite against the model of a trainer; made by `episode`."""
 
     def __init__(self, suite: EvalSuite, model: str = "policy") -> None:
@@ -100,8 +100,8 @@ class Episode:
         return EpisodeResult(sample.id, found.reward, dict(found.metrics or EMPTY), found.status, found.error)
 
 
-def _restore(where: str, model: str) -> Episode:
-    return Episode(load_object(where), model)
+def _restore(where: str, model: str) -> TrainerEpisode:
+    return TrainerEpisode(load_object(where), model)
 
 
 def _flat(row: Row) -> Row:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairtrial.codec import dumps
 from fairtrial.data.sample import Sample
-from fairtrial.rl.conversation import Conversation, Conversations, metrics_of
+from fairtrial.rl.conversation import TrainingConversation, TrainingConversations, metrics_of
 from fairtrial.rl.reward import sample_text
 from fairtrial.suites.suite import EvalSuite
 
@@ -24,12 +24,12 @@ def openenv_sessions(suite: EvalSuite) -> Any:
     from openenv.core.env_server.mcp_types import Tool
     from openenv.core.harness import ResourceSession, ResourceSessionFactory, ToolResult, VerifyResult
 
-    conversations = Conversations(suite)
+    conversations = TrainingConversations(suite)
 
-    class Session(ResourceSession):  # type: ignore[misc]  # its types are not known here
+    class OpenEnvSession(ResourceSession):  # type: ignore[misc]  # its types are not known here
         """One sample."""
 
-        def __init__(self, conversation: Conversation) -> None:
+        def __init__(self, conversation: TrainingConversation) -> None:
             self._conversation = conversation
 
         def initial_messages(self) -> list[Any]:
@@ -58,14 +58,14 @@ def openenv_sessions(suite: EvalSuite) -> Any:
             """Close the environment."""
             self._conversation.close()
 
-    class Factory(ResourceSessionFactory):  # type: ignore[misc]
+    class OpenEnvSessionFactory(ResourceSessionFactory):  # type: ignore[misc]
         """Begins sessions."""
 
         def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> Any:
             """Begin the session of a task."""
-            return Session(conversations.begin(task_row(task)))
+            return OpenEnvSession(conversations.begin(task_row(task)))
 
-    return Factory()
+    return OpenEnvSessionFactory()
 
 
 def task_row(task: Any) -> Mapping[str, Any]:

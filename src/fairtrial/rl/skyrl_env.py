@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.rl.chat import ChatRow, to_chat
-from fairtrial.rl.conversation import Conversation, Conversations, metrics_of
+from fairtrial.rl.conversation import TrainingConversation, TrainingConversations, metrics_of
 from fairtrial.rl.local_model import ParseReply, parse_tool_calls
 from fairtrial.suites.suite import EvalSuite
 
@@ -26,9 +26,9 @@ def skyrl_env(suite: EvalSuite, *, max_turns: int = 20, parse: ParseReply = pars
     """
     from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-    conversations = Conversations(suite)
+    conversations = TrainingConversations(suite)
 
-    class Environment(BaseTextEnv):  # type: ignore[misc]  # its types are not known here
+    class SkyrlEnvironment(BaseTextEnv):  # type: ignore[misc]  # its types are not known here
         """One sample."""
 
         def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
@@ -56,10 +56,10 @@ def skyrl_env(suite: EvalSuite, *, max_turns: int = 20, parse: ParseReply = pars
             """Close the environment."""
             self._game.close()
 
-    return Environment
+    return SkyrlEnvironment
 
 
-class Step(NamedTuple):
+class GameStep(NamedTuple):
     """What an answer led to."""
 
     observations: list[ChatRow]
@@ -72,7 +72,7 @@ class TextGame:
     """A conversation in texts: answers with tool calls are observed, any other is scored."""
 
     def __init__(
-        self, conversations: Conversations, extras: Mapping[str, Any], max_turns: int, parse: ParseReply
+        self, conversations: TrainingConversations, extras: Mapping[str, Any], max_turns: int, parse: ParseReply
     ) -> None:
         nested = extras.get("extra_info")
         row = {**nested, **extras} if isinstance(nested, Mapping) else extras
@@ -81,7 +81,7 @@ class TextGame:
                 "the extras of an environment must have sample or sample_id (they have neither)\n"
                 'write the training file with fairtrial.rl.write_prompts(suite, "train.jsonl", "skyrl")'
             )
-        self._conversation: Conversation = conversations.begin(row)
+        self._conversation: TrainingConversation = conversations.begin(row)
         self._prompt: list[ChatRow] | None = None
         self._said: list[ChatRow] = []
         self._left = max_turns
@@ -92,7 +92,7 @@ class TextGame:
         """Begin with the messages of a prompt."""
         self._prompt = list(prompt)
 
-    def step(self, action: str) -> Step:
+    def step(self, action: str) -> GameStep:
         """Take an answer of the model."""
         message = self._parse(action)
         self._said.append(to_chat(message))
@@ -100,14 +100,14 @@ class TextGame:
         if not message.tool_calls or not self._left:
             score = self._conversation.finish(self._said, self._prompt)
             self.metrics = metrics_of(score)
-            return Step([], score.reward, True, self.metrics)
+            return GameStep([], score.reward, True, self.metrics)
         observed: list[ChatRow] = []
         for call in message.tool_calls:
             invoked = self._conversation.call(call.name, call.arguments)
             text = f"Error: {invoked.error}" if invoked.success is False else str(invoked.result)
             observed.append({"role": "tool", "content": text, "tool_call_id": call.id})
         self._said += observed
-        return Step(observed, 0.0, False, {})
+        return GameStep(observed, 0.0, False, {})
 
     def close(self) -> None:
         """Close the environment."""

@@ -70,7 +70,7 @@ def _close_all(factory: weakref.ref[TrlEnvironmentFactory]) -> None:
 def _environment_class(parts: AgentParts, samples: RewardFunction, suite: EvalSuite) -> type:
     close_seconds = suite.config.close_seconds
 
-    class Environment:
+    class TrlEnvironment:
         def __init__(self) -> None:
             self._world: World | None = None
 
@@ -83,12 +83,12 @@ def _environment_class(parts: AgentParts, samples: RewardFunction, suite: EvalSu
             if self._world is not None:
                 self._world.close()
 
-    setattr(Environment, WORLD, property(lambda self: self._world))
+    setattr(TrlEnvironment, WORLD, property(lambda self: self._world))
     for name, tool in _tools(parts, suite, close_seconds).items():
         if name in _TAKEN or name.startswith("_"):
             raise ConfigurationError(f"a tool of an environment of TRL must have another name (got {name!r})")
-        setattr(Environment, name, _method(tool))
-    return Environment
+        setattr(TrlEnvironment, name, _method(tool))
+    return TrlEnvironment
 
 
 def _tools(parts: AgentParts, suite: EvalSuite, close_seconds: float) -> Mapping[str, Tool]:

@@ -36,13 +36,13 @@ def verifiers_taskset(suite: EvalSuite) -> Any:
     function = reward(suite)
     prompt_of = prompt_maker(suite)
 
-    class Data(vf.TaskData):  # type: ignore[misc]  # its types are not known here
+    class VerifiersData(vf.TaskData):  # type: ignore[misc]  # its types are not known here
         """The row of a sample."""
 
         sample_id: str
         sample: str
 
-    class Task(vf.Task[Data]):  # type: ignore[misc]
+    class VerifiersTask(vf.Task[VerifiersData]):  # type: ignore[misc]
         """One sample."""
 
         @property
@@ -62,15 +62,15 @@ def verifiers_taskset(suite: EvalSuite) -> Any:
                 else:
                     trace.record_metric(name, value)
 
-    class Taskset(vf.Taskset[Task, vf.TasksetConfig]):  # type: ignore[misc]
+    class VerifiersTaskset(vf.Taskset[VerifiersTask, vf.TasksetConfig]):  # type: ignore[misc]
         """The samples of the suite."""
 
         def load(self) -> Iterable[Any]:
             """Yield the samples as tasks."""
             for sample in suite.dataset:
                 system, said = split_system(prompt_of(sample))
-                yield Task(
-                    Data(
+                yield VerifiersTask(
+                    VerifiersData(
                         prompt=said,
                         system_prompt=system,
                         id=sample.id,
@@ -80,9 +80,9 @@ def verifiers_taskset(suite: EvalSuite) -> Any:
                     self.config.task,
                 )
 
-    for made in (Data, Task, Taskset):
+    for made in (VerifiersData, VerifiersTask, VerifiersTaskset):
         made.__qualname__ = made.__name__
-    return Taskset
+    return VerifiersTaskset
 
 
 def weighted_metrics(score: Score) -> list[tuple[str, float, float]]:
