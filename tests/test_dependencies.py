@@ -22,7 +22,7 @@ PARTS = {"pydantic_core": "pydantic", "trio": "anyio", "referencing": "jsonschem
 # Brought by whoever runs the suites of `fairtrial.testing` on a part of their own.
 BROUGHT = {"pytest", "hypothesis"}
 # Brought by whoever trains: `fairtrial.rl` installs no trainer.
-TRAINERS = {"datasets", "torch", "transformers", "trl"}
+TRAINERS = {"datasets", "openenv", "skyrl_gym", "torch", "transformers", "trl", "verifiers"}
 
 
 def declared() -> set[str]:
