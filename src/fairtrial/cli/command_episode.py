@@ -35,7 +35,7 @@ def episode(
     log_format: options.LogFormat = None,
     json: options.Json = False,
 ) -> int:
-    """Run one sample of a suite with the model of a trainer, and print the reward.
+    """Score one sample with the model of a trainer.
 
     The agent of the suite calls the model at the given address instead of its own. The key is AGL_KEY or
     OPENAI_API_KEY. If AGL_EVENT_URL is set, as Agent Lightning does, the reward is sent there. An episode that could
