@@ -110,8 +110,9 @@ def test_no_fault_of_the_server_is_left_out() -> None:
     import typing
 
     known = {typing.get_type_hints(kind)["kind"].__args__[0] for kind in typing.get_args(Fault.__value__)[0].__args__}
-    # What providers refuse to reasoning models is tried in test_reasoning.py.
-    assert known == EVERY_KIND | {"tools_need_responses", "reasoning_not_returned", "temperature_refused", "cut_off"}
+    # What providers refuse to reasoning models is tried in test_reasoning.py, token ids in tests/rl.
+    reasoning = {"tools_need_responses", "reasoning_not_returned", "temperature_refused", "cut_off"}
+    assert known == EVERY_KIND | reasoning | {"tokens_damaged"}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

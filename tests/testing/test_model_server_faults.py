@@ -37,6 +37,7 @@ from fairtrial.testing.model_server import (
     Slow,
     StreamFailed,
     TemperatureRefused,
+    TokensDamaged,
     ToolsNeedResponses,
     WrongShape,
 )
@@ -108,9 +109,9 @@ def test_a_fault_makes_the_sdks_raise(
 
 
 def test_the_tests_of_this_file_know_every_fault() -> None:
-    # Those of reasoning models are in test_model_server_reasoning.py.
+    # Those of reasoning models are in test_model_server_reasoning.py, those of token ids in tests/rl.
     reasoning = {ToolsNeedResponses, ReasoningNotReturned, TemperatureRefused, CutOff}
-    elsewhere = {Hang, Slow, WrongShape, ContentFiltered, Refused} | reasoning
+    elsewhere = {Hang, Slow, WrongShape, ContentFiltered, Refused, TokensDamaged} | reasoning
     assert {type(fault) for fault, *_ in RAISED} | elsewhere == set(get_args(get_args(Fault.__value__)[0]))
 
 
