@@ -57,9 +57,19 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// What scrolls can be reached and scrolled with the keyboard.
-for (const place of document.querySelectorAll(".scroll, figure, pre"))
-  if (place.scrollWidth > place.clientWidth || place.scrollHeight > place.clientHeight) place.tabIndex = 0;
+// What scrolls can be reached and scrolled with the keyboard. Asked when it comes near the window: the sizes of
+// thousands of messages that are not laid out yet take minutes.
+const nearby = new IntersectionObserver(
+  (seen) => {
+    for (const { target, isIntersecting } of seen) {
+      if (!isIntersecting) continue;
+      nearby.unobserve(target);
+      if (target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight) target.tabIndex = 0;
+    }
+  },
+  { rootMargin: "3000px 0px" },
+);
+for (const place of document.querySelectorAll(".scroll, figure, pre")) nearby.observe(place);
 
 // A link to an event of a collapsed transcript opens it.
 function openTarget() {
