@@ -26,6 +26,16 @@ def test_the_pictures_are_those_that_the_commands_make_today() -> None:
     assert [name for name in made if made[name] != kept[name]] == [], "run scripts/pictures and look at them"
 
 
+@pytest.mark.long
+def test_the_screenshots_show_the_pages_of_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("screenshots")
+    assert script.stale() == [], "run scripts/screenshots and look at them"
+    styles = tmp_path / "view.css"
+    styles.write_text("body { color: red }")
+    monkeypatch.setattr(script, "STYLES", styles)
+    assert script.stale() == sorted(path.stem for path in PICTURES.glob("view-*.png"))
+
+
 @pytest.mark.parametrize("path", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.stem)
 def test_a_picture_has_a_title_and_fetches_nothing(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -41,7 +51,7 @@ def test_a_picture_has_a_title_and_fetches_nothing(path: Path) -> None:
 def test_every_picture_is_shown_somewhere() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     shown = "".join(page.read_text(encoding="utf-8") for page in pages)
-    assert [path.name for path in PICTURES.glob("*") if f"pictures/{path.name})" not in shown] == []
+    assert [path.name for path in PICTURES.glob("*.*g") if f"pictures/{path.name})" not in shown] == []
 
 
 def test_the_reference_has_every_option_of_every_command_in_the_words_of_its_help() -> None:

@@ -205,6 +205,14 @@ class TestFigures:
         run = store_run(store, *made, run_id=run_id, after_each=look, order=order)
         assert_equal(*both(store, run, costs=True, keys=["topic"]))
 
+    def test_zero_and_minus_zero_stay_apart_in_a_file_that_grows(self, store: RunStore) -> None:
+        samples = [Sample("a", "1", "e", {"topic": 0.0}), Sample("b", "2", "e", {"topic": -0.0})]
+        cells: list[list[Trial]] = [[(Score(1.0), 0, 1, None, {})] for _ in range(2 * len(SIDES))]
+        run = store_run(store, samples, 1, cells, run_id=uuid4().hex)
+        with from_files():
+            found = read_columns(ExperimentSource(store, run, "plain"), keys=["topic"])
+        assert list(map(repr, found.groups["topic"])) == ["0.0", "-0.0"]
+
     @settings(relaxed, max_examples=5)
     @given(made=runs())
     def test_reports_comparisons_and_gates_say_the_same(self, made: Any, store: RunStore) -> None:

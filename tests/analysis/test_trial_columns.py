@@ -166,6 +166,16 @@ class TestSelections:
         assert (found.value, found.trials) == (1.0, some.total)
         assert columns.select(Condition("outcome", any_of=())).pass_rates() == {}
 
+    @relaxed
+    @given(made=runs(), data=st.data())
+    def test_a_part_of_a_column_is_the_column_at_these_ordinals(self, made: Any, data: Any, store: RunStore) -> None:
+        columns = TrialColumns.open(store, store_run(store, *made, run_id=uuid4().hex))
+        start = data.draw(st.integers(0, columns.extent))
+        end = data.draw(st.integers(start, columns.extent))
+        for column in columns.columns:
+            at = columns.at(column, np.arange(start, end))
+            np.testing.assert_array_equal(columns.part(column, start, end), at, err_msg=column)
+
     def test_unknown_columns_and_stores_in_memory_are_refused(self, store: RunStore) -> None:
         columns = TrialColumns.open(store, store_run(store, *sample_run()))
         with pytest.raises(ConfigurationError, match=r"the column must be one of .*got 'no such'"):

@@ -8,21 +8,25 @@ import http.client
 import io
 import json
 import re
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fairtrial import Sample, Score
 from fairtrial.report import EvalReport
 from fairtrial.report.compare import compare
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.store import open_store
+from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import EvalResult
 from fairtrial.viewer.app import routes
 from fairtrial.viewer.guard import HEADERS
 from fairtrial.viewer.pages.context import Viewer
 from fairtrial.viewer.working import Workbench
-from tests.viewer.conftest import HOSTILE, Viewed, add_support_runs, open_session, segment, start_server, trial
+from tests.viewer.conftest import HOSTILE, Viewed, add_support_runs, open_session, record, segment, start_server, trial
 
 RUN = "support@2"
 FORM = "application/x-www-form-urlencoded"
@@ -287,6 +291,40 @@ def test_a_comparison_has_the_verdict_before_the_flips(viewed: Viewed) -> None:
     assert f"{len(lost)} lost, {len(gained)} gained" in plain(text)
     assert samples_of(viewed.get(f"{path}&kind=gained").text) == [f"q{n:02}" for n in gained]
     assert "No sample lost" in plain(viewed.get(f"compare?a=support@1:baseline&b={RUN}:baseline").text)
+
+
+def test_samples_of_another_order_are_compared_by_their_ids(tmp_path: Path) -> None:
+    """A sample that only one side has is missing; outputs are those of the sample, not of its place."""
+    store = open_store(tmp_path / "runs.db")
+    add_support_runs(store)
+    run = store.create_run(record("reversed-run", "reversed", 5, experiments=("baseline",)))
+    samples = {place: Sample(f"q{8 - place:02}", "Where is it?", "Friday") for place in range(4)}
+    samples[4] = Sample("q99", "Where is it?", "Friday")
+    results = []
+    for place, sample in samples.items():
+        key = TrialKey(run.run_id, "baseline", sample.id, 0)
+        score = Score(1.0 - place / 10, False)
+        results.append(EvalResult(key, place, "scored", score, f"none for {sample.id}", execution=place + 1))
+    store.commit(run.run_id, results, samples)
+    store.update_run(run.run_id, status="finished", finished_at=3000.0)
+    server, thread = start_server(tmp_path / "runs.db")
+    text = (
+        Viewed(server, store, open_session(server))
+        .get(f"compare?a={RUN}:baseline&b=reversed@1:baseline&kind=lost")
+        .text
+    )
+    assert samples_of(text) == ["q05", "q07", "q08"]  # q06 had failed before. The largest change of the score first.
+    for name in samples_of(text):
+        assert f"none for {name}" in plain(text)
+    assert "3 lost, 0 gained" in plain(text)
+    server.stop()
+    thread.join(60)
+    store.close()
+
+
+def test_pages_are_sent_at_once(viewed: Viewed) -> None:
+    """Without TCP_NODELAY, a browser that keeps its connection waits 40 ms for the second half of a page."""
+    assert viewed.server._listening.proto == socket.IPPROTO_TCP
 
 
 def test_a_sample_is_shown_side_by_side(viewed: Viewed) -> None:

@@ -104,6 +104,11 @@ def read_columns(
     )
 
 
+def sample_ordinals(source: ExperimentSource) -> IntArray:
+    """Return the ordinals of the samples whose columns are read, in the same order."""
+    return _reader(source, frozenset(), costs=False).facts(())[0]
+
+
 type _Numbers = tuple[NDArray[np.int8], dict[str, FloatArray], dict[str, bool]]
 
 

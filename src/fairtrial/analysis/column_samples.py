@@ -195,8 +195,8 @@ class _Samples:
                 key.codes.append(code)
 
     def _code(self, key: _Key, value: Any) -> int:
-        # 1, 1.0 and True are equal in Python and three values in JSON.
-        quick = (type(value), value) if isinstance(value, str | int | float) else None
+        # 1, 1.0 and True are equal in Python and three values in JSON; so are 0.0 and -0.0, of one type.
+        quick = (type(value), value) if isinstance(value, str | int) or (isinstance(value, float) and value) else None
         code = None if quick is None else key.seen.get(quick)
         if code is None:
             text = canonical(value).decode("utf-8", "surrogatepass")

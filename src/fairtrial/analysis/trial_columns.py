@@ -158,9 +158,31 @@ class TrialColumns:
     def part(self, column: str, start: int, end: int) -> NDArray[Any]:
         """Return a column over some ordinals; raises `ConfigurationError` for an unknown column."""
         self._check(column)
-        if column in _COMPUTED or column.startswith(_METADATA):
+        if column == "experiment" or column.startswith(_METADATA):
+            return self._repeated(column, start, end)
+        if column in _COMPUTED:
             return self._of(column, np.arange(start, end, dtype=np.int64))
         return self._numbers(column, self._file.array(column)[start:end])
+
+    def _repeated(self, column: str, start: int, end: int) -> NDArray[Any]:
+        """Return what follows from the place of a trial in the plan: a pattern, or a number per sample, repeated."""
+        experiments, repeats = len(self.run.experiments), self.run.repeats
+        width = experiments * repeats
+        first, last = start // width, -(-end // width)
+        if column == "experiment":
+            found = np.tile(np.repeat(np.arange(experiments, dtype=np.uint16), repeats), last - first)
+        else:
+            codes, known = self._file.array(column), self._file.sample_ordinals
+            low, high = np.searchsorted(known, (first, last))
+            by_sample = np.zeros(last - first, dtype=codes.dtype)
+            by_sample[known[low:high] - first] = codes[low:high]
+            found = np.repeat(by_sample, width)
+        return found[start - first * width : end - first * width]
+
+    def stored_part(self, column: str, start: int, end: int) -> NDArray[Any]:
+        """Return a column of whole numbers as the file has it: -1 for none."""
+        self._check(column)
+        return self._file.array(column)[start:end]
 
     def at(self, column: str, ordinals: Ordinals) -> NDArray[Any]:
         """Return a column at these ordinals."""

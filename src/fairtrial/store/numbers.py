@@ -63,6 +63,12 @@ _SAMPLE_TEXTS = select(
 )
 _STATE = select(func.count(), func.count().filter(results.c.outcome == SCORED), func.sum(results.c.attempt))
 
+_PROGRESS = select(
+    func.count(),
+    func.count().filter(results.c.outcome == SCORED),
+    func.sum(results.c.input_tokens + results.c.output_tokens),
+)
+
 
 class NumberTexts(NamedTuple):
     """The small numbers of some results, each column as one text with commas: a text costs less than its numbers.
@@ -106,6 +112,14 @@ class BlockState(NamedTuple):
     attempts: int
 
 
+class RunProgress(NamedTuple):
+    """How far a run is: its stored results, those of them without a score, and the tokens they took."""
+
+    stored: int
+    errors: int
+    tokens: int
+
+
 class SampleState(NamedTuple):
     """How much of the samples of a run is stored."""
 
@@ -128,6 +142,10 @@ class NumberStore(Protocol):
 
     def totals(self, run_id: str) -> list[Totals]:
         """Return the sums per experiment."""
+        ...
+
+    def progress(self, run_id: str) -> RunProgress:
+        """Return how far a run is, in a fraction of the time that `totals` takes."""
         ...
 
     def highest_ordinal(self, run_id: str) -> int:
@@ -161,6 +179,12 @@ class NumberStore(Protocol):
     def sample_rows(self, run_id: str, first: int, end: int) -> Sequence[tuple[Any, ...]]:
         """Return (ordinal, stored id, metadata JSON, hash of the input, whether the input is known), ascending."""
         ...
+
+
+def progress(connection: Connection, number: int) -> RunProgress:
+    """Return how far a run is: one scan, without groups."""
+    stored, scored, tokens = connection.execute(_PROGRESS.where(results.c.run == number)).one()
+    return RunProgress(stored, stored - scored, int(tokens or 0))
 
 
 def highest_ordinal(connection: Connection, number: int) -> int:

@@ -171,7 +171,8 @@ def _listen(options: ServeOptions) -> socket.socket:
     wanted = [options.port] if options.port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _NEXT_PORTS)
     problem: OSError | None = None
     for port in wanted:
-        made = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sends small pages at once (TCP_NODELAY) only on sockets that name their protocol.
+        made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind((options.host, port))

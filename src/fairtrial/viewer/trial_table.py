@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from fairtrial.analysis.trial_columns import TrialColumns
 from fairtrial.render.session_text import value_text
-from fairtrial.store.protocol import RunRecord
 from fairtrial.store.rows import OUTCOMES
 from fairtrial.viewer.question import PAGE, STATES, Place, Question
 
@@ -20,7 +19,10 @@ _BLOCK = 1 << 18
 _NEAR = 1 << 14  # Where a page in plan order is likely to be found in the first block.
 _SHOWN_VALUES = 30
 _SHOWN_FACETS = 8
-_SCORED = OUTCOMES["scored"]
+_PASSED, _FAILED = STATES.index("passed") + 1, STATES.index("failed") + 1
+_STATE_OF_OUTCOME = np.zeros(256, dtype=np.uint8)
+for _name, _code in OUTCOMES.items():
+    _STATE_OF_OUTCOME[_code] = _PASSED if _name == "scored" else STATES.index(_name) + 1 if _name in STATES else 0
 
 
 class FacetValue(NamedTuple):
@@ -64,23 +66,23 @@ def count_trials(columns: TrialColumns, question: Question) -> TableCounts:
     """Return the counts of what a question selects, the same for each of its pages."""
     counters = _counters(columns, question)
     totals = [0, 0, 0]
-    for start, masks in _blocks(columns, question):
-        chosen = _all(masks, None)
-        passed = columns.part("passed", start, start + chosen.size)
-        outcome = columns.part("outcome", start, start + chosen.size)
+    for block in _blocks(columns, question):
+        chosen = block.chosen()
+        states = block.codes("outcome")[chosen]
+        by_state = np.bincount(states, minlength=len(STATES) + 1)
         totals[0] += int(np.count_nonzero(chosen))
-        totals[1] += int(np.count_nonzero(chosen & (outcome == _SCORED)))
-        totals[2] += int(np.count_nonzero(chosen & (passed == 1)))
+        totals[1] += int(by_state[_PASSED] + by_state[_FAILED])
+        totals[2] += int(by_state[_PASSED])
         for counter in counters:
-            counter.add(start, _all(masks, counter.name))
+            counter.add(block)
     return TableCounts(totals[0], totals[1], totals[2], tuple(counter.facet() for counter in counters))
 
 
 def find_page(columns: TrialColumns, question: Question, *, limit: int = PAGE) -> TablePage:
     """Return the rows that a question asks for."""
     sorter = _Sorter(columns, question, limit)
-    for start, masks in _blocks(columns, question, sorter.starts()):
-        sorter.add(start, _all(masks, None))
+    for block in _blocks(columns, question, sorter.starts()):
+        sorter.add(block.start, block.chosen())
         if sorter.is_complete:
             break
     places, more_before, more_after = sorter.page()
@@ -106,16 +108,64 @@ def neighbours(columns: TrialColumns, question: Question, ordinal: int) -> tuple
 
 def chosen_ordinals(columns: TrialColumns, question: Question) -> Iterator[int]:
     """Yield the trials that a question selects, in plan order."""
-    for start, masks in _blocks(columns, question):
-        yield from (np.flatnonzero(_all(masks, None)) + start).tolist()
+    for block in _blocks(columns, question):
+        yield from (np.flatnonzero(block.chosen()) + block.start).tolist()
+
+
+class _Block:
+    """The trials from one ordinal to another: their codes, and the mask of every filter."""
+
+    def __init__(self, columns: TrialColumns, start: int, end: int) -> None:
+        self.start, self._end = start, min(end, columns.extent)
+        self._columns = columns
+        self._codes: dict[str, NDArray[Any]] = {}
+        self._chosen: Mask | None = None
+        self.masks: dict[str, Mask] = {}
+
+    def part(self, column: str) -> NDArray[Any]:
+        """Return a column."""
+        return self._columns.part(column, self.start, self._end)
+
+    def codes(self, name: str) -> NDArray[Any]:
+        """Return the code of each trial's experiment, outcome (1 + its place in `STATES`) or metadata ("m.kind")."""
+        if name not in self._codes:
+            if name == "outcome":
+                self._codes[name] = self._states()
+            else:
+                self._codes[name] = self.part(f"meta:{name[2:]}" if name.startswith("m.") else name)
+        return self._codes[name]
+
+    def _states(self) -> NDArray[np.uint8]:
+        states = np.take(_STATE_OF_OUTCOME, self.part("outcome"))
+        passed = self._columns.stored_part("passed", self.start, self._end) == 1
+        return np.where(passed | (states != _PASSED), states, np.uint8(_FAILED))
+
+    def choose(self, name: str, accepted: Sequence[int], size: int) -> None:
+        """Add the filter for some of the `size` codes of an experiment, an outcome or metadata."""
+        codes = self.codes(name)
+        if len(accepted) == 1:
+            self.masks[name] = codes == accepted[0]
+        else:
+            table = np.zeros(size, np.bool_)
+            table[list(accepted)] = True
+            self.masks[name] = np.take(table, codes)
+
+    def chosen(self, without: str = "") -> Mask:
+        """Return the trials that pass all filters, or all but one."""
+        if without in self.masks:
+            kept = [mask for name, mask in self.masks.items() if name != without]
+            return np.logical_and.reduce(kept) if len(kept) > 1 else kept[0]
+        if self._chosen is None:
+            self._chosen = np.logical_and.reduce(list(self.masks.values()))
+        return self._chosen
 
 
 def _blocks(
     columns: TrialColumns, question: Question, parts: Iterable[tuple[int, int]] | None = None
-) -> Iterator[tuple[int, dict[str, Mask]]]:
-    """Yield for each block of ordinals the mask of every filter; "" is the filter for stored trials."""
+) -> Iterator[_Block]:
+    """Yield the blocks of ordinals with the masks of the filters; "stored" is that for trials with a result."""
     metadata = [
-        (f"m.{key}", f"meta:{key}", _codes(columns, key, texts))
+        (f"m.{key}", _codes(columns, key, texts), len(columns.metadata_values(key)) + 1)
         for key, texts in question.metadata
         if key in columns.metadata
     ]
@@ -123,49 +173,26 @@ def _blocks(
     unknown = unknown or any(name not in columns.columns for name, _ in question.spans)
     names = columns.run.experiments
     wanted = [names.index(name) for name in question.experiments if name in names]
+    states = [STATES.index(state) + 1 for state in question.states]
     for start, end in ((at, at + _BLOCK) for at in range(0, columns.extent, _BLOCK)) if parts is None else parts:
-        part = slice(start, min(end, columns.extent))
-        outcome = columns.part("outcome", part.start, part.stop)
-        masks: dict[str, Mask] = {"": np.zeros(outcome.size, np.bool_) if unknown else outcome != 0}
+        block = _Block(columns, start, end)
+        stored = block.part("outcome") != 0
+        block.masks["stored"] = np.zeros_like(stored) if unknown else stored
         if question.experiments:
-            masks["experiment"] = np.isin(_experiments(columns.run, part), wanted)
+            block.choose("experiment", wanted, len(names))
         if question.states:
-            states = _states(columns, part)
-            masks["outcome"] = np.isin(states, [STATES.index(state) + 1 for state in question.states])
-        for name, column, accepted in metadata:
-            masks[name] = np.isin(columns.part(column, part.start, part.stop), accepted)
+            block.choose("outcome", states, len(STATES) + 1)
+        for name, accepted, size in metadata:
+            block.choose(name, accepted, size)
         for name, span in () if unknown else question.spans:
-            values = columns.part(name, part.start, part.stop).astype(np.float64)
+            values = block.part(name).astype(np.float64)
             inside = ~np.isnan(values)
             if span.low is not None:
                 inside &= values >= span.low
             if span.high is not None:
                 inside &= values <= span.high
-            masks[f"span:{name}"] = inside
-        yield start, masks
-
-
-def _all(masks: dict[str, Mask], without: str | None) -> Mask:
-    """Return the trials that pass all filters but one."""
-    kept = [mask for name, mask in masks.items() if name != without]
-    return np.logical_and.reduce(kept) if len(kept) > 1 else kept[0]
-
-
-def _experiments(run: RunRecord, part: slice) -> NDArray[np.intp]:
-    return np.asarray(np.arange(part.start, part.stop) // run.repeats % len(run.experiments))
-
-
-def _states(columns: TrialColumns, part: slice) -> NDArray[np.uint8]:
-    """Return 1 + the place of each trial's state in `STATES`; 0 without a result."""
-    outcome, passed = (columns.part(name, part.start, part.stop) for name in ("outcome", "passed"))
-    table = np.zeros(256, dtype=np.uint8)
-    for name, code in OUTCOMES.items():
-        if name in STATES:
-            table[code] = STATES.index(name) + 1
-    states = table[outcome]
-    scored = outcome == _SCORED
-    states[scored] = np.where(passed[scored] == 1, 1, 2)
-    return np.asarray(states)
+            block.masks[f"span:{name}"] = inside
+        yield block
 
 
 def _codes(columns: TrialColumns, key: str, texts: Sequence[str]) -> list[int]:
@@ -274,22 +301,16 @@ def _nearest(
 class _Counter:
     """Counts the values of one facet."""
 
-    def __init__(self, columns: TrialColumns, question: Question, name: str, title: str, texts: Sequence[str]) -> None:
+    def __init__(self, question: Question, name: str, title: str, texts: Sequence[str]) -> None:
         self.name = name
-        self._columns, self._title, self._texts = columns, title, texts
+        self._title, self._texts = title, texts
         self._chosen = frozenset(question.chosen(name))
         self._counts = np.zeros(len(texts), dtype=np.int64)
 
-    def add(self, start: int, chosen: Mask) -> None:
+    def add(self, block: _Block) -> None:
         """Count the rows of a block."""
-        part = slice(start, start + chosen.size)
-        if self.name == "experiment":
-            codes: NDArray[Any] = _experiments(self._columns.run, part)
-        elif self.name == "outcome":
-            codes = _states(self._columns, part)
-        else:
-            codes = self._columns.part(f"meta:{self.name.removeprefix('m.')}", part.start, part.stop)
-        self._counts += np.bincount(codes[chosen], minlength=self._counts.size)[: self._counts.size]
+        codes = block.codes(self.name)[block.chosen(without=self.name)]
+        self._counts += np.bincount(codes, minlength=self._counts.size)[: self._counts.size]
 
     def facet(self) -> Facet:
         """Return the counts; those that are selected are shown even if they are rare."""
@@ -307,10 +328,10 @@ class _Counter:
 def _counters(columns: TrialColumns, question: Question) -> list[_Counter]:
     made = []
     if len(columns.run.experiments) > 1:
-        made.append(_Counter(columns, question, "experiment", "experiment", columns.run.experiments))
-    made.append(_Counter(columns, question, "outcome", "outcome", ("", *STATES)))
+        made.append(_Counter(question, "experiment", "experiment", columns.run.experiments))
+    made.append(_Counter(question, "outcome", "outcome", ("", *STATES)))
     selected = [key for key, _ in question.metadata if key in columns.metadata]
     for key in list(dict.fromkeys((*selected, *columns.metadata)))[:_SHOWN_FACETS]:
         texts = ["", *(value_text(value) for value in columns.metadata_values(key))]
-        made.append(_Counter(columns, question, f"m.{key}", key, texts))
+        made.append(_Counter(question, f"m.{key}", key, texts))
     return made

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import batched
 from typing import Any
 
@@ -161,7 +161,7 @@ class Jobs:
         """Return the samples whose pass rate or score changed, the largest change first."""
         import numpy as np
 
-        from fairtrial.analysis.column_reader import read_columns
+        from fairtrial.analysis.column_reader import read_columns, sample_ordinals
         from fairtrial.analysis.metrics import FAILED, PASSED, VALUE
 
         sides = [read_columns(source, metrics=[PASSED, VALUE]) for source in (baseline, candidate)]
@@ -176,31 +176,33 @@ class Jobs:
                 means = np.nan_to_num(np.where(scored, side.values[name], 0)).sum(axis=1) / count
                 means[empty] = np.nan
                 kept.append(means)
-        places = {sample_id: place for place, sample_id in enumerate(sides[1].ids)}
-        found: list[dict[str, Any]] = []
-        counts = {"lost": 0, "gained": 0, "changed": 0, "same": 0, "missing": 0}
-        for place, sample_id in enumerate(sides[0].ids):
-            other = places.get(sample_id)
-            if other is None or not (np.isfinite(rates[0][place]) and np.isfinite(rates[1][other])):
-                counts["missing"] += 1
-                continue
-            change = float(rates[1][other] - rates[0][place])
-            by_value = float(values[1][other] - values[0][place])
-            kind = "lost" if change < 0 else "gained" if change > 0 else "changed" if by_value else "same"
-            counts[kind] += 1
-            if kind != "same":
-                found.append(
+        left, right = _paired_places(sides[0].ids, sides[1].ids)
+        known = np.isfinite(rates[0][left]) & np.isfinite(rates[1][right])
+        left, right = left[known], right[known]
+        change = rates[1][right] - rates[0][left]
+        by_value = values[1][right] - values[0][left]
+        chosen = {
+            "lost": change < 0, "gained": change > 0, "changed": (change == 0) & (by_value != 0),
+        }  # fmt: skip
+        counts = {kind: int(np.count_nonzero(mask)) for kind, mask in chosen.items()}
+        counts["same"] = left.size - sum(counts.values())
+        counts["missing"] = len(sides[0].ids) - left.size
+        ordinals = [sample_ordinals(source) for source in (baseline, candidate)]
+        flips = []
+        for kind, mask in chosen.items():
+            found = np.flatnonzero(mask)
+            largest = np.lexsort((-np.abs(by_value[found]), -np.abs(change[found])))[:_FLIPS]
+            for at in found[largest].tolist():
+                before, after = int(left[at]), int(right[at])
+                flips.append(
                     {
-                        "id": sample_id, "kind": kind, "change": change, "by_value": by_value,
-                        "a": [float(rates[0][place]), float(values[0][place])],
-                        "b": [float(rates[1][other]), float(values[1][other])],
+                        "id": sides[0].ids[before], "kind": kind,
+                        "a": [float(rates[0][before]), float(values[0][before])],
+                        "b": [float(rates[1][after]), float(values[1][after])],
+                        "samples": [int(ordinals[0][before]), int(ordinals[1][after])],
                     }
                 )  # fmt: skip
-        found.sort(key=lambda flip: (-abs(flip["change"]), -abs(flip["by_value"])))
-        kept = [
-            flip for kind in ("lost", "gained", "changed") for flip in [f for f in found if f["kind"] == kind][:_FLIPS]
-        ]
-        return {"counts": counts, "flips": kept}
+        return {"counts": counts, "flips": flips}
 
     def _search(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Search input, output, reason, error and transcript of the selected trials until the time is over."""
@@ -248,8 +250,16 @@ class Jobs:
         return texts
 
 
-def _first(flips: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [flip for flip in flips if flip["kind"] == kind][:_FLIPS]
+def _paired_places(left: Sequence[str], right: Sequence[str]) -> tuple[Any, Any]:
+    """Return the places of the samples that both sides have, on either side."""
+    import numpy as np
+
+    if left == right:
+        return np.arange(len(left)), np.arange(len(left))
+    places = {sample_id: place for place, sample_id in enumerate(right)}
+    pairs = [(place, places[sample_id]) for place, sample_id in enumerate(left) if sample_id in places]
+    both = np.array(pairs, dtype=np.intp).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
 
 
 def _needle(text: str) -> str:

@@ -20,6 +20,7 @@ from fairtrial.viewer.run_columns import open_columns_of
 from fairtrial.viewer.text import SHOWN, DiffPart, Html, differences, shown
 
 _ON_A_PAGE = 50
+_PREVIEW = 600
 KINDS = ("lost", "gained", "changed")
 
 
@@ -63,7 +64,8 @@ async def compare_page(viewer: Viewer, request: Request) -> Response:
     start = _start(request.query_params.get("from", ""))
     page = flips[start : start + _ON_A_PAGE]
     outputs = [
-        await viewer.read(_outputs, viewer, side, [flip["id"] for flip in page]) for side in (baseline, candidate)
+        await viewer.read(_outputs, viewer, side, {flip["samples"][place]: flip["id"] for flip in page})
+        for place, side in enumerate((baseline, candidate))
     ]
     links = viewer.links(request)
     names = (str(baseline), str(candidate))
@@ -103,14 +105,15 @@ def _same(name: str | None, names: Any, otherwise: int) -> str:
     return str(name if name in names else names[otherwise])
 
 
-def _outputs(viewer: Viewer, side: RunName, ids: list[str]) -> dict[str, str]:
-    """Return the beginning of the first output of each sample."""
-    if not ids:
-        return {}
+def _outputs(viewer: Viewer, side: RunName, samples: dict[int, str]) -> dict[str, str]:
+    """Return the beginning of the first output of each sample, by its id; `samples` has their places in the run."""
+    run = side.run
+    experiment = run.experiments.index(side.experiment or "")
+    ordinals = [run.ordinal(place, experiment, repeat) for place in samples for repeat in range(run.repeats)]
     found: dict[str, str] = {}
-    for result in viewer.store.results(side.run.run_id, experiment=side.experiment, sample_ids=ids):
-        text = value_text(result.output) if result.error is None else result.error
-        found.setdefault(result.sample_id, text[:600])
+    for preview in viewer.store.previews(run.run_id, ordinals, size=_PREVIEW):
+        text = preview.output if preview.outcome == "scored" else preview.note
+        found.setdefault(samples[run.split(preview.ordinal)[0]], text)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from fairtrial.errors import FairtrialError, UnknownRunError
 from fairtrial.report.rerun import rerun_command, resume_command
 from fairtrial.runs.run_lease import active_owner, with_current_status
+from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RESUMABLE, RunRecord
 from fairtrial.viewer.pages.context import Viewer, json_answer, wants_json
 from fairtrial.viewer.question import STATES, Question
@@ -76,19 +77,14 @@ async def live_stream(viewer: Viewer, request: Request) -> Response:
     if viewer.streams.full:
         return Response("too many pages follow runs at the moment\n", 503, {"retry-after": "5"})
 
+    store = cast(NumberStore, viewer.store)  # Every store in a database is one, and only those are viewed.
+
     def read() -> dict[str, Any] | None:
         try:
             run = with_current_status(viewer.store, viewer.store.get_run(named.run.run_id))
         except UnknownRunError:
             return None
-        totals = viewer.store.totals(run.run_id)
-        return {
-            "status": run.status,
-            "planned": run.planned,
-            "stored": sum(sum(part.outcomes.values()) for part in totals),
-            "errors": sum(sum(part.outcomes.values()) - part.outcomes.get("scored", 0) for part in totals),
-            "tokens": sum(part.input_tokens + part.output_tokens for part in totals),
-        }
+        return {"status": run.status, "planned": run.planned, **store.progress(run.run_id)._asdict()}
 
     async def read_in_thread() -> dict[str, Any] | None:
         return await viewer.read(read)
