@@ -64,18 +64,10 @@ class TablePage:
 
 def count_trials(columns: TrialColumns, question: Question) -> TableCounts:
     """Return the counts of what a question selects, the same for each of its pages."""
-    counters = _counters(columns, question)
-    totals = [0, 0, 0]
+    tally = _Tally(columns, question)
     for block in _blocks(columns, question):
-        chosen = block.chosen()
-        states = block.codes("outcome")[chosen]
-        by_state = np.bincount(states, minlength=len(STATES) + 1)
-        totals[0] += int(np.count_nonzero(chosen))
-        totals[1] += int(by_state[_PASSED] + by_state[_FAILED])
-        totals[2] += int(by_state[_PASSED])
-        for counter in counters:
-            counter.add(block)
-    return TableCounts(totals[0], totals[1], totals[2], tuple(counter.facet() for counter in counters))
+        tally.add(block)
+    return tally.counts()
 
 
 def find_page(columns: TrialColumns, question: Question, *, limit: int = PAGE) -> TablePage:
@@ -85,12 +77,19 @@ def find_page(columns: TrialColumns, question: Question, *, limit: int = PAGE) -
         sorter.add(block.start, block.chosen())
         if sorter.is_complete:
             break
-    places, more_before, more_after = sorter.page()
-    return TablePage(
-        tuple(place.ordinal for place in places),
-        places[-1] if places and more_after else None,
-        places[0] if places and more_before else None,
-    )
+    return sorter.page()
+
+
+def count_and_find(columns: TrialColumns, question: Question) -> tuple[TableCounts, TablePage]:
+    """Return the counts and the rows of a page, in one pass where the order allows it."""
+    sorter, tally = _Sorter(columns, question, PAGE), _Tally(columns, question)
+    if not sorter.goes_forwards:
+        return count_trials(columns, question), find_page(columns, question)
+    for block in _blocks(columns, question):
+        tally.add(block)
+        if not sorter.is_complete:
+            sorter.add(block.start, block.chosen())
+    return tally.counts(), sorter.page()
 
 
 def neighbours(columns: TrialColumns, question: Question, ordinal: int) -> tuple[int | None, int | None]:
@@ -219,6 +218,11 @@ class _Sorter:
     def _in_plan_order(self) -> bool:
         return self._sort == "ordinal" and self._sign > 0
 
+    @property
+    def goes_forwards(self) -> bool:
+        """True if the page can be found in blocks from the first to the last."""
+        return not (self._backwards and self._in_plan_order)
+
     def starts(self) -> Iterator[tuple[int, int]]:
         """Yield the blocks to look at: in the order of the plan from the place on, forwards or backwards."""
         size, extent = (_NEAR, self._columns.extent) if self._in_plan_order else (_BLOCK, self._columns.extent)
@@ -258,7 +262,16 @@ class _Sorter:
         self._keys.append(keys)
         self._ordinals.append(ordinals)
 
-    def page(self) -> tuple[list[Place], bool, bool]:
+    def page(self) -> TablePage:
+        """Return the rows."""
+        places, more_before, more_after = self._found()
+        return TablePage(
+            tuple(place.ordinal for place in places),
+            places[-1] if places and more_after else None,
+            places[0] if places and more_before else None,
+        )
+
+    def _found(self) -> tuple[list[Place], bool, bool]:
         """Return the rows, and whether there are others before and after them."""
         if not self._keys:
             return [], False, False
@@ -296,6 +309,29 @@ def _nearest(
         equal = np.flatnonzero(keys == edge)[: count - inside.size]
     rows = np.concatenate([inside, equal])
     return keys[rows], ordinals[rows]
+
+
+class _Tally:
+    """Counts everything that is filtered, and the values to filter by."""
+
+    def __init__(self, columns: TrialColumns, question: Question) -> None:
+        self._counters = _counters(columns, question)
+        self._trials = 0
+        self._by_state = np.zeros(len(STATES) + 1, dtype=np.int64)
+
+    def add(self, block: _Block) -> None:
+        """Count the rows of a block."""
+        chosen = block.chosen()
+        self._trials += int(np.count_nonzero(chosen))
+        self._by_state += np.bincount(block.codes("outcome")[chosen], minlength=self._by_state.size)
+        for counter in self._counters:
+            counter.add(block)
+
+    def counts(self) -> TableCounts:
+        """Return the counts."""
+        passed, failed = int(self._by_state[_PASSED]), int(self._by_state[_FAILED])
+        facets = tuple(counter.facet() for counter in self._counters)
+        return TableCounts(self._trials, passed + failed, passed, facets)
 
 
 class _Counter:

@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from fairtrial import formatting
 from fairtrial.analysis.trial_columns import TrialColumns
 from fairtrial.errors import ConfigurationError
+from fairtrial.lru import LruCache
 from fairtrial.render.html import page_style
 from fairtrial.render.safe_text import plain
 from fairtrial.report.run_names import RunName, find_run
@@ -34,12 +35,13 @@ from fairtrial.viewer.question import Question
 from fairtrial.viewer.review import Reservations, ReviewMember
 from fairtrial.viewer.run_columns import needs_building, state_of
 from fairtrial.viewer.text import shown
-from fairtrial.viewer.trial_table import TableCounts, count_trials
+from fairtrial.viewer.trial_table import TableCounts, TablePage, count_and_find, count_trials, find_page
 from fairtrial.viewer.working import Workbench
 
 _THREADS = 4
 _KEPT_TOTALS = 200
 _KEPT_COUNTS = 200
+_KEPT_REVIEWS = 50
 SCRIPTS = ("review.js", "keys.js", "live.js", "table.js", "copy.js")
 
 
@@ -100,7 +102,7 @@ class ReviewDesk:
 
     def __init__(self) -> None:
         self.runs: dict[str, str] = {}
-        self.members: dict[Any, tuple[list[ReviewMember], int]] = {}
+        self.members: LruCache[Any, tuple[list[ReviewMember], int]] = LruCache(_KEPT_REVIEWS)
         self.reservations = Reservations()
         self.lock = asyncio.Lock()
 
@@ -124,7 +126,7 @@ class Viewer:
         self._environment = make_environment()
         self._limiter: CapacityLimiter | None = None
         self._totals: dict[Any, list[Totals]] = {}
-        self._counts: dict[Any, TableCounts] = {}
+        self._counts: LruCache[Any, TableCounts] = LruCache(_KEPT_COUNTS)
         self.reviews = ReviewDesk()
 
     async def read[T](self, function: Callable[..., T], *args: Any, **options: Any) -> T:
@@ -160,13 +162,21 @@ class Viewer:
 
     async def counts(self, run: RunRecord, columns: TrialColumns, question: Question) -> TableCounts:
         """Return the counts of what is filtered; pages of one filter share them."""
-        filters = replace(question.first_page, sort="ordinal", descending=False, text="")
+        filters = _filters(question)
         key = (await self.state_of(run), filters)
-        if key not in self._counts:
-            self._counts[key] = await self.read(count_trials, columns, filters)
-            while len(self._counts) > _KEPT_COUNTS:
-                self._counts.pop(next(iter(self._counts)))
-        return self._counts[key]
+        if (known := self._counts.get(key)) is None:
+            known = await self.read(count_trials, columns, filters)
+            self._counts.put(key, known)
+        return known
+
+    async def table(self, run: RunRecord, columns: TrialColumns, question: Question) -> tuple[TableCounts, TablePage]:
+        """Return the counts of what is filtered, and the rows of one page."""
+        key = (await self.state_of(run), _filters(question))
+        if (known := self._counts.get(key)) is not None:
+            return known, await self.read(find_page, columns, question)
+        counts, page = await self.read(count_and_find, columns, question)
+        self._counts.put(key, counts)
+        return counts, page
 
     @staticmethod
     def visitor(request: Request) -> Visitor:
@@ -200,6 +210,11 @@ class Viewer:
         """Return the text of a page."""
         page = self._environment.get_template(template).render(place=self.place, policy="", **values)
         return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def _filters(question: Question) -> Question:
+    """Return the question without what changes no count."""
+    return replace(question.first_page, sort="ordinal", descending=False, text="")
 
 
 class FormFields:

@@ -13,7 +13,6 @@ from fairtrial.viewer.pages.context import PageNotFound, Viewer
 from fairtrial.viewer.review import COMMENT, LOOKED, SKIP, ReviewMember, ReviewState, make_members, review_code
 from fairtrial.viewer.run_columns import open_columns_of
 
-_KEPT = 50
 _SEARCHED_RUNS = 1_000
 
 
@@ -34,12 +33,11 @@ async def open_review(viewer: Viewer, run: RunRecord, review: ReviewNote) -> Ope
         raise ConfigurationError(f"run {run.name} is still going on: it can be reviewed when it has ended")
     key = (await viewer.state_of(run), review.name, review.seed, review.size)
     desk = viewer.reviews
-    if key not in desk.members:
+    if (drawn := desk.members.get(key)) is None:
         await viewer.prepare_columns(run)
-        desk.members[key] = await viewer.read(_draw, viewer, run, review)
-        while len(desk.members) > _KEPT:
-            desk.members.pop(next(iter(desk.members)))
-    members, judged = desk.members[key]
+        drawn = await viewer.read(_draw, viewer, run, review)
+        desk.members.put(key, drawn)
+    members, judged = drawn
     code = review_code(run.run_id, review)
     desk.runs[code] = run.run_id
     state = await viewer.read(lambda: ReviewState.of(review, members, _labels(viewer, run, review)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import json
@@ -23,7 +22,7 @@ from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wants_json
 from fairtrial.viewer.question import PAGE, RANGES, Question, Span, read_question
 from fairtrial.viewer.run_columns import open_columns_of
-from fairtrial.viewer.trial_table import TablePage, chosen_ordinals, find_page
+from fairtrial.viewer.trial_table import TablePage, chosen_ordinals
 
 _PATIENCE_SECONDS = 0.12
 _SEARCH_SECONDS = 1.5
@@ -43,11 +42,12 @@ async def trials_page(viewer: Viewer, request: Request) -> Response:
         complaints += [] if question.sort == "ordinal" else ["a search shows its hits in the order of the plan"]
     await viewer.prepare_columns(run)
     columns = await viewer.read(open_columns_of, viewer.store, run)
-    # Columns belong to one thread.
-    others = await viewer.read(open_columns_of, viewer.store, run)
-    counts, (page, searched) = await asyncio.gather(
-        viewer.counts(run, columns, question), _page(viewer, run, others, question)
-    )
+    searched: dict[str, Any] | None = None
+    if question.text:
+        counts = await viewer.counts(run, columns, question)
+        page, searched = await _search(viewer, run, question)
+    else:
+        counts, page = await viewer.table(run, columns, question)
     previews = await viewer.read(viewer.store.previews, run.run_id, page.ordinals, size=_PREVIEW)
     if wants_json(request):
         results = await viewer.read(lambda: list(viewer.store.results(run.run_id, ordinals=page.ordinals)))
@@ -75,11 +75,8 @@ async def trials_page(viewer: Viewer, request: Request) -> Response:
     )  # fmt: skip
 
 
-async def _page(
-    viewer: Viewer, run: RunRecord, columns: TrialColumns, question: Question
-) -> tuple[TablePage, dict[str, Any] | None]:
-    if not question.text:
-        return await viewer.read(find_page, columns, question), None
+async def _search(viewer: Viewer, run: RunRecord, question: Question) -> tuple[TablePage, dict[str, Any]]:
+    """Return the trials with a text, and how far the search came."""
     job = {"job": "search", "run_id": run.run_id, "query": question.pairs(), "limit": PAGE, "seconds": _SEARCH_SECONDS}
     found = await viewer.workbench.answer(job, await viewer.state_of(run))
     return TablePage(tuple(found["hits"]), None, None), found
