@@ -1,11 +1,12 @@
 """Pages of `fairtrial view` over a run of a hundred thousand trials, or of another size.
 
-    python benchmarks/viewer.py [--trials 100000] [--store URL] [--rounds 30]
+    python benchmarks/viewer.py [--trials 100000] [--store URL | --postgres] [--rounds 30] [--tiles 10]
 
-Makes a run in a store of its own (SQLite, or the PostgreSQL database at URL), starts the server as a user does, and
-asks for pages over one connection. Prints the times, the memory of the server, and the ratio of the first page to the
-bare SQL query for its rows; exits with 1 if a target is missed. Times are of a whole request; on a busy machine they
-say little, the ratios more.
+Makes a run in a store of its own (SQLite, the PostgreSQL database at URL, or a server that it starts), starts the
+viewer as a user does, and asks for pages over one connection. Prints the times, the memory of the server, and the
+ratio of the first page to the bare SQL query for its rows. Then the columns of the run are repeated, ten times by
+default, and filtered, sorted and counted as the viewer does it, beside the bare numpy operations of one filter. Exits
+with 1 if a target is missed. Times are of a whole request; on a busy machine they say little, the ratios more.
 """
 
 from __future__ import annotations
@@ -22,16 +23,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import batched
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
 from fairtrial import ChatMessage, Metric, Sample, Score, Session, TokenUsage, open_store
+from fairtrial.analysis.trial_columns import TrialColumns
 from fairtrial.store import RunRecord, RunStore
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult
+from fairtrial.viewer.question import read_question
+from fairtrial.viewer.trial_table import count_and_find
+from tests.servers import PostgresServer
 
 KINDS = ("refund", "delivery", "address", "account", "other")
+TILED_MS = 500
 TARGETS = {  # p95 in milliseconds
     "first page": 50, "next page": 50, "filter, sort, facets": 200, "rare filter": 200, "one trial": 50,
     "search, common": 2000, "report, again": 100, "comparison, again": 100,
@@ -160,6 +172,68 @@ def bare_page(database: Path, rounds: int) -> float:
     return statistics.median(times)
 
 
+class Tiled:
+    """A column file whose arrays are repeated on disk: the columns of a run so many times as large."""
+
+    def __init__(self, file: Any, times: int, folder: Path) -> None:
+        self._file, self._times, self._folder = file, times, folder
+        self.header = replace(file.header, extent=file.header.extent * times, rows=file.header.rows * times)
+        self.sample_ordinals = np.arange(file.sample_ordinals.size * times)
+        self._arrays: dict[str, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def array(self, name: str) -> Any:
+        if name not in self._arrays:
+            path = self._folder / f"{len(self._arrays)}.npy"
+            np.save(path, np.tile(self._file.array(name), self._times))
+            self._arrays[name] = np.load(path, mmap_mode="r")
+        return self._arrays[name]
+
+
+def tiled(url: str, times: int, rounds: int) -> int:
+    """Filter a run so many times as large by its columns alone; return whether the target was missed."""
+    store = open_store(url)
+    run = store.runs()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        file: Any = Tiled(TrialColumns.open(store, run)._file, times, Path(folder))
+        columns = TrialColumns(store, replace(run, dataset_size=run.dataset_size * times), file)
+        found: dict[str, list[float]] = {"filter, sort, facets": [], "rare filter": [], "bare numpy": []}
+        for at in range(rounds + 1):
+            kind = KINDS[at % len(KINDS)]
+            questions = {
+                "filter, sort, facets": [("outcome", "failed"), ("m.kind", kind), ("sort", "-latency_ms")],
+                "rare filter": [
+                    ("m.rare", "true"),
+                    ("m.language", "de"),
+                    ("m.level", str(at % 7)),
+                    ("outcome", "failed"),
+                ],
+            }
+            for name, pairs in questions.items():
+                question, _ = read_question(pairs)
+                began = time.perf_counter()
+                count_and_find(columns, question)
+                found[name].append(1000 * (time.perf_counter() - began))
+            began = time.perf_counter()
+            chosen = (file.array("passed") == 0) & np.repeat(file.array("meta:kind") == 1 + at % len(KINDS), 2)
+            np.argsort(file.array("latency_ms")[chosen])[-100:]
+            found["bare numpy"].append(1000 * (time.perf_counter() - began))
+    store.close()
+    print(f"{columns.extent:,} trials by their columns:")
+    bare = statistics.median(found["bare numpy"][1:])
+    late = False
+    for name, times_ms in found.items():
+        middle = statistics.median(times_ms[1:])  # The first round wrote the repeated columns.
+        late |= middle > TILED_MS
+        print(f"{name:<26}{middle:>9.1f} ms, {middle / bare:.1f} times one filter and its order in bare numpy")
+    return int(late)
+
+
 def measure(pages: Pages, trials: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Return the milliseconds of every kind of request, and the server's CPU milliseconds for one."""
     draw = random.Random(11)
@@ -201,11 +275,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=100_000)
     parser.add_argument("--store", default="")
+    parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--tiles", type=int, default=10)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         os.environ["FAIRTRIAL_CACHE_DIR"] = f"{folder}/cache"
         database = Path(folder) / "runs.db"
+        if given.postgres:
+            given.store = stack.enter_context(PostgresServer()).new_database()
         url = given.store or str(database)
         store = open_store(url)
         began = time.process_time()
@@ -217,7 +296,8 @@ def main() -> int:
         times, cpu = measure(pages, given.trials, given.rounds)
         memory = pages.memory_mb()
         pages.stop()
-        return show(times, cpu, memory, None if given.store else bare_page(database, given.rounds))
+        missed = show(times, cpu, memory, None if given.store else bare_page(database, given.rounds))
+        return tiled(url, given.tiles, 10) | missed
 
 
 def show(times: dict[str, list[float]], cpu: dict[str, float], memory: float, bare: float | None) -> int:
