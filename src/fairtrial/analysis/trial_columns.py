@@ -225,6 +225,8 @@ class TrialColumns:
         known = self._file.sample_ordinals
         if not known.size:
             return np.full(len(samples), -1, dtype=np.intp)
+        if known[-1] == known.size - 1:  # All up to the last one.
+            return np.where(samples < known.size, samples, -1)
         places = np.minimum(np.searchsorted(known, samples), known.size - 1)
         return np.where(known[places] == samples, places, -1)
 

@@ -17,6 +17,7 @@ from fairtrial.viewer.question import PAGE, STATES, Place, Question
 type Mask = NDArray[np.bool_]
 _BLOCK = 1 << 18
 _NEAR = 1 << 14  # Where a page in plan order is likely to be found in the first block.
+_FEW = 16  # Of every so many trials one is chosen: then its metadata is read alone.
 _SHOWN_VALUES = 30
 _SHOWN_FACETS = 8
 _PASSED, _FAILED = STATES.index("passed") + 1, STATES.index("failed") + 1
@@ -119,6 +120,7 @@ class _Block:
         self._columns = columns
         self._codes: dict[str, NDArray[Any]] = {}
         self._chosen: Mask | None = None
+        self._places: NDArray[np.intp] | None = None
         self.masks: dict[str, Mask] = {}
 
     def part(self, column: str) -> NDArray[Any]:
@@ -157,6 +159,18 @@ class _Block:
         if self._chosen is None:
             self._chosen = np.logical_and.reduce(list(self.masks.values()))
         return self._chosen
+
+    def codes_of_chosen(self, name: str, *, without: str = "") -> NDArray[Any]:
+        """Return the codes of the trials that pass all filters, or all but one."""
+        if without in self.masks:
+            places = np.flatnonzero(self.chosen(without))
+        else:
+            if self._places is None:
+                self._places = np.flatnonzero(self.chosen())
+            places = self._places
+        if name not in self._codes and name.startswith("m.") and places.size * _FEW < self._end - self.start:
+            return self._columns.at(f"meta:{name[2:]}", places + self.start)
+        return np.take(self.codes(name), places)
 
 
 def _blocks(
@@ -321,9 +335,9 @@ class _Tally:
 
     def add(self, block: _Block) -> None:
         """Count the rows of a block."""
-        chosen = block.chosen()
-        self._trials += int(np.count_nonzero(chosen))
-        self._by_state += np.bincount(block.codes("outcome")[chosen], minlength=self._by_state.size)
+        states = block.codes_of_chosen("outcome")
+        self._trials += states.size
+        self._by_state += np.bincount(states, minlength=self._by_state.size)
         for counter in self._counters:
             counter.add(block)
 
@@ -345,7 +359,7 @@ class _Counter:
 
     def add(self, block: _Block) -> None:
         """Count the rows of a block."""
-        codes = block.codes(self.name)[block.chosen(without=self.name)]
+        codes = block.codes_of_chosen(self.name, without=self.name)
         self._counts += np.bincount(codes, minlength=self._counts.size)[: self._counts.size]
 
     def facet(self) -> Facet:
