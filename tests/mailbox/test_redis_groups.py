@@ -109,7 +109,7 @@ class TestAddresses:
                 RedisConnection(url)
 
     def test_a_client_of_sentinels_is_refused_instead_of_connecting_elsewhere(self) -> None:
-        master = redis.asyncio.sentinel.Sentinel([("one", 26379)]).master_for("queue")
+        master = redis.asyncio.sentinel.Sentinel([("one", 26379)]).master_for("queue")  # type: ignore[no-untyped-call]
         with pytest.raises(ConfigurationError, match=r"redis\+sentinel://"):
             RedisConnection.of(master)
 
@@ -130,7 +130,7 @@ class TestCluster:
             for box in boxes:
                 messages = await box.receive(10, 60, 1)
                 assert [message.body for message in messages] == list(range(6))
-                receipts = [message.receipt for message in messages]
+                receipts: list[Any] = [message.receipt for message in messages]
                 assert list(box.renewer.renew(receipts, 60)) == [True] * 6
                 assert list(await box.acknowledge_all(messages)) == [True] * 6
                 await box.close()
@@ -159,7 +159,7 @@ class TestCluster:
             await asyncio.to_thread(move.announce)
             await asyncio.to_thread(move.migrate, sender.keys)
             await asyncio.to_thread(move.end)
-            assert list(receiver.renewer.renew([first.receipt], 60)) == [True]
+            assert list(first.receipt.renewer.renew([first.receipt], 60)) == [True]
             await sender.send(2)
             try:
                 (second,) = await reading
@@ -193,7 +193,7 @@ class TestCluster:
         async with RedisConnection(url) as connection, RedisMailbox("rights", int, connection) as mailbox:
             await mailbox.send(1)
             (message,) = await mailbox.receive(1, 60, 1)
-            assert list(mailbox.renewer.renew([message.receipt], 60)) == [True]
+            assert list(message.receipt.renewer.renew([message.receipt], 60)) == [True]
             move = Move(redis_cluster, Keys.of("rights-asked").stream)
             await asyncio.to_thread(move.announce)
             await RedisMailbox("rights-asked", int, connection).send(2)
@@ -218,7 +218,7 @@ class TestSentinels:
         async with RedisMailbox("box", int, sentinels.url) as mailbox:
             await mailbox.send(5)
             (message,) = await mailbox.receive(1, 60, 1)
-            assert list(mailbox.renewer.renew([message.receipt], 60)) == [True]
+            assert list(message.receipt.renewer.renew([message.receipt], 60)) == [True]
             await message.acknowledge()
 
     async def test_a_name_that_no_sentinel_knows_is_said(self, sentinels: SentinelGroup) -> None:
