@@ -25,11 +25,12 @@ settings.load_profile("here")
 
 # What a test uses, directly or by a fixture, that is not Python: installed by `scripts/setup`, and named by a marker.
 PROGRAMS = {
-    "redis": {"RedisServer", "redis_server", "redis_url"},
+    "redis": {"RedisServer", "redis_server", "redis_url", "RedisCluster", "cluster_url"},
     "postgres": {"PostgresServer", "pg_server", "pg_url", "own_postgres"},
     "browser": {"browser", "screenshot", "Browser"},
     "tmux": {"terminal"},
     "node": {"node"},
+    "slurm": {"Slurm"},
 }
 
 

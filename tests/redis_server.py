@@ -22,10 +22,13 @@ def free_port() -> int:
 class RedisServer:
     """One redis-server with its own folder. `kill` and `start` again keep the folder, and so what was written."""
 
-    def __init__(self, folder: Path, *options: str, tls: tuple[Path, Path] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *options: str, tls: tuple[Path, Path] | None = None, binary: str = "redis-server"
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         self.tls = tls
+        self._binary = binary
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +52,7 @@ class RedisServer:
         self.stop()
 
     def start(self) -> RedisServer:
-        binary = shutil.which("redis-server")
+        binary = shutil.which(self._binary)
         assert binary is not None, "the tests of mailboxes need redis-server: run scripts/setup"
         command = [binary, "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
         command += ["--dir", str(self.folder), "--logfile", str(self.folder / "redis.log")]

@@ -95,9 +95,10 @@ def test_a_run_for_a_fleet_needs_a_queue(cli: Cli, evals: Path, monkeypatch: pyt
 
 
 def test_a_worker_ends_when_there_is_nothing_to_do(cli: Cli, evals: Path, url: str) -> None:
-    done = cli("worker", "evals.py", "--until-empty", "--quiet", "--name", "w2")
+    done = cli("worker", "evals.py", "--until-empty", "--empty-seconds", "0.5", "--quiet", "--name", "w2")
     assert (done.code, done.err) == (0, "worker w2 ended: 0 received, none executed\n")
-    assert cli("worker", "evals.py", "--until-empty", "--quiet", "--json").json["format"] == "fairtrial.worker/1"
+    done = cli("worker", "evals.py", "--until-empty", "--empty-seconds", "0", "--quiet", "--json")
+    assert done.json["format"] == "fairtrial.worker/1"
 
 
 def test_the_fleet_is_shown_for_every_suite_that_is_known(cli: Cli, evals: Path, url: str) -> None:

@@ -68,7 +68,7 @@ def test_logging_is_as_before_once_the_command_has_ended(cli: Cli, evals: Path) 
 def test_a_worker_logs_json_with_its_name(evals: Path, server: RedisServer) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fairtrial.cli", "worker", "evals.py", "--mailbox", server.url, "--name", "w1",
-         "--until-empty", "--log-format", "json"],
+         "--until-empty", "--empty-seconds", "0", "--log-format", "json"],
         env=environment(), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -252,6 +252,24 @@ class TestTLS:
             with pytest.raises(MailboxConnectionError):
                 await RedisMailbox("tls", int, connection).send(1)
 
+    async def test_a_server_that_asks_for_client_certificates_gets_one(
+        self, certificates: Path, tmp_path: Path
+    ) -> None:
+        pair = (certificates / "cert.pem", certificates / "key.pem")
+        trust = ("--tls-auth-clients", "yes", "--tls-ca-cert-file", str(certificates / "ca.pem"))
+        with RedisServer(tmp_path / "redis", *trust, tls=pair) as server:
+            url = f"rediss://127.0.0.1:{server.port}/0?ssl_ca_certs={certificates / 'ca.pem'}"
+            async with RedisConnection(url, timeout_seconds=5) as connection:
+                with pytest.raises(MailboxConnectionError):
+                    await RedisMailbox("tls", int, connection).send(1)
+            own = f"{url}&ssl_certfile={pair[0]}&ssl_keyfile={pair[1]}"
+            async with RedisMailbox("tls", int, own) as mailbox, FleetLimiter(own, "tls", adaptive=True) as limiter:
+                await mailbox.send(1)
+                (message,) = await mailbox.receive(1, 60, 1)
+                assert list(message.receipt.renewer.renew([message.receipt], 60)) == [True]
+                async with limiter.slot():
+                    pass
+
 
 NESTED = b"[" * 100_000 + b"]" * 100_000
 GOOD = b'{"id":"s1","input":"q","expected":null,"metadata":{}}'

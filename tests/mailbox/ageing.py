@@ -24,6 +24,4 @@ return #delayed
 
 
 async def age(mailbox: RedisMailbox[Any], seconds: float) -> None:
-    await mailbox.connection.command(
-        "EVAL", AGE.text, 2, mailbox.keys.stream, mailbox.keys.delayed, round(seconds * 1000)
-    )
+    await mailbox.connection.script(AGE, (mailbox.keys.stream, mailbox.keys.delayed), (round(seconds * 1000),))

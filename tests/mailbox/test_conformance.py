@@ -77,3 +77,19 @@ class TestRedisMailboxInRealTime(TestRedisMailbox):
 
     async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
         await MailboxConformance.pass_time(self, mailbox, seconds)
+
+
+@pytest.mark.proves("R69")
+class TestRedisClusterMailbox(TestRedisMailbox):
+    """Every script on a Cluster of three nodes, which refuses keys of different slots."""
+
+    @pytest.fixture(autouse=True)
+    def world(self, cluster_url: str) -> None:
+        self.url = cluster_url
+
+
+@pytest.mark.proves("R69")
+class TestValkeyMailbox(TestRedisMailbox):
+    @pytest.fixture(autouse=True)
+    def world(self, valkey_url: str) -> None:
+        self.url = valkey_url

@@ -121,11 +121,11 @@ class TestConsumers:
 
 class TestServers:
     async def test_a_server_that_is_too_old_is_refused(self, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def old(*args: Any) -> Any:
-            return {"redis_version": "6.2.14"}
+        async def old(*args: Any) -> Any:  # One of the nodes.
+            return [{"redis_version": "7.2.4"}, {"redis_version": "6.2.14"}]
 
         async with RedisConnection(redis_url) as connection:
-            monkeypatch.setattr(connection, "command", old)
+            monkeypatch.setattr(connection, "command_everywhere", old)
             with pytest.raises(ConfigurationError, match=r"7\.0"):
                 await RedisMailbox("old", int, connection).open()
 

@@ -55,7 +55,18 @@ def worker(
         bool,
         typer.Option("--allow-drift", help="Also run requests that were created by a different version of the code."),
     ] = False,
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="Exit when the queue is empty.")] = False,
+    until_empty: Annotated[
+        bool,
+        typer.Option(
+            "--until-empty", help="Exit when the queue is empty, with nothing in flight on any worker or to be retried."
+        ),
+    ] = False,
+    empty_seconds: Annotated[
+        float,
+        typer.Option(
+            "--empty-seconds", metavar="SECONDS", min=0, help="How long it must have been empty for --until-empty."
+        ),
+    ] = 5.0,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of this worker in results.")] = None,
     health_port: options.HealthPort = None,
     health_host: options.HealthHost = "127.0.0.1",
@@ -91,6 +102,7 @@ def worker(
         config = EvalLoopConfig(
             concurrency=concurrency or loaded.config.max_concurrent,
             lease_seconds=lease,
+            empty_seconds=empty_seconds,
             drain_seconds=drain,
             allow_drift=allow_drift,
             isolated_processes=isolated_processes,

@@ -69,10 +69,10 @@ class Broker(Protocol):
 
 
 class RedisBroker:
-    """A broker on one Redis server. It belongs to the event loop in which it is first used.
+    """A broker on one Redis. It belongs to the event loop in which it is first used.
 
     Args:
-        url: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, `unix://` for a socket.
+        url: The address, as `RedisConnection` takes it.
         claim_check: The store for bodies over 64 KB: a folder that client and workers share.
         options: Further connection options of redis-py, such as `ssl_ca_certs`.
     """
@@ -125,18 +125,11 @@ class RedisBroker:
 
         from fairtrial.mailbox.redis.errors import translated
 
-        cursor, found = b"0", set()
-        for _ in range(_MAX_SCANS):
-            try:
-                cursor, keys = await self.connection.command(
-                    "SCAN", cursor, "MATCH", "{fairtrial:*.requests}:*", "COUNT", 1000
-                )
-            except (RedisError, OSError) as error:
-                raise translated(error, "searching for queues") from None
-            found |= {suite for key in keys if (suite := requests_suite(key.decode("utf-8", "replace")))}
-            if int(cursor) == 0:
-                break
-        return sorted(found)
+        try:
+            keys = await self.connection.scan("{fairtrial:*.requests}:*", _MAX_SCANS)
+        except (RedisError, OSError) as error:
+            raise translated(error, "searching for queues") from None
+        return sorted({suite for key in keys if (suite := requests_suite(key))})
 
     async def leave(self, mailbox: Mailbox[Any]) -> None:
         """Stop using a mailbox; what is in it stays."""
@@ -217,14 +210,15 @@ def connect_broker(url: str, *, claim_check: ClaimCheck | None = None) -> Broker
     """Connect to the broker at a URL.
 
     Args:
-        url: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, `unix://` for a socket.
+        url: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, `unix://` for a socket, or
+            `redis+sentinel://` and `redis+cluster://` as `RedisConnection` takes them.
         claim_check: The store for bodies over 64 KB; by default the folder in FAIRTRIAL_CLAIM_CHECK. Without either,
             bodies over 1 MB are refused.
 
     Raises:
         ConfigurationError: the scheme of the URL is not supported.
     """
-    if urlsplit(url).scheme in ("redis", "rediss", "unix"):
+    if urlsplit(url).scheme.partition("+")[0] in ("redis", "rediss", "unix"):
         folder = os.environ.get("FAIRTRIAL_CLAIM_CHECK")
         return RedisBroker(url, claim_check=ClaimCheck(folder) if claim_check is None and folder else claim_check)
     # The URL is not repeated: it may contain a password.

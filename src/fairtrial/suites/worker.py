@@ -69,7 +69,7 @@ async def run_worker(
         store: Write results directly to this store instead of sending them to the client.
         claim_check: A folder shared by clients and workers for bodies over 64 KB.
         name: The name of this worker in results.
-        until_empty: Stop when there are no more requests.
+        until_empty: Stop when there have been no more requests for `config.empty_seconds`.
         max_iterations: Stop after this many receives.
         signals: Handle SIGTERM and SIGINT: the first stops the worker after the trials in flight, the second hands
             those trials back. The process is then also killed if its interpreter stalls for as long as a lease.

@@ -18,6 +18,7 @@ class LoopConfig:
         concurrency: Number of messages executed at once.
         lease_seconds: The lease of a message; renewed while it is being processed.
         wait_seconds: How long one receive waits for work.
+        empty_seconds: How long the mailbox must have been empty before `run(until_empty=True)` ends.
         visibility_seconds: Maximum time for which a message may be leased, including renewals. Computed by default; if
             given, it must cover the longest processing time plus `buffer_seconds`.
         buffer_seconds: Time reserved beside timeouts, for settling messages and for a busy machine.
@@ -33,6 +34,7 @@ class LoopConfig:
     concurrency: int = 10
     lease_seconds: float = 60.0
     wait_seconds: float = 20.0
+    empty_seconds: float = 0.0
     visibility_seconds: float | None = None
     buffer_seconds: float = 30.0
     delivery_seconds: float = field(default_factory=patience_seconds)
@@ -55,7 +57,10 @@ class LoopConfig:
             if value is None and setting.name in ("visibility_seconds", "stall_seconds"):
                 continue
             least = (
-                0 if setting.name in ("wait_seconds", "drain_seconds", "buffer_seconds", "delivery_seconds") else 1e-9
+                0
+                if setting.name
+                in ("wait_seconds", "empty_seconds", "drain_seconds", "buffer_seconds", "delivery_seconds")
+                else 1e-9
             )
             if not isinstance(value, int | float) or not math.isfinite(value) or value < least:
                 raise ConfigurationError(f"{type(self).__name__}.{setting.name} cannot be {value!r}")

@@ -159,7 +159,8 @@ class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have 
                 all messages that are in the mailbox by then, `concurrency` at a time, and leaves later messages to the
                 next iteration. So `max_iterations=1` after `submit_dataset` executes the whole dataset.
             until_empty: End when the mailbox is empty and no message is in flight or waiting for a retry, on any
-                worker. Unlike an iteration, this includes messages sent meanwhile and does not wait for the first one.
+                worker, and this has been so for `empty_seconds`. Unlike an iteration, this includes messages sent
+                meanwhile and does not wait for the first one.
         """
         async with AsyncExitStack() as stack:
             stack.enter_context(log_fields(worker=self.name))

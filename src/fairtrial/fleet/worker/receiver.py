@@ -18,6 +18,7 @@ from fairtrial.metrics import QUEUE_DELAY_SECONDS
 
 _log = logging.getLogger("fairtrial.fleet")
 _EMPTY_WAIT = 0.2
+_EMPTY_LOOKS = 5  # How often the queue is looked at in `empty_seconds`.
 
 
 class MessageReceiver[T]:
@@ -31,6 +32,7 @@ class MessageReceiver[T]:
         counters: The counters to update.
         lease_seconds: The lease of received messages.
         wait_seconds: How long one receive waits.
+        empty_seconds: With `until_empty`, how long the mailbox must have been empty.
 
     Attributes:
         reached: Whether the mailbox has answered.
@@ -46,6 +48,7 @@ class MessageReceiver[T]:
         *,
         lease_seconds: float,
         wait_seconds: float,
+        empty_seconds: float = 0.0,
     ) -> None:
         self._mailbox = mailbox
         self._jobs = jobs
@@ -54,6 +57,8 @@ class MessageReceiver[T]:
         self._counters = counters
         self._lease_seconds = lease_seconds
         self._wait_seconds = wait_seconds
+        self._empty_seconds = empty_seconds
+        self._empty_since: float | None = None
         self._paused_until = 0.0
         self.reached = False
 
@@ -66,12 +71,13 @@ class MessageReceiver[T]:
         iterations = failures = 0
         left = 0  # Number of messages of this iteration still to be received.
         opened = False
+        self._empty_since = None
         await self._reach()
         while left or max_iterations is None or iterations < max_iterations:
             free = await self._wait_for_room()
             if not free:
                 return  # Stop requested.
-            wait = min(self._wait_seconds, _EMPTY_WAIT) if until_empty else self._wait_seconds
+            wait = min(self._wait_seconds, self._look_seconds) if until_empty else self._wait_seconds
             iterations += not left
             try:
                 messages = await self._receive(min(free, left) if left else free, 0 if left else wait)
@@ -81,7 +87,7 @@ class MessageReceiver[T]:
                     left = 0
                 else:
                     left = max(0, left - len(messages)) if left else await self._backlog()
-                if until_empty and not messages and not self._jobs and await self._mailbox.approximate_count() == 0:
+                if until_empty and await self._has_been_empty(messages):
                     return
             except MailboxClosedError:
                 raise  # The mailbox was closed by its owner.
@@ -89,10 +95,25 @@ class MessageReceiver[T]:
                 if not opened and isinstance(error, ConfigurationError | MailboxAccessError):
                     raise  # It never worked: a configuration error.
                 failures += 1
+                self._empty_since = None  # Nobody knows what was sent meanwhile.
                 self._counters.receive_errors += 1
                 pause = backoff(failures)
                 _log.warning("receiving from %s failed (%r); retrying in %.1f s", self._mailbox.name, error, pause)
                 await self._lifecycle.sleep(pause)
+
+    @property
+    def _look_seconds(self) -> float:
+        return max(_EMPTY_WAIT, self._empty_seconds / _EMPTY_LOOKS)
+
+    async def _has_been_empty(self, received: Sequence[Message[T]]) -> bool:
+        """Return whether nothing has been waiting, delayed or in flight on any worker for `empty_seconds`."""
+        if received or self._jobs or await self._mailbox.approximate_count() > 0:
+            self._empty_since = None
+            return False
+        now = time.monotonic()
+        if self._empty_since is None:
+            self._empty_since = now
+        return now - self._empty_since >= self._empty_seconds
 
     async def _backlog(self) -> int:
         """Return the number of messages in the mailbox beside those in progress; unlimited if unknown."""

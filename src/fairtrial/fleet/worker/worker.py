@@ -45,6 +45,7 @@ class Worker[T]:
         lease_seconds: The lease of received messages; renewed from a thread.
         hold_seconds: Maximum time for which a message may be leased.
         wait_seconds: How long one receive waits.
+        empty_seconds: How long the mailbox must have been empty to end `run(until_empty=True)`.
         drain_seconds: How long work in flight may continue after `stop`.
         stall_seconds: See `LeaseExtender`.
         policy: What to do with a message whose handler failed.
@@ -62,6 +63,7 @@ class Worker[T]:
         lease_seconds: float,
         hold_seconds: float,
         wait_seconds: float,
+        empty_seconds: float = 0.0,
         drain_seconds: float,
         stall_seconds: float | None,
         policy: DLQPolicy,
@@ -89,6 +91,7 @@ class Worker[T]:
             counters,
             lease_seconds=lease_seconds,
             wait_seconds=wait_seconds,
+            empty_seconds=empty_seconds,
         )
         self.stop = self._lifecycle.request_stop
         self.hurry = self._lifecycle.request_hurry
@@ -178,6 +181,7 @@ def worker_from_config[T](
         lease_seconds=config.lease_seconds,
         hold_seconds=hold_seconds,
         wait_seconds=config.wait_seconds,
+        empty_seconds=config.empty_seconds,
         drain_seconds=config.drain_seconds,
         stall_seconds=config.stall_seconds,
         policy=config.dlq,

@@ -1,26 +1,27 @@
-"""The connections of a process to one Redis server: for commands, blocking reads, and renewals from a thread."""
+"""The connections of a process to one Redis: for commands, blocking reads, and renewals from a thread."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import redis
 import redis.asyncio
 import redis.asyncio.retry
 import redis.backoff
-import redis.retry
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import AskError, MovedError, NoScriptError, RedisError
 
 from fairtrial.errors import ConfigurationError, MailboxClosedError, MailboxError
+from fairtrial.mailbox.redis.address import Node, RedisAddress, invalid_address
 from fairtrial.mailbox.redis.coalesce import Call, Coalescer
-from fairtrial.mailbox.redis.errors import ServerNotDurable, lost_connections, translated
+from fairtrial.mailbox.redis.errors import ServerNotDurable, lost_connections
 from fairtrial.mailbox.redis.scripts import ALL, LuaScript
+from fairtrial.mailbox.redis.thread_connection import ThreadConnection
+from fairtrial.mailbox.redis.topology import DISCOVERY_SECONDS, MAX_REDIRECTS, AsyncNodes, Topology
 from fairtrial.store.redact import register_guess
 
 MIN_VERSION = (7, 0)
@@ -31,6 +32,8 @@ type RedisSource = RedisConnection | str | redis.Redis | redis.asyncio.Redis
 """A connection, a URL, or a client of redis-py."""
 
 _TLS = (redis.SSLConnection, redis.asyncio.SSLConnection)
+_KEYLESS = ("INFO", "TIME", "SCAN", "KEYS")
+"""Commands without a key: any server can answer them. The first argument of all other commands is a key."""
 
 
 def _address(options: dict[str, Any], *, tls: bool) -> str:
@@ -46,17 +49,20 @@ def _address(options: dict[str, Any], *, tls: bool) -> str:
 
 
 class RedisConnection:
-    """The connections of one process to one Redis server, shared by all its mailboxes there.
+    """The connections of one process to one Redis, shared by all its mailboxes there.
 
     Commands and blocking reads never share a connection, so that waiting readers do not delay the renewal of leases.
     Nothing is retried implicitly: a send that raised may have arrived, and only the caller knows whether sending twice
     is harmless.
 
     Args:
-        url: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, `unix://` for a socket.
+        url: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, `unix://` for a socket;
+            `redis+sentinel://[[user]:password@]host[:port],.../name[/db]` for the master that Sentinels name;
+            `redis+cluster://[[user]:password@]host[:port],...` for a Cluster.
         timeout_seconds: Time limit for connecting and for each answer.
         durable: Refuse a server that could lose a message after confirming it, that is, one without `appendonly yes`
-            and `appendfsync always`. `?durable=yes` in the URL does the same.
+            and `appendfsync always`. `?durable=yes` in the URL does the same. Not with Sentinels or a Cluster: their
+            replication is asynchronous.
         options: Further connection options of redis-py, such as `ssl_ca_certs`.
     """
 
@@ -64,6 +70,7 @@ class RedisConnection:
         url, asked = _without_durable(url)
         self.durable = durable or asked
         self._url = url
+        self._address = RedisAddress.parse(url)
         self._timeout = timeout_seconds
         self._options = {
             "socket_keepalive": True,
@@ -72,30 +79,25 @@ class RedisConnection:
             "decode_responses": False,
             "protocol": 2,  # The same format of answers from all versions of server and client.
         }
-        if urlsplit(url).scheme == "unix":
+        if url.startswith("unix:"):
             del self._options["socket_keepalive"]
-        only_durable: dict[str, Any] = {"redis_connect_func": _refuse_if_not_durable} if self.durable else {}
-        try:
-            self._commands: Any = redis.asyncio.Redis.from_url(
-                url, **self._options, **only_durable, socket_timeout=timeout_seconds, retry=_no_retry()
-            )
-        except ValueError:
-            # Without the parser's message: it quotes the presumed port, which may be a part of the password.
+        if self.durable and self._address.mode != "server":
             raise ConfigurationError(
-                "invalid Redis URL: write redis://[user:password@]host[:port][/db], rediss://... for TLS or "
-                "unix://path, with / ? # @ : % in a password percent-encoded"
-            ) from None
-        if password := self._commands.connection_pool.connection_kwargs.get("password"):
-            register_guess(str(password), "password", "the password of the queue's URL")
+                "durable=yes requires the address of one Redis server: the replication of Sentinels and Clusters is "
+                "asynchronous, so a failover can lose messages whose sending was confirmed"
+            )
+        self._topology = Topology(self._address)
+        self._nodes = AsyncNodes(self._topology, self._connect, self._connect_briefly)
+        self._check_url()
         self._coalescer = Coalescer(self.run)
-        self._readers: list[ReadConnection] = []
+        self._readers: dict[Node, list[ReadConnection]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._checked = False
         self._ahead = 0.0  # Seconds by which the server's clock is ahead of this machine's.
         self._closed = False
         self._under_way = 0
         self._idle = asyncio.Event()
-        self.renewals = ThreadConnection(url, {**self._options, "socket_timeout": timeout_seconds})
+        self.renewals = ThreadConnection(self._topology, {**self._options, "socket_timeout": timeout_seconds})
 
     @classmethod
     def of(cls, source: RedisSource) -> RedisConnection:
@@ -111,7 +113,12 @@ class RedisConnection:
         options = getattr(pool, "connection_kwargs", None)
         if not isinstance(options, dict):
             raise ConfigurationError(
-                f"connection must be a URL, a RedisConnection or a client of redis-py (got {source!r})"
+                f"connection must be a URL, a RedisConnection or a client of redis-py for one server (got {source!r}); "
+                "for a Cluster, pass redis+cluster://host:port"
+            )
+        if hasattr(pool, "sentinel_manager"):
+            raise ConfigurationError(
+                "connection must be a URL if Sentinels name the server: pass redis+sentinel://host:port/name"
             )
         kept = {name: value for name, value in options.items() if name.startswith("ssl_") and value is not None}
         if (provider := options.get("credential_provider")) is not None:
@@ -119,8 +126,7 @@ class RedisConnection:
         return cls(_address(options, tls=issubclass(pool.connection_class, _TLS)), **kept)
 
     def __repr__(self) -> str:
-        parts = urlsplit(self._url)
-        return f"RedisConnection({parts.scheme}://{parts.hostname or ''}:{parts.port or 6379})"
+        return f"RedisConnection({self._address})"
 
     async def __aenter__(self) -> Self:
         return self
@@ -145,23 +151,113 @@ class RedisConnection:
             RedisError: an error of the server or the connection, not yet translated.
         """
         self.check_loop()
-        with self._using(), lost_connections():
-            return await self._commands.execute_command(*args)
+        key = None if len(args) < 2 or args[0] in _KEYLESS else args[1]
+        with self._using():
+            for _ in range(MAX_REDIRECTS):
+                node = await self._nodes.node_of(key)
+                try:
+                    return await self._execute(node, args)
+                except MovedError:
+                    continue  # The command had no effect.
+            return await self._execute(await self._nodes.node_of(key), args)
+
+    async def command_everywhere(self, *args: Any) -> list[Any]:
+        """Run a command without a key on all servers that have keys."""
+        self.check_loop()
+        with self._using():
+            return [await self._execute(node, args) for node in await self._nodes.nodes()]
+
+    async def scan(self, pattern: str, max_steps: int) -> set[str]:
+        """Return the keys of all servers that match a pattern, as far as `max_steps` on each server find them."""
+        self.check_loop()
+        found: set[str] = set()
+        with self._using():
+            for node in await self._nodes.nodes():
+                cursor = b"0"
+                for _ in range(max_steps):
+                    cursor, keys = await self._execute(node, ("SCAN", cursor, "MATCH", pattern, "COUNT", 1000))
+                    found |= {key.decode("utf-8", "replace") for key in keys}
+                    if int(cursor) == 0:
+                        break
+        return found
+
+    async def _execute(self, node: Node, args: Sequence[Any]) -> Any:
+        try:
+            with lost_connections():
+                return await self._nodes.client(node).execute_command(*args)
+        except (RedisError, OSError) as error:
+            self._topology.note(error, node)
+            raise
 
     async def run(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts in one round trip; each answer is the result of a script or its error."""
         self.check_loop()
         with self._using():
+            if self._address.mode != "cluster":
+                return await self._run_on_one(calls)
+            answers: list[Any] = [None] * len(calls)
+            left: Sequence[int] = range(len(calls))
+            for _ in range(1 + MAX_REDIRECTS):
+                await self._run_on_each(calls, left, answers)
+                left = [at for at in left if isinstance(answers[at], MovedError)]  # They had no effect.
+                if not left:
+                    break
+            return answers
+
+    async def _run_on_each(self, calls: Sequence[Call], wanted: Sequence[int], answers: list[Any]) -> None:
+        """Run some of the calls on the nodes of their keys, all nodes at once, and put the answers in place."""
+        groups: dict[Node, list[int]] = {}
+        for at in wanted:
             try:
-                answers = await self._pipelined(calls)
-                unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-                if unknown:  # A restarted server has no scripts; these calls had no effect.
-                    await self._load({calls[at].script for at in unknown})
-                    for at, answer in zip(unknown, await self._pipelined([calls[at] for at in unknown]), strict=True):
-                        answers[at] = answer
-                return answers
+                groups.setdefault(await self._nodes.node_of(calls[at].keys[0]), []).append(at)
             except (RedisError, OSError) as error:
-                return [error] * len(calls)
+                answers[at] = error
+        running = (self._run_at(node, [calls[at] for at in group]) for node, group in groups.items())
+        for group, found in zip(groups.values(), await asyncio.gather(*running), strict=True):
+            for at, answer in zip(group, found, strict=True):
+                answers[at] = answer
+
+    async def _run_on_one(self, calls: Sequence[Call]) -> list[Any]:
+        try:
+            node = await self._nodes.node_of(None)
+        except (RedisError, OSError) as error:
+            return [error] * len(calls)
+        return await self._run_at(node, calls)
+
+    async def _run_at(self, node: Node, calls: Sequence[Call]) -> list[Any]:
+        client = self._nodes.client(node)
+        try:
+            answers = await self._pipelined(client, [call.command() for call in calls])
+            unknown = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+            if unknown:  # A restarted server has no scripts; these calls had no effect.
+                await self._load(client, {calls[at].script for at in unknown})
+                again = await self._pipelined(client, [calls[at].command() for at in unknown])
+                for at, answer in zip(unknown, again, strict=True):
+                    answers[at] = answer
+        except (RedisError, OSError) as error:
+            self._topology.note(error, node)
+            return [error] * len(calls)
+        if self._address.mode != "server":
+            for at, answer in enumerate(answers):
+                if isinstance(answer, BaseException):
+                    self._topology.note(answer, node)
+                    if isinstance(answer, AskError) and not isinstance(answer, MovedError):
+                        answers[at] = await self._ask(answer, calls[at])
+        return answers
+
+    async def _ask(self, answer: AskError, call: Call) -> Any:
+        """Run a call on the node to which its slot is being moved."""
+        client = self._nodes.client((answer.host, answer.port))
+        try:
+            if isinstance(found := (await self._asking(client, call)), NoScriptError):
+                await self._load(client, {call.script})
+                found = await self._asking(client, call)
+        except (RedisError, OSError) as error:
+            return error
+        return found
+
+    async def _asking(self, client: Any, call: Call) -> Any:
+        return (await self._pipelined(client, [("ASKING",), call.command()]))[1]
 
     @contextmanager
     def _using(self) -> Iterator[None]:
@@ -190,22 +286,22 @@ class RedisConnection:
         self.check_loop()
         return self._coalescer.submit(script, keys, head, args)
 
-    async def _pipelined(self, calls: Sequence[Call]) -> list[Any]:
-        if len(calls) == 1:
+    async def _pipelined(self, client: Any, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        if len(commands) == 1:
             try:
                 with lost_connections():
-                    return [await self._commands.execute_command(*calls[0].command())]
+                    return [await client.execute_command(*commands[0])]
             except redis.exceptions.ResponseError as error:
                 return [error]
-        pipeline = self._commands.pipeline(transaction=False)
-        for call in calls:
-            pipeline.execute_command(*call.command())
+        pipeline = client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
         with lost_connections():
             answers: list[Any] = await pipeline.execute(raise_on_error=False)
         return answers
 
-    async def _load(self, scripts: Iterable[LuaScript]) -> None:
-        pipeline = self._commands.pipeline(transaction=False)
+    async def _load(self, client: Any, scripts: Iterable[LuaScript]) -> None:
+        pipeline = client.pipeline(transaction=False)
         for script in {*ALL, *scripts}:  # Load all: the others are missing too.
             pipeline.execute_command("SCRIPT LOAD", script.text)
         with lost_connections():
@@ -220,20 +316,13 @@ class RedisConnection:
         if self._checked:
             return
         try:
-            said: Any = await self.command("INFO")
+            servers = await self.command_everywhere("INFO")
         except redis.exceptions.NoPermissionError:
             self._checked = True  # This user may not read the configuration, so it cannot be checked.
             self._ahead = await self.clock_difference()
             return
-        version = str(said.get("redis_version", "7.0"))
-        if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
-            raise ConfigurationError(f"the Redis version must be 7.0 or newer (got {version})")
-        policy = str(said.get("maxmemory_policy", "noeviction"))
-        if int(said.get("maxmemory", 0)) > 0 and policy != "noeviction":
-            raise ConfigurationError(
-                f"the maxmemory-policy of Redis must be noeviction (got {policy}): other policies delete messages when "
-                "memory is short"
-            )
+        for server in servers:
+            _check_settings(server)
         self._ahead = await self.clock_difference()
         self._checked = True
 
@@ -247,19 +336,21 @@ class RedisConnection:
         """Return how long an entry has been in its stream: its id is the server's time of its addition."""
         return max(0.0, time.time() + self._ahead - int(entry.partition("-")[0]) / 1000)
 
-    def reader(self) -> ReadConnection:
-        """Return a connection for one blocking read; give it back, or discard it after an error."""
+    async def reader(self, key: str) -> ReadConnection:
+        """Return a connection for one blocking read of a key; give it back, or discard it after an error."""
         self.check_loop()
-        if self._readers:
-            return self._readers.pop()
+        with self._using():
+            node = await self._nodes.node_of(key)
+        if idle := self._readers.get(node):
+            return idle.pop()
         client = redis.asyncio.Redis.from_url(
-            self._url,
+            self._address.url_of(node),
             single_connection_client=True,
             **self._options,
             socket_timeout=BLOCK_SECONDS + self._timeout,
             retry=_no_retry(),
         )
-        return ReadConnection(self, client)
+        return ReadConnection(self, node, client)
 
     async def give_back(self, reader: ReadConnection) -> None:
         """Return a reader to the pool."""
@@ -267,18 +358,19 @@ class RedisConnection:
             await reader.close()
         else:
             reader.used = True
-            self._readers.append(reader)
+            self._readers.setdefault(reader.node, []).append(reader)
 
-    async def discard(self, reader: ReadConnection) -> None:
-        """Close a reader that failed, and all idle readers, because the server has probably gone away."""
-        idle, self._readers = self._readers, []
-        for gone in (reader, *idle):
+    async def discard(self, reader: ReadConnection, error: BaseException | None = None) -> None:
+        """Close a reader that failed, and all idle readers of its server, which has probably gone away."""
+        if error is not None:
+            self._topology.note(error, reader.node)
+        for gone in (reader, *self._readers.pop(reader.node, ())):
             await gone.close()
 
-    async def unblock(self, client_id: int) -> None:
+    async def unblock(self, node: Node, client_id: int) -> None:
         """End a blocking read on the server, as if its time were over, so that no message is lost."""
         with self._using(), lost_connections():
-            await self._commands.execute_command("CLIENT UNBLOCK", client_id)
+            await self._nodes.client(node).execute_command("CLIENT UNBLOCK", client_id)
 
     async def close(self) -> None:
         """Send pending operations, then close all connections."""
@@ -289,18 +381,49 @@ class RedisConnection:
         while self._under_way:  # All of them end: they have their own time limits.
             self._idle.clear()
             await self._idle.wait()
-        for reader in self._readers:
+        for reader in [reader for idle in self._readers.values() for reader in idle]:
             await reader.close()
         self._readers.clear()
-        await self._commands.aclose()
+        await self._nodes.close()
         self.renewals.close()
+
+    def _check_url(self) -> None:
+        """Refuse a URL that redis-py cannot read, and remember its passwords as secrets."""
+        address = self._address
+        try:
+            if address.mode == "server":
+                clients = [self._nodes.client(None)]
+            else:
+                clients = [
+                    redis.asyncio.Redis.from_url(url)
+                    for seed in address.seeds
+                    for url in (address.url_of(seed), address.url_of_seed(seed))
+                ]
+        except ValueError:
+            # Without the parser's message: it quotes the presumed port, which may be a part of the password.
+            raise invalid_address() from None
+        for client in clients:
+            if password := client.connection_pool.connection_kwargs.get("password"):
+                register_guess(str(password), "password", "the password of the queue's URL")
+
+    def _connect(self, url: str) -> Any:
+        only_durable: dict[str, Any] = {"redis_connect_func": _refuse_if_not_durable} if self.durable else {}
+        return redis.asyncio.Redis.from_url(
+            url, **self._options, **only_durable, socket_timeout=self._timeout, retry=_no_retry()
+        )
+
+    def _connect_briefly(self, url: str) -> Any:
+        seconds = min(self._timeout, DISCOVERY_SECONDS)
+        options = {**self._options, "socket_connect_timeout": seconds, "socket_timeout": seconds}
+        return redis.asyncio.Redis.from_url(url, **options, single_connection_client=True, retry=_no_retry())
 
 
 class ReadConnection:
     """A connection on which one read at a time may block."""
 
-    def __init__(self, connection: RedisConnection, client: Any) -> None:
+    def __init__(self, connection: RedisConnection, node: Node, client: Any) -> None:
         self._connection = connection
+        self.node = node
         self._client = client
         self._id: int | None = None
         self.used = False  # Idle since an earlier read; the server may have closed it.
@@ -317,7 +440,7 @@ class ReadConnection:
         while not reading.done():
             if self._id is not None:
                 try:
-                    await self._connection.unblock(self._id)
+                    await self._connection.unblock(self.node, self._id)
                 except (RedisError, OSError):
                     pass  # No permission, or no server: the read ends by itself within seconds.
             await asyncio.wait([reading], timeout=0.05)
@@ -327,54 +450,17 @@ class ReadConnection:
         await self._client.aclose()
 
 
-class ThreadConnection:
-    """A connection for threads, opened on first use."""
-
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
-        self._url = url
-        self._options = options
-        self._lock = threading.Lock()
-        self._closed = False
-        self._client: Any = None  # redis-py's own annotations do not cover what we call.
-
-    def run(self, calls: Sequence[Call]) -> list[Any]:
-        """Run scripts in one round trip.
-
-        Raises:
-            MailboxError: they could not be run.
-        """
-        with self._lock:
-            if self._closed:
-                raise MailboxClosedError("the connection to Redis is closed")
-            try:
-                if self._client is None:
-                    self._client = redis.Redis.from_url(
-                        self._url, **self._options, retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0)
-                    )
-                answers = self._pipelined(self._client, calls)
-                if any(isinstance(answer, NoScriptError) for answer in answers):
-                    for script in {call.script for call in calls}:
-                        with lost_connections():
-                            self._client.script_load(script.text)
-                    answers = self._pipelined(self._client, calls)
-            except (RedisError, OSError) as error:
-                raise translated(error, "renewing leases") from None
-        return answers
-
-    def _pipelined(self, client: Any, calls: Sequence[Call]) -> list[Any]:
-        pipeline = client.pipeline(transaction=False)
-        for call in calls:
-            pipeline.execute_command(*call.command())
-        with lost_connections():
-            return list(pipeline.execute(raise_on_error=False))
-
-    def close(self) -> None:
-        """Close the connection."""
-        with self._lock:
-            self._closed = True
-            if self._client is not None:
-                self._client.close()
-                self._client = None
+def _check_settings(server: Any) -> None:
+    """Refuse a server that is too old or deletes messages, by its answer to INFO."""
+    version = str(server.get("redis_version", "7.0"))
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
+        raise ConfigurationError(f"the Redis version must be 7.0 or newer (got {version})")
+    policy = str(server.get("maxmemory_policy", "noeviction"))
+    if int(server.get("maxmemory", 0)) > 0 and policy != "noeviction":
+        raise ConfigurationError(
+            f"the maxmemory-policy of Redis must be noeviction (got {policy}): other policies delete messages when "
+            "memory is short"
+        )
 
 
 def _without_durable(url: str) -> tuple[str, bool]:

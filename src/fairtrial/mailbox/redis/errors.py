@@ -17,7 +17,18 @@ from fairtrial.errors import (
     MailboxNotDurableError,
 )
 
-_PASSING = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "UNBLOCKED", "MISCONF")
+_PASSING = (
+    "LOADING",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "BUSY ",
+    "UNBLOCKED",
+    "MISCONF",
+    "NOREPLICAS",
+)
+_MOVING = (theirs.ClusterError, theirs.AskError, theirs.TryAgainError)
 _REFUSED = ("NOAUTH", "NOPERM", "WRONGPASS", "NOPROTO")
 
 
@@ -50,6 +61,8 @@ def translated(error: BaseException, doing: str) -> MailboxError:
     if isinstance(error, theirs.ConnectionError | theirs.TimeoutError | theirs.ReadOnlyError | OSError):
         return MailboxConnectionError(f"{doing}: {_plainly(str(error))}")
     said = str(error)
+    if isinstance(error, _MOVING):  # redis-py has cut off the word by which they could be known.
+        return MailboxConnectionError(f"{doing}: the Redis Cluster is changing ({type(error).__name__}: {said})")
     if said.startswith(_REFUSED):
         return MailboxAccessError(text)
     if isinstance(error, theirs.OutOfMemoryError) or said.startswith("OOM"):

@@ -10,10 +10,10 @@ from redis.exceptions import RedisError
 from fairtrial.errors import LeaseLostError
 from fairtrial.mailbox.protocol import Renewer
 from fairtrial.mailbox.redis.coalesce import Call
-from fairtrial.mailbox.redis.connection import ThreadConnection
 from fairtrial.mailbox.redis.errors import is_gone, translated
 from fairtrial.mailbox.redis.queue import RedisQueue
 from fairtrial.mailbox.redis.scripts import ACK, BURY, EXTEND, NACK, LuaScript
+from fairtrial.mailbox.redis.thread_connection import ThreadConnection
 
 CHUNK = 200
 OURS = ord("1")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import MovedError, RedisError
 
 from fairtrial.errors import BodyError, CodecError, MailboxClosedError, MailboxError, NewerFormatError
 from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body
@@ -66,7 +66,10 @@ class Receiver[T]:
 
     async def _read(self, count: int, consumer: str, wait: float) -> Sequence[Entry]:
         connection = self._mailbox.connection
-        reader = connection.reader()
+        try:
+            reader = await connection.reader(self._mailbox.keys.stream)
+        except (RedisError, OSError) as error:
+            raise translated(error, f"receiving from {self._mailbox.name}") from None
         block = min(wait, BLOCK_SECONDS)
         command: tuple[Any, ...] = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count)
         if block > 0:
@@ -82,7 +85,9 @@ class Receiver[T]:
             self._run_in_background(self._return(reader, reading, consumer))
             raise
         except (RedisError, OSError) as error:
-            await connection.discard(reader)
+            await connection.discard(reader, error)
+            if isinstance(error, MovedError):
+                return ()  # The next read goes to the node that it names.
             if is_gone(error):
                 await self._mailbox.open(again=True)
                 return ()
