@@ -106,7 +106,7 @@ def sqs_url(sqs_server: SqsServer, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    return sqs_server.url(f"t{next(_prefixes)}", poll=1, linger=0)
+    return sqs_server.url(f"t{next(_prefixes)}", poll=1, linger=0, lag=2)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

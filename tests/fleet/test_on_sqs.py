@@ -52,7 +52,7 @@ def test_every_trial_is_stored_once_although_workers_and_client_are_killed_and_s
     trials, store, log = 1500, tmp_path / "runs.db", tmp_path / "log"
     kills = 0
     with SqsServer() as server:
-        url = server.url("chaos", poll=1, linger=0.05, shards=2)
+        url = server.url("chaos", poll=1, linger=0.05, shards=2, lag=2)
         with Processes(tmp_path, url, samples=trials, log=log, sleep="0.05,0.3", concurrency=20) as fleet:
             client = fleet.client(str(store))
             workers = [fleet.worker("--lease", "5") for _ in range(3)]

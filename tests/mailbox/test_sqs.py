@@ -23,10 +23,10 @@ from fairtrial.errors import (
 from fairtrial.mailbox import S3ClaimCheck, SqsAddress, SqsConnection, SqsMailbox, send_all
 from fairtrial.mailbox.bulk import acknowledge_all
 from fairtrial.mailbox.sqs.batches import Batcher
-from fairtrial.mailbox.sqs.envelope import Envelope
 from fairtrial.mailbox.sqs.errors import entry_error
 from fairtrial.mailbox.sqs.mailbox import MAX_BODY_BYTES
 from fairtrial.mailbox.sqs.queues import EXPIRES_TAG, MAILBOX_TAG, OWNER_TAG, delete_abandoned, queue_name, tags_of
+from fairtrial.mailbox.sqs.wire_message import WireMessage
 from tests.mailbox.ageing import ShiftedClock
 from tests.sqs_server import CREDENTIALS, SqsServer
 
@@ -260,8 +260,8 @@ async def test_a_paused_server_loses_nothing_and_errors_can_be_retried() -> None
 
 async def test_a_foreign_message_becomes_a_dead_letter(mailbox: SqsMailbox[Any], sqs_server: SqsServer) -> None:
     client = sqs_server.client()
-    forged = Envelope("{}", id="0" * 32).dumps().replace('"id"', '"deliveries":-1,"id"')
-    for text in ("hello", "{}\nx", '{"id":7}\nx', f'{{"id":"{"0" * 32}","form":"x"}}\nx', "[" * 100_000, forged):
+    forged = WireMessage("{}", id="0" * 32).dumps().replace('"id"', '"deliveries":-1,"id"')
+    for text in ("hello", "{}\nx", '{"id":7}\nx', f'{{"id":"{"0" * 32}","form":"x"}}\nx', "[" * 1_000_000, forged):
         client.send_message(QueueUrl=mailbox.queues.urls[0], MessageBody=text)
     await mailbox.send("ours")
     (ours,) = await mailbox.receive(10, 30, 2)
@@ -306,8 +306,20 @@ async def test_the_sweeper_deletes_queues_whose_owner_is_gone_and_no_others(
     assert [await box.exists() for box in (killed, alive, mailbox)] == [False, True, True]
     assert await tags_of(connection, foreign)
     await alive.close()
-    assert not await mailbox.queues.__class__(connection, "alive", 1, None).exists()
+    assert not await SqsMailbox("alive", str, connection).exists()
     await killed.close()
+
+
+async def test_a_queue_that_was_deleted_is_created_again(mailbox: SqsMailbox[Any], sqs_server: SqsServer) -> None:
+    sqs_server.client().delete_queue(QueueUrl=mailbox.queues.urls[0])
+    with pytest.raises(MailboxConnectionError, match="retry"):
+        await mailbox.send(1)
+    await mailbox.send(2)
+    sqs_server.client().delete_queue(QueueUrl=mailbox.queues.urls[0])
+    assert not await mailbox.receive(1, 30, 1)
+    await mailbox.send(3)
+    (message,) = await mailbox.receive(1, 30, 1)
+    assert message.body == 3
 
 
 async def test_clients_with_fewer_shards_learn_of_the_others(sqs_url: str, clock: ShiftedClock) -> None:
@@ -354,9 +366,9 @@ def test_invalid_addresses_are_refused_without_repeating_secrets(url: str) -> No
 
 def test_addresses_are_read() -> None:
     address = SqsAddress.parse(
-        "sqs://us-east-1/evals?endpoint=http%3A%2F%2F127.0.0.1%3A4566&bucket=big-bodies&shards=4&poll=20&linger=0.05"
+        "sqs://us-east-1/evals?endpoint=http%3A%2F%2F127.0.0.1%3A4566&bucket=big-bodies&shards=4&poll=20&linger=0.05&lag=5"
     )
-    assert address == SqsAddress("us-east-1", "evals", "http://127.0.0.1:4566", "big-bodies", 4, 20, 0.05)
+    assert address == SqsAddress("us-east-1", "evals", "http://127.0.0.1:4566", "big-bodies", 4, 20, 0.05, 5.0)
     assert SqsAddress.parse("sqs://us-east-1") == SqsAddress("us-east-1")
     assert str(address) == "sqs://us-east-1/evals"
 

@@ -12,7 +12,7 @@ from fairtrial.errors import ConfigurationError
 MAX_POLL_SECONDS: Final = 20
 MAX_SHARDS: Final = 64
 _MAX_LINGER: Final = 5
-_FORM: Final = "sqs://region/prefix[?endpoint=URL&bucket=NAME&shards=NUMBER&poll=SECONDS&linger=SECONDS]"
+_FORM: Final = "sqs://region/prefix[?endpoint=URL&bucket=NAME&shards=NUMBER&poll=SECONDS&linger=SECONDS&lag=SECONDS]"
 _REGION: Final = re.compile(r"[a-z]{2,}(-[a-z0-9]+)+")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -31,6 +31,7 @@ class SqsAddress:
         poll_seconds: The longest single long poll: shorter ones cost more, longer ones delay the end of a worker.
         linger_seconds: How long a request that is not full waits for more messages: SQS bills requests, and up to ten
             messages share one.
+        lag_seconds: How late the counts of SQS may be: for this long, an empty queue is no sign of lost requests.
     """
 
     region: str
@@ -40,6 +41,7 @@ class SqsAddress:
     shards: int = 1
     poll_seconds: int = 10
     linger_seconds: float = 0.2
+    lag_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         if not _REGION.fullmatch(self.region):
@@ -79,10 +81,11 @@ class SqsAddress:
         endpoint, bucket = options.pop("endpoint", None), options.pop("bucket", None)
         shards, poll = int(_number(options, "shards", "1")), int(_number(options, "poll", "10"))
         linger = float(_number(options, "linger", "0.2", form=r"[0-9]{1,2}(\.[0-9]{1,3})?"))
+        lag = float(_number(options, "lag", "60"))
         if options:
             raise ConfigurationError(f"unknown option of an SQS address: {sorted(options)[0]!r}; write {_FORM}")
         prefix = parts.path.strip("/") or "fairtrial"
-        return cls(parts.netloc, prefix, endpoint or None, bucket or None, shards, poll, linger)
+        return cls(parts.netloc, prefix, endpoint or None, bucket or None, shards, poll, linger, lag)
 
     def __str__(self) -> str:
         return f"sqs://{self.region}/{self.prefix}"

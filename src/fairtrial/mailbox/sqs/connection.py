@@ -25,6 +25,8 @@ _CONNECTIONS: Final = 64
 UNIT: Final = 64 * 1024
 """SQS bills every 64 KB of a request as one request."""
 
+_BILLED_BY_SIZE: Final = ("receive_message", "send_message_batch")
+
 type SqsSource = SqsConnection | SqsAddress | str
 """A connection, or the address to connect to."""
 
@@ -131,6 +133,7 @@ class SqsConnection:
                     session = _with_loader(get_blocking_session())
                     self._blocking = session.create_client("sqs", **self._options(Config, self._timeout))
                 self.requests[operation] += 1
+                self.billed[operation] += 1
                 return getattr(self._blocking, operation)(**arguments)
             except FAILURES as error:
                 raise translated(error, "renewing leases") from None
@@ -152,10 +155,13 @@ class SqsConnection:
         self.check_loop()
         opened = await self._client(client)
         self.requests[operation] += 1
+        if operation not in _BILLED_BY_SIZE:
+            self.billed[operation] += 1
         return await getattr(opened, operation)(**arguments)
 
     async def _batch(self, operation: str, url: str, entries: list[dict[str, Any]], size: int) -> Any:
-        self._bill(operation, size)
+        if operation in _BILLED_BY_SIZE:
+            self._bill(operation, size)
         return await self.call(operation, QueueUrl=url, Entries=entries)
 
     def _bill(self, operation: str, size: int) -> None:

@@ -14,9 +14,9 @@ from fairtrial.mailbox.dead_letters import DeadLetter
 from fairtrial.mailbox.sealing import readable
 from fairtrial.mailbox.sqs.batches import MAX_ENTRIES
 from fairtrial.mailbox.sqs.connection import SqsConnection
-from fairtrial.mailbox.sqs.envelope import Envelope
 from fairtrial.mailbox.sqs.errors import FAILURES, entry_error, translated
 from fairtrial.mailbox.sqs.queues import MailboxQueues
+from fairtrial.mailbox.sqs.wire_message import WireMessage
 
 _LISTING_SECONDS: Final = 120
 _EMPTY_POLLS: Final = 2  # A short poll of SQS may miss messages: the queue is empty when several found none.
@@ -37,11 +37,11 @@ class SqsLetterBox(Protocol):
         """Return the number of messages in a queue: waiting, delayed and in flight."""
         ...
 
-    async def send_envelope(self, envelope: Envelope, url: str | None = None) -> None:
+    async def send_wire(self, wire: WireMessage, url: str | None = None) -> None:
         """Send a message to one of the queues."""
         ...
 
-    async def body_of(self, envelope: Envelope) -> bytes:
+    async def body_of(self, wire: WireMessage) -> bytes:
         """Return the body of a message, from the claim check if it is there."""
         ...
 
@@ -64,8 +64,8 @@ class SqsDeadLetters:
             raise ConfigurationError(f"limit must be at least 1 (got {limit})")
         held = await self._receive_all()
         await self._release([handle for handle, _ in held])
-        envelopes = {envelope.dead_id: envelope for _, envelope in held if after is None or envelope.dead_id > after}
-        return [await self._letter(envelopes[id]) for id in sorted(envelopes)[:limit]]
+        wires = {wire.dead_id: wire for _, wire in held if after is None or wire.dead_id > after}
+        return [await self._letter(wires[id]) for id in sorted(wires)[:limit]]
 
     async def retry(self, *ids: str) -> int:
         """Return these to the mailbox with their delivery count reset, but not `expiries`; returns their number."""
@@ -82,21 +82,21 @@ class SqsDeadLetters:
         held = await self._receive_all()
         found = {}
         try:
-            for handle, envelope in held:
-                if envelope.dead_id in wanted:
+            for handle, wire in held:
+                if wire.dead_id in wanted:
                     if send:
-                        clean = replace(envelope, deliveries=0, dead_id="", reason="", error="", died_at=0.0)
-                        await self._mailbox.send_envelope(clean)
+                        clean = replace(wire, deliveries=0, dead_id="", reason="", error="", died_at=0.0)
+                        await self._mailbox.send_wire(clean)
                     await self._batch("delete_message_batch", [handle])
-                    found[handle] = envelope.dead_id
+                    found[handle] = wire.dead_id
         finally:
             await self._release([handle for handle, _ in held if handle not in found])
         return len(set(found.values()))
 
-    async def _receive_all(self) -> list[tuple[str, Envelope]]:
+    async def _receive_all(self) -> list[tuple[str, WireMessage]]:
         await self._mailbox.open()
         url = self._mailbox.queues.dead
-        held: list[tuple[str, Envelope]] = []
+        held: list[tuple[str, WireMessage]] = []
         empty = 0
         while url is not None and empty < _EMPTY_POLLS:
             try:
@@ -108,11 +108,11 @@ class SqsDeadLetters:
             empty = 0 if messages else empty + 1
             for message in messages:
                 try:
-                    envelope = Envelope.loads(message["Body"])
+                    wire = WireMessage.loads(message["Body"])
                 except BodyError:
                     continue  # Not ours; it becomes visible again by itself.
-                if envelope.dead_id:
-                    held.append((message["ReceiptHandle"], envelope))
+                if wire.dead_id:
+                    held.append((message["ReceiptHandle"], wire))
         return held
 
     async def _release(self, handles: Sequence[str]) -> None:
@@ -130,18 +130,18 @@ class SqsDeadLetters:
             if failure is not None:
                 raise entry_error(failure, doing)
 
-    async def _letter(self, envelope: Envelope) -> DeadLetter:
+    async def _letter(self, wire: WireMessage) -> DeadLetter:
         try:
-            text = readable(await self._mailbox.body_of(envelope)).decode("utf-8", "replace")
+            text = readable(await self._mailbox.body_of(wire)).decode("utf-8", "replace")
         except (BodyError, OSError):
-            text = f"sha256:{envelope.payload}" if envelope.form == "claim" else envelope.payload
+            text = f"sha256:{wire.payload}" if wire.form == "claim" else wire.payload
         return DeadLetter(
-            envelope.dead_id,
-            envelope.id,
+            wire.dead_id,
+            wire.id,
             text,
-            envelope.deliveries,
-            envelope.reason,
-            envelope.error,
-            envelope.reply_to or None,
-            died_at=envelope.died_at,
+            wire.deliveries,
+            wire.reason,
+            wire.error,
+            wire.reply_to or None,
+            died_at=wire.died_at,
         )

@@ -16,6 +16,7 @@ from fairtrial.errors import (
     ConfigurationError,
     LeaseLostError,
     MailboxClosedError,
+    MailboxConnectionError,
     MailboxError,
     MessageTooLargeError,
     ReplyNotAvailableError,
@@ -29,14 +30,15 @@ from fairtrial.mailbox.sealing import queue_key, seal
 from fairtrial.mailbox.sqs.batches import MAX_BYTES, MAX_ENTRIES
 from fairtrial.mailbox.sqs.connection import SqsConnection, SqsSource
 from fairtrial.mailbox.sqs.dead_letters import SqsDeadLetters
-from fairtrial.mailbox.sqs.envelope import HEADER_BYTES, Envelope, as_storable
 from fairtrial.mailbox.sqs.errors import FAILURES, entry_error, is_gone, translated
 from fairtrial.mailbox.sqs.queues import MailboxQueues
 from fairtrial.mailbox.sqs.receipt import SqsReceipt, SqsRenewer
 from fairtrial.mailbox.sqs.receive import SqsReceiver
 from fairtrial.mailbox.sqs.s3 import S3ClaimCheck
+from fairtrial.mailbox.sqs.wire_message import HEADER_BYTES, WireMessage, as_storable
 
 MAX_BODY_BYTES = (MAX_BYTES - HEADER_BYTES) * 3 // 4  # Binary bodies grow by a third in base64.
+_MAX_FOREIGN = 200_000
 
 T = TypeVar("T", default=Any)  # A mailbox without a body type carries any JSON.
 
@@ -91,10 +93,16 @@ class SqsMailbox(Generic[T]):
         self.key = queue_key()
         self.poll_seconds = self.connection.address.poll_seconds
         self.gather_seconds = self.connection.address.linger_seconds
+        self.count_lag_seconds = self.connection.address.lag_seconds
         self.renewer: Renewer = SqsRenewer(self.connection)
-        if shards is None:
-            shards = 1 if ttl_seconds is not None or not create else self.connection.address.shards
-        self.queues = MailboxQueues(self.connection, name, shards, ttl_seconds if create else 1.0)
+        growing = shards is None and ttl_seconds is None and create
+        self.queues = MailboxQueues(
+            self.connection,
+            name,
+            shards or (self.connection.address.shards if growing else 1),
+            growing=growing,
+            ttl_seconds=ttl_seconds,
+        )
         self.dead_letters = SqsDeadLetters(self)
         self._resolver = resolver
         self._receiver = SqsReceiver(self)
@@ -141,25 +149,25 @@ class SqsMailbox(Generic[T]):
         """Send a message; returns its id when SQS has stored it. Sends of one turn of the event loop leave together."""
         self.check_open()
         address = "" if reply_to is None else await self._address(reply_to)
-        envelope = await self._envelope(body, address)
-        await self.send_envelope(envelope)
-        return envelope.id
+        wire = await self._wire(body, address)
+        await self.send_wire(wire)
+        return wire.id
 
     async def send_all(self, bodies: Sequence[T], *, reply_to: str | Mailbox[Any] | None = None) -> Sequence[str]:
         """Send many messages, ten in a request; returns their ids."""
         self.check_open()
         address = "" if reply_to is None else await self._address(reply_to)
-        envelopes = [await self._envelope(body, address) for body in bodies]
+        wires = [await self._wire(body, address) for body in bodies]
         await self.open()
         sending = []
-        for start in range(0, len(envelopes), MAX_ENTRIES):
+        for start in range(0, len(wires), MAX_ENTRIES):
             url = self._next_queue()
-            sending += [self.send_envelope(envelope, url) for envelope in envelopes[start : start + MAX_ENTRIES]]
+            sending += [self.send_wire(wire, url) for wire in wires[start : start + MAX_ENTRIES]]
         outcomes = await asyncio.gather(*sending, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-        return [envelope.id for envelope in envelopes]
+        return [wire.id for wire in wires]
 
     async def reply_all(self, replies: Sequence[tuple[Message[T], Any]]) -> None:
         """Send many messages of this mailbox their answers."""
@@ -260,31 +268,32 @@ class SqsMailbox(Generic[T]):
         waiting, delayed, in_flight = (int(answer["Attributes"][name]) for name in names)
         return waiting, delayed, in_flight
 
-    async def add_dead_letter(self, envelope: Envelope, reason: str, error: str) -> None:
+    async def add_dead_letter(self, wire: WireMessage, reason: str, error: str) -> None:
         """Store a dead letter."""
         now = self.connection.clock.time()
+        if wire.form == "foreign":  # Shortened: with our header it could be too large for SQS.
+            wire = replace(wire, form="text", payload=wire.payload[:_MAX_FOREIGN])
         buried = replace(
-            envelope,
-            form="text" if envelope.form == "foreign" else envelope.form,
+            wire,
             dead_id=f"{round(now * 1000):013d}-{secrets.token_hex(4)}",
             reason=as_storable(reason),
             error=as_storable(error, 200),
             died_at=now,
         )
-        await self.send_envelope(buried, await self.queues.open_dead())
+        await self.send_wire(buried, await self.queues.open_dead())
 
-    async def body_of(self, envelope: Envelope) -> bytes:
+    async def body_of(self, wire: WireMessage) -> bytes:
         """Return the body of a message, from the claim check if it is there.
 
         Raises:
             BodyError: the body is missing or damaged.
             OSError: the claim check cannot be read at present.
         """
-        if envelope.form != "claim":
-            return envelope.body()
+        if wire.form != "claim":
+            return wire.body()
         if self.claim_check is None:
             raise BodyError("it is in a claim check, and this mailbox has none")
-        return await self.claim_check.fetch(envelope.payload)
+        return await self.claim_check.fetch(wire.payload)
 
     async def send_reply(self, message_id: str, address: str | None, body: Any) -> str:
         """Send a reply to the reply address of a message."""
@@ -296,7 +305,7 @@ class SqsMailbox(Generic[T]):
         except MailboxClosedError as error:
             raise ReplyNotAvailableError(str(error)) from None
 
-    async def send_envelope(self, envelope: Envelope, url: str | None = None) -> None:
+    async def send_wire(self, wire: WireMessage, url: str | None = None) -> None:
         """Send a message to one of the queues, or to this one.
 
         Raises:
@@ -304,7 +313,7 @@ class SqsMailbox(Generic[T]):
         """
         self.check_open()
         await self.open()
-        text = envelope.dumps()
+        text = wire.dumps()
         doing = f"sending to {self.name}"
         size = len(text.encode("utf-8", "surrogatepass"))
         try:
@@ -313,7 +322,8 @@ class SqsMailbox(Generic[T]):
             )
         except FAILURES as error:
             if is_gone(error):
-                await self.open(again=True)  # Raises if it must not be created; else the caller sends again.
+                await self.open(again=True)  # Raises if it must not be created.
+                raise MailboxConnectionError(f"{doing}: its queue was deleted, and created again: retry") from None
             raise translated(error, doing) from None
         if failure is not None:
             raise entry_error(failure, doing)
@@ -348,19 +358,19 @@ class SqsMailbox(Generic[T]):
             )
         return reply_to.name
 
-    async def _envelope(self, body: Any, address: str) -> Envelope:
+    async def _wire(self, body: Any, address: str) -> WireMessage:
         try:
             data = seal(encode_body(body), self.key, self.name, address)
         except CodecError as error:
             raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
         if self.claim_check is not None and len(data) > min(self.max_body_bytes, self.claim_check.threshold):
-            return Envelope.of_claim(await self.claim_check.keep(data), address)
+            return WireMessage.of_claim(await self.claim_check.keep(data), address)
         if len(data) > self.max_body_bytes:
             raise MessageTooLargeError(
                 f"{self.name}: the body must have at most {self.max_body_bytes} bytes (got {len(data)}); "
                 "name an S3 bucket for large bodies in the address: ?bucket=NAME"
             )
-        return Envelope.of(data, address)
+        return WireMessage.of(data, address)
 
     async def _keep_alive(self, ttl: float) -> None:
         while True:

@@ -51,15 +51,25 @@ class MailboxQueues:
     Args:
         connection: The connection to SQS.
         mailbox: The name of the mailbox.
-        shards: The number of queues to spread messages over; more if the mailbox already has more.
+        shards: The number of queues to spread messages over.
+        growing: Whether to use more queues if other processes have created more, and to record the number.
         ttl_seconds: Mark the queues as abandoned unless they are refreshed within this time.
     """
 
-    def __init__(self, connection: SqsConnection, mailbox: str, shards: int, ttl_seconds: float | None) -> None:
+    def __init__(
+        self,
+        connection: SqsConnection,
+        mailbox: str,
+        shards: int = 1,
+        *,
+        growing: bool = False,
+        ttl_seconds: float | None = None,
+    ) -> None:
         self._connection = connection
         self._mailbox = mailbox
         self._prefix = connection.address.prefix
         self._wanted = shards
+        self._growing = growing
         self._ttl = ttl_seconds
         self._next_look = 0.0
         self._lock = asyncio.Lock()
@@ -88,7 +98,7 @@ class MailboxQueues:
     async def refresh_shards(self) -> None:
         """Look for shards that others have added, at most once a minute."""
         now = self._connection.clock.monotonic()
-        if now >= self._next_look and self.urls and self._ttl is None:
+        if self._growing and self.urls and now >= self._next_look:
             self._next_look = now + _SHARDS_SECONDS
             async with self._lock:
                 await self._open_shards(self.urls[0], create=True)
@@ -120,7 +130,7 @@ class MailboxQueues:
 
     async def _open_shards(self, first: str, *, create: bool) -> None:
         count = self._wanted
-        if self._ttl is None:
+        if self._growing:
             tagged = (await self._call("list_queue_tags", QueueUrl=first)).get("Tags", {}).get(SHARDS_TAG, "1")
             known = int(tagged) if re.fullmatch(r"[0-9]{1,2}", tagged) else 1
             if create and known < count:

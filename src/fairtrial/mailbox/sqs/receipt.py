@@ -14,8 +14,8 @@ from fairtrial.errors import ConfigurationError, LeaseLostError, MailboxError
 from fairtrial.mailbox.protocol import Renewer
 from fairtrial.mailbox.sqs.batches import MAX_ENTRIES
 from fairtrial.mailbox.sqs.connection import SqsConnection
-from fairtrial.mailbox.sqs.envelope import Envelope
 from fairtrial.mailbox.sqs.errors import FAILURES, entry_error, is_lost_lease, translated
+from fairtrial.mailbox.sqs.wire_message import WireMessage
 
 MAX_LEASE_SECONDS: Final = 43_200
 """A message is in flight for at most 12 hours after it was received, however often its lease is renewed."""
@@ -41,7 +41,7 @@ class SqsSettling(Protocol):
         """Raise `MailboxClosedError` after `close`."""
         ...
 
-    async def add_dead_letter(self, envelope: Envelope, reason: str, error: str) -> None:
+    async def add_dead_letter(self, wire: WireMessage, reason: str, error: str) -> None:
         """Store a dead letter."""
         ...
 
@@ -58,7 +58,7 @@ class SqsReceipt:
         handle: The receipt handle of SQS.
         received: When it was received, on the clock of the connection.
         deadline: When its lease ends.
-        envelope: The message, with the counters of earlier copies.
+        wire: The message, with the counters of earlier copies.
         receives: How often this copy was received, this time included.
         sent_ms: When this copy was sent, in milliseconds since the epoch by the clock of SQS; 0 if unknown.
         settled: Whether it was settled.
@@ -67,7 +67,6 @@ class SqsReceipt:
     __slots__ = (
         "_copied",
         "deadline",
-        "envelope",
         "handle",
         "mailbox",
         "received",
@@ -75,6 +74,7 @@ class SqsReceipt:
         "sent_ms",
         "settled",
         "url",
+        "wire",
     )
 
     def __init__(
@@ -82,7 +82,7 @@ class SqsReceipt:
         mailbox: SqsSettling,
         url: str,
         handle: str,
-        envelope: Envelope,
+        wire: WireMessage,
         *,
         receives: int,
         received: float,
@@ -92,7 +92,7 @@ class SqsReceipt:
         self.mailbox = mailbox
         self.url = url
         self.handle = handle
-        self.envelope = envelope
+        self.wire = wire
         self.receives = receives
         self.sent_ms = sent_ms
         self.received = received
@@ -108,12 +108,12 @@ class SqsReceipt:
     @property
     def deliveries(self) -> int:
         """The number of this delivery, from 1."""
-        return self.envelope.deliveries + self.receives
+        return self.wire.deliveries + self.receives
 
     @property
     def expiries(self) -> int:
         """The number of earlier deliveries that ended with an expired lease."""
-        return self.envelope.expiries + self.receives - 1
+        return self.wire.expiries + self.receives - 1
 
     def is_held(self) -> bool:
         """Return whether the lease is valid."""
@@ -144,7 +144,7 @@ class SqsReceipt:
 
     async def reply(self, address: str | None, body: Any) -> str:
         """See `Message.reply`."""
-        return await self.mailbox.send_reply(self.envelope.id, address, body)
+        return await self.mailbox.send_reply(self.wire.id, address, body)
 
     def allowed_lease(self, lease: int, now: float) -> int:
         """Return the lease, or less if it would end later than 12 hours after the message was received."""
@@ -157,7 +157,7 @@ class SqsReceipt:
     def lost(self) -> LeaseLostError:
         """Return the error for a lease that was lost."""
         return LeaseLostError(
-            f"the lease of message {self.envelope.id} of {self.mailbox.name} was lost: it expired, or the message was "
+            f"the lease of message {self.wire.id} of {self.mailbox.name} was lost: it expired, or the message was "
             "settled before"
         )
 
@@ -171,14 +171,14 @@ class SqsReceipt:
     async def _send_copy(self, delay: float, deliveries: int) -> None:
         whole = math.ceil(delay)
         late = self.mailbox.connection.clock.time() + delay if whole > MAX_DELAY_SECONDS else 0.0
-        copy = replace(self.envelope, deliveries=deliveries, expiries=self.expiries, not_before=late)
+        copy = replace(self.wire, deliveries=deliveries, expiries=self.expiries, not_before=late)
         text = copy.dumps()
         entry = {"MessageBody": text, "DelaySeconds": min(whole, MAX_DELAY_SECONDS)}
         await self._submit("send_message_batch", entry, "giving back", len(text.encode("utf-8", "surrogatepass")))
 
     async def _bury(self, reason: str, error: str) -> None:
         if not self._copied:
-            buried = replace(self.envelope, deliveries=self.deliveries, expiries=self.expiries)
+            buried = replace(self.wire, deliveries=self.deliveries, expiries=self.expiries)
             await self.mailbox.add_dead_letter(buried, reason, error)
             self._copied = True
         await self.delete()
@@ -204,7 +204,7 @@ class SqsReceipt:
             raise
 
     async def _submit(self, operation: str, entry: dict[str, Any], doing: str, size: int = 0) -> None:
-        what = f"{doing} message {self.envelope.id} of {self.mailbox.name}"
+        what = f"{doing} message {self.wire.id} of {self.mailbox.name}"
         try:
             failure = await self.mailbox.connection.batcher.submit(operation, self.url, entry, size)
         except FAILURES as error:

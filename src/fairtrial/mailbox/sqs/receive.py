@@ -14,16 +14,15 @@ from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body
 from fairtrial.mailbox.protocol import Message, validate_receive
 from fairtrial.mailbox.sealing import unseal
 from fairtrial.mailbox.sqs.batches import MAX_ENTRIES
-from fairtrial.mailbox.sqs.envelope import Envelope
 from fairtrial.mailbox.sqs.errors import FAILURES, is_gone, translated
 from fairtrial.mailbox.sqs.queues import MailboxQueues
 from fairtrial.mailbox.sqs.receipt import SqsReceipt, SqsSettling, whole_lease
+from fairtrial.mailbox.sqs.wire_message import WireMessage
 
 _log = logging.getLogger(__name__)
 _MISSING_BLOB_DELAY: Final = 5.0
 _PARALLEL: Final = 8
 _SHARD_POLL_SECONDS: Final = 2  # With several queues: nothing else is received while one of them is polled.
-_SHORT_SECONDS: Final = 0.1
 _LATE_SECONDS: Final = 1.0
 _ATTRIBUTES: Final = ["ApproximateReceiveCount", "SentTimestamp"]
 
@@ -40,7 +39,7 @@ class SqsInbox(SqsSettling, Protocol):
         """Find or create the queues."""
         ...
 
-    async def body_of(self, envelope: Envelope) -> bytes:
+    async def body_of(self, wire: WireMessage) -> bytes:
         """Return the body of a message, from the claim check if it is there."""
         ...
 
@@ -65,11 +64,12 @@ class SqsReceiver:
             self._mailbox.check_open()
             await self._mailbox.queues.refresh_shards()
             receipts = await self._look(max_messages, lease, end - loop.time())
+            if self._closing:
+                self._hand_back_later(receipts)
+                raise MailboxClosedError(f"mailbox {self._mailbox.name} is closed")
             messages = await self._messages(receipts)
             if messages or loop.time() >= end:
                 return messages
-            if end - loop.time() < 1 and not receipts:
-                await asyncio.sleep(min(_SHORT_SECONDS, max(0.0, end - loop.time())))  # SQS waits whole seconds only.
 
     async def close(self) -> None:
         """Wait until all polls have ended, and hand back the messages that they received."""
@@ -85,7 +85,9 @@ class SqsReceiver:
         urls = [urls[(self._next + at) % len(urls)] for at in range(len(urls))]
         receipts: list[SqsReceipt] = []
         longest = self._mailbox.poll_seconds if len(urls) == 1 else _SHARD_POLL_SECONDS
-        wait = max(0, min(longest, int(left)))
+        # Whole seconds, and rather a second too long than not at all: without waiting, SQS asks only some of its
+        # servers and may miss messages.
+        wait = 0 if left <= 0 else min(longest, max(1, int(left)))
         try:
             for url in urls if len(urls) > 1 else ():
                 receipts += await self._drain(url, count - len(receipts), lease, 0)
@@ -159,17 +161,17 @@ class SqsReceiver:
 
     def _receipt(self, url: str, message: dict[str, Any], received: float, lease: int) -> SqsReceipt:
         try:
-            envelope = Envelope.loads(message["Body"])
+            wire = WireMessage.loads(message["Body"])
         except BodyError:
             # A foreign message, which will become a dead letter. Its id must have our form.
             id = hashlib.sha256(str(message.get("MessageId", "")).encode()).hexdigest()[:32]
-            envelope = Envelope(message["Body"], "foreign", id)
+            wire = WireMessage(message["Body"], "foreign", id)
         receives = int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1))
         return SqsReceipt(
             self._mailbox,
             url,
             message["ReceiptHandle"],
-            envelope,
+            wire,
             receives=max(1, receives),
             received=received,
             lease=lease,
@@ -188,26 +190,26 @@ class SqsReceiver:
         return messages
 
     async def _message(self, receipt: SqsReceipt) -> Message[Any] | None:
-        mailbox, envelope = self._mailbox, receipt.envelope
+        mailbox, wire = self._mailbox, receipt.wire
         now = mailbox.connection.clock.time()
-        if envelope.not_before > now + 1:  # SQS delays at most 15 minutes: it is delayed again.
-            await self._settle(receipt.nack(envelope.not_before - now, counted=False))
+        if wire.not_before > now + 1:  # SQS delays at most 15 minutes: it is delayed again.
+            await self._settle(receipt.nack(wire.not_before - now, counted=False))
             return None
         try:
-            if envelope.form == "foreign":
+            if wire.form == "foreign":
                 raise BodyError("it was not sent by a mailbox")
-            data = unseal(await mailbox.body_of(envelope), mailbox.key, mailbox.name, envelope.reply_to)
+            data = unseal(await mailbox.body_of(wire), mailbox.key, mailbox.name, wire.reply_to)
             body = decode_body(mailbox.body_type, data)
         except NewerFormatError as error:
             # Not damaged: a worker of a newer version can read it.
-            _log.warning("handing message %s of %s back to newer workers: %s", envelope.id, mailbox.name, error)
+            _log.warning("handing message %s of %s back to newer workers: %s", wire.id, mailbox.name, error)
             await self._settle(receipt.nack(NEWER_FORMAT_DELAY, counted=False))
             return None
         except (BodyError, CodecError) as error:
             await self._settle(receipt.dead_letter(f"the body cannot be read: {error}", "BodyError"))
             return None
         except OSError as error:
-            _log.warning("the body of message %s of %s cannot be fetched: %s", envelope.id, mailbox.name, error)
+            _log.warning("the body of message %s of %s cannot be fetched: %s", wire.id, mailbox.name, error)
             await self._settle(receipt.nack(_MISSING_BLOB_DELAY, counted=False))
             return None
         except Exception as error:  # An arbitrary error of a user's validator.
@@ -215,12 +217,12 @@ class SqsReceiver:
             await self._settle(receipt.dead_letter(reason, "BodyError"))
             return None
         return Message(
-            envelope.id,
+            wire.id,
             body,
             receipt,
             delivery_count=receipt.deliveries,
             expiries=receipt.expiries,
-            reply_to=envelope.reply_to or None,
+            reply_to=wire.reply_to or None,
             waited_seconds=max(0.0, now - receipt.sent_ms / 1000) if receipt.sent_ms else None,
         )
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Final
 
-from fairtrial.errors import BodyError, ConfigurationError, MailboxConnectionError, MessageTooLargeError
+from fairtrial.errors import BodyError, ConfigurationError, MessageTooLargeError
 from fairtrial.mailbox.claim_check import MAX_BYTES
 from fairtrial.mailbox.sqs.connection import SqsConnection
 from fairtrial.mailbox.sqs.errors import FAILURES, code_of, translated
@@ -68,8 +68,7 @@ class S3ClaimCheck:
         except FAILURES as error:
             if code_of(error) in ("NoSuchKey", "404"):
                 raise BodyError(f"its body {sha256[:12]} is not in bucket {self.bucket}") from None
-            told = translated(error, f"reading a large body from bucket {self.bucket}")
-            raise OSError(str(told)) from (error if isinstance(told, MailboxConnectionError) else None)
+            raise OSError(str(translated(error, f"reading a large body from bucket {self.bucket}"))) from None
         if hashlib.sha256(body).hexdigest() != sha256:
             raise BodyError(f"its body {sha256[:12]} in bucket {self.bucket} is damaged")
         return body

@@ -26,7 +26,7 @@ HEADER_BYTES: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class WireMessage:
     """One message.
 
     Attributes:
@@ -102,7 +102,7 @@ class Envelope:
             raise BodyError("its base64 is damaged") from None
 
 
-_DEFAULTS: Final = {field.name: field.default for field in fields(Envelope)}
+_DEFAULTS: Final = {field.name: field.default for field in fields(WireMessage)}
 
 
 def as_storable(text: str, longest: int = _MAX_REASON) -> str:
