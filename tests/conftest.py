@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.figures import figure, pytest_addoption
 from tests.servers import PostgresServer
+from tests.sqs_server import CREDENTIALS, SqsServer
 
 __all__ = ["figure", "pytest_addoption"]
 
@@ -26,12 +28,16 @@ settings.load_profile("here")
 # What a test uses, directly or by a fixture, that is not Python: installed by `scripts/setup`, and named by a marker.
 PROGRAMS = {
     "redis": {"RedisServer", "redis_server", "redis_url", "RedisCluster", "cluster_url"},
+    "sqs": {"SqsServer", "sqs_server", "sqs_url"},
     "postgres": {"PostgresServer", "pg_server", "pg_url", "own_postgres"},
     "browser": {"browser", "screenshot", "Browser"},
     "tmux": {"terminal"},
     "node": {"node"},
     "slurm": {"Slurm"},
 }
+
+
+_prefixes = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,6 +92,22 @@ def pg_url(pg_server: PostgresServer) -> Iterator[str]:
     url = pg_server.new_database()
     yield url
     pg_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def sqs_server() -> Iterator[SqsServer]:
+    """An emulator of SQS and S3, one per process of the tests."""
+    with SqsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def sqs_url(sqs_server: SqsServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of queues that no other test uses; the environment has credentials for it."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return sqs_server.url(f"t{next(_prefixes)}", poll=1, linger=0, lag=2)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -1,10 +1,12 @@
-"""Time that passes on a Redis server, without waiting for it.
+"""Time that passes on a server, without waiting for it.
 
-Every lease and delay of a mailbox is made older, as if the server's clock had moved on.
+On Redis, every lease and delay of a mailbox is made older, as if the server's clock had moved on. The clock of the SQS
+emulator is moved, and that of the mailbox with it.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fairtrial.mailbox import RedisMailbox
@@ -25,3 +27,16 @@ return #delayed
 
 async def age(mailbox: RedisMailbox[Any], seconds: float) -> None:
     await mailbox.connection.script(AGE, (mailbox.keys.stream, mailbox.keys.delayed), (round(seconds * 1000),))
+
+
+class ShiftedClock:
+    """The system's clocks, moved ahead."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def time(self) -> float:
+        return time.time() + self.ahead
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead

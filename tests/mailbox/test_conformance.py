@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from fairtrial.mailbox import InMemoryMailbox, Mailbox, MailboxResolver, RedisMailbox
+from fairtrial.mailbox import (
+    InMemoryMailbox,
+    Mailbox,
+    MailboxResolver,
+    RedisMailbox,
+    SqsConnection,
+    SqsMailbox,
+)
 from fairtrial.testing import FakeClock
 from fairtrial.testing.mailbox_suite import MailboxConformance
-from tests.mailbox.ageing import age
+from tests.mailbox.ageing import ShiftedClock, age
+from tests.sqs_server import SqsServer
 
 
 @pytest.mark.proves("R67", "R68", "R72", "R81", "R82")
@@ -55,6 +63,46 @@ class TestRedisMailbox(MailboxConformance):
     async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
         assert isinstance(mailbox, RedisMailbox)
         await age(mailbox, seconds)
+
+
+@pytest.mark.proves("R67", "R70", "R72", "R81", "R82")
+class TestSqsMailbox(MailboxConformance):
+    can_tell_lost_after_purge = False
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    @pytest.fixture(autouse=True)
+    def world(self, sqs_server: SqsServer, sqs_url: str) -> None:
+        self.server = sqs_server
+        self.url = sqs_url
+        self.clock = ShiftedClock()
+
+    @asynccontextmanager
+    async def make_mailbox(
+        self, name: str, body_type: type[Any], *, resolver: MailboxResolver | None = None
+    ) -> AsyncIterator[Mailbox[Any]]:
+        async with (
+            SqsConnection(self.url, clock=self.clock) as connection,
+            SqsMailbox(name, body_type, connection, resolver=resolver) as mailbox,
+        ):
+            yield mailbox
+
+    async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
+        self.server.pass_time(seconds)
+        self.clock.ahead += seconds
+
+
+@pytest.mark.long
+class TestSqsMailboxWithShards(TestSqsMailbox):
+    """The same on three queues instead of one."""
+
+    @pytest.fixture(autouse=True)
+    def world(self, sqs_server: SqsServer, sqs_url: str) -> None:
+        self.server = sqs_server
+        self.url = f"{sqs_url}&shards=3"
+        self.clock = ShiftedClock()
 
 
 REAL_TIME = {

@@ -1,4 +1,4 @@
-"""Random operations compared with a model: 500 in memory, 200 on Redis, or FAIRTRIAL_SCHEDULES of each."""
+"""Random operations compared with a model: 500 in memory, 200 on Redis, 12 on SQS, or FAIRTRIAL_SCHEDULES of each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
+from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox, SqsConnection, SqsMailbox
 from fairtrial.testing import FakeClock
 from fairtrial.testing.mailbox_machine import mailbox_machine
 from tests.mailbox.ageing import age
+from tests.sqs_server import SqsServer
 
 SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "500"))
 REDIS_SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "200"))
+SQS_SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "12"))
 STEPS = 30
 
 
@@ -63,6 +65,31 @@ class RedisWorld:
         self.run(mailbox.close())
 
 
+class SqsWorld:
+    retention_seconds = 14 * 24 * 3600.0
+
+    def __init__(self, runner: asyncio.Runner, server: SqsServer, connection: SqsConnection, clock: FakeClock) -> None:
+        self.runner = runner
+        self.server = server
+        self.connection = connection
+        self.clock = clock
+
+    def run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(coroutine)
+
+    def open(self) -> Mailbox[int]:
+        mailbox = SqsMailbox(f"box-{uuid.uuid4().hex}", int, self.connection)
+        self.run(mailbox.open())
+        return mailbox
+
+    def pass_time(self, mailbox: Mailbox[int], seconds: float) -> None:
+        self.server.pass_time(seconds)
+        self.clock.advance(seconds)
+
+    def close(self, mailbox: Mailbox[int]) -> None:
+        self.run(mailbox.close())
+
+
 @pytest.fixture
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
@@ -95,3 +122,18 @@ def test_random_schedules_on_redis_agree_with_the_model(runner: asyncio.Runner, 
         run_state_machine_as_test(machine, settings=schedules(REDIS_SCHEDULES))
     finally:
         runner.run(connection.close())
+
+
+@pytest.mark.long
+@pytest.mark.proves("R61", "R67", "R70")
+@pytest.mark.parametrize("shards", [1, 3])
+def test_random_schedules_on_sqs_agree_with_the_model(runner: asyncio.Runner, sqs_url: str, shards: int) -> None:
+    clock = FakeClock()
+    with SqsServer() as server:  # A server of its own, because its clock stands still.
+        server.freeze()
+        connection = SqsConnection(server.url(linger=0, shards=shards), clock=clock)
+        try:
+            machine = mailbox_machine(lambda: SqsWorld(runner, server, connection, clock))
+            run_state_machine_as_test(machine, settings=schedules(SQS_SCHEDULES))
+        finally:
+            runner.run(connection.close())

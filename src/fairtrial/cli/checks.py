@@ -277,6 +277,8 @@ def _clock(name: str, ahead: float) -> Check:
 
 
 async def _queue(url: str) -> list[Check]:
+    if url.startswith("sqs:"):
+        return [check async for check in _sqs(url)]
     try:
         from fairtrial.mailbox.redis.connection import RedisConnection
     except ImportError:
@@ -285,6 +287,24 @@ async def _queue(url: str) -> list[Check]:
         raise MissingExtraError("a queue on Redis", "redis") from None
     async with RedisConnection(url, timeout_seconds=_QUEUE_SECONDS) as connection:
         return [check async for check in _redis(connection)]
+
+
+async def _sqs(url: str) -> Any:
+    """Send, receive and acknowledge one message in a separate queue, which is then deleted."""
+    try:
+        from fairtrial.mailbox.sqs import SqsConnection, SqsMailbox
+    except ImportError:
+        from fairtrial.errors import MissingExtraError
+
+        raise MissingExtraError("a queue on SQS", "sqs") from None
+    async with SqsConnection(url, timeout_seconds=_QUEUE_SECONDS) as connection:
+        async with SqsMailbox(f"doctor.{secrets.token_hex(6)}", str, connection, ttl_seconds=60.0) as mailbox:
+            yield Check("queue", "ok", str(connection.address))
+            await mailbox.send("a message of fairtrial doctor")
+            for message in await mailbox.receive(1, 30.0, _QUEUE_SECONDS):
+                await message.extend_visibility(30.0)
+                await message.acknowledge()
+        yield Check("queue rights", "ok", "a message was sent, received and acknowledged")
 
 
 async def _redis(connection: RedisConnection) -> Any:

@@ -145,6 +145,8 @@ def _purge(url: str, names: list[str], store: str | None, *, dry_run: bool, yes:
     status = {results_name(run.suite, run.run_id): run for name in names for run in opened.runs(suite=name)}
 
     async def look(name: str, requests: Any) -> dict[str, int]:
+        if not hasattr(requests, "reply_addresses"):
+            raise UserError("the requests of single runs cannot be removed from a queue on SQS", "workers drop them")
         asked: dict[str, int] = await requests.reply_addresses()
         return {to: n for to, n in asked.items() if to not in status or status[to].status == "finished"}
 
@@ -184,16 +186,19 @@ def _purge(url: str, names: list[str], store: str | None, *, dry_run: bool, yes:
 
 async def _look(name: str, mailbox: Any) -> dict[str, Any]:
     depth = await mailbox.depth()
-    readers = await mailbox.readers()
-    workers = await mailbox.workers()
-    versions = Counter(code[:8] for code in await mailbox.announced())
+    from fairtrial.mailbox import bulk
+
+    readers = await mailbox.readers() if hasattr(mailbox, "readers") else None
+    workers = await bulk.workers(mailbox)
+    announced = await bulk.announced(mailbox)
+    versions = Counter(code[:8] for code in announced or ())
     return {
         "suite": name,
         "waiting": depth.waiting,
         "delayed": depth.delayed,
         "in_flight": depth.in_flight,
         "dead_letters": depth.dead,
-        "oldest_in_flight_seconds": readers.oldest_seconds,
+        "oldest_in_flight_seconds": None if readers is None else readers.oldest_seconds,
         "workers": [
             {
                 "name": worker.name,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
     from fairtrial.fleet.ops.group import LoopGroup
     from fairtrial.fleet.ops.supervise import RestartPolicy
-    from fairtrial.fleet.queues import Broker, MemoryBroker, RedisBroker, connect_broker
+    from fairtrial.fleet.queues import Broker, MemoryBroker, RedisBroker, SqsBroker, connect_broker
     from fairtrial.fleet.worker.config import EvalLoopConfig, LoopConfig, MainLoopConfig
     from fairtrial.fleet.worker.counters import LoopCounters
     from fairtrial.fleet.worker.eval_loop import EvalLoop
@@ -53,6 +53,7 @@ _WHERE = {
     "MainLoopResult": "messages",
     "MemoryBroker": "queues",
     "RedisBroker": "queues",
+    "SqsBroker": "queues",
     "RedisSessionStore": "worker.sessions",
     "RestartPolicy": "ops.supervise",
     "SessionStore": "worker.sessions",
@@ -83,6 +84,7 @@ __all__ = [
     "MainLoopResult",
     "MemoryBroker",
     "RedisBroker",
+    "SqsBroker",
     "RedisSessionStore",
     "RestartPolicy",
     "SessionStore",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import re
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from fairtrial.errors import ConfigurationError, MissingExtraError, ReplyNotAvailableError
@@ -161,6 +162,92 @@ class RedisBroker:
             raise translated(error, f"keeping {mailbox.name}") from None
 
 
+class SqsBroker:
+    """A broker on Amazon SQS. It belongs to the event loop in which it is first used.
+
+    Args:
+        url: `sqs://region/prefix?endpoint=...&bucket=...&shards=...`; credentials come from the AWS credential chain.
+        claim_check: The store for large bodies; by default the bucket in the URL.
+    """
+
+    def __init__(self, url: str, *, claim_check: ClaimCheck | None = None) -> None:
+        try:
+            from fairtrial.mailbox.sqs import SqsConnection
+        except ImportError:
+            raise MissingExtraError("a mailbox on SQS", "sqs") from None
+        self.connection = SqsConnection(url)
+        self._claim_check = claim_check
+        self._open: list[Mailbox[Any]] = []
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"SqsBroker({self.connection!r})"
+
+    def _mailbox(self, name: str, body_type: type[Any], *, shards: int | None = None) -> Any:
+        from fairtrial.mailbox.sqs import SqsMailbox
+
+        mailbox = SqsMailbox(name, body_type, self.connection, claim_check=self._claim_check, shards=shards)
+        self._open.append(mailbox)
+        return mailbox
+
+    async def requests(self, suite: str) -> Mailbox[EvalRequest]:
+        """The mailbox a suite's workers take their work from."""
+        mailbox: Mailbox[EvalRequest] = self._mailbox(requests_name(suite), EvalRequest)
+        return mailbox
+
+    async def results(self, suite: str, run_id: str) -> Mailbox[EvalReply]:
+        """Open the mailbox for the results of one run, and delete those that others abandoned.
+
+        SQS never deletes a queue: a sweeper does a month after it was last opened. SQS keeps messages for 14 days.
+        """
+        from fairtrial.mailbox.sqs.queues import delete_abandoned_quietly
+
+        mailbox = self._mailbox(results_name(suite, run_id), EvalReply, shards=1)
+        await mailbox.open()
+        await mailbox.queues.expire(_UNCLAIMED_SECONDS)
+        if self._sweeping is None:
+            self._sweeping = asyncio.ensure_future(delete_abandoned_quietly(self.connection))
+        opened: Mailbox[EvalReply] = mailbox
+        return opened
+
+    async def has_mailbox(self, name: str) -> bool:
+        """Return whether a mailbox with this name exists at this address."""
+        mailbox = self._mailbox(name, object)
+        try:
+            return bool(await mailbox.exists())
+        finally:
+            await self.leave(mailbox)
+
+    async def suites(self) -> list[str]:
+        """Return the suites that have a queue at this address, as mailbox names spell them."""
+        from fairtrial.mailbox.sqs.queues import MAILBOX_TAG, list_queues, tags_of
+
+        names = {
+            (await tags_of(self.connection, url)).get(MAILBOX_TAG, "") for url in await list_queues(self.connection)
+        }
+        return sorted(name.removesuffix(".requests") for name in names if name.endswith(".requests"))
+
+    async def leave(self, mailbox: Mailbox[Any]) -> None:
+        """Stop using a mailbox; what is in it stays."""
+        if mailbox in self._open:
+            self._open.remove(mailbox)
+        await mailbox.close()
+
+    async def retire(self, mailbox: Mailbox[Any]) -> None:
+        """Let the sweeper delete a mailbox in an hour: until then, late duplicates can still be delivered."""
+        await cast(Any, mailbox).queues.expire(_KEPT_SECONDS)
+        await self.leave(mailbox)
+
+    async def close(self) -> None:
+        """Close the mailboxes and the connection."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
+        for mailbox in list(self._open):
+            await self.leave(mailbox)
+        await self.connection.close()
+
+
 class MemoryBroker:
     """A broker in this process, for tests and single-process fleets. Client and workers must share one object."""
 
@@ -211,15 +298,20 @@ def connect_broker(url: str, *, claim_check: ClaimCheck | None = None) -> Broker
 
     Args:
         url: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, `unix://` for a socket, or
-            `redis+sentinel://` and `redis+cluster://` as `RedisConnection` takes them.
+            `redis+sentinel://` and `redis+cluster://` as `RedisConnection` takes them; `sqs://region/prefix` for Amazon
+            SQS.
         claim_check: The store for bodies over 64 KB; by default the folder in FAIRTRIAL_CLAIM_CHECK. Without either,
             bodies over 1 MB are refused.
 
     Raises:
         ConfigurationError: the scheme of the URL is not supported.
     """
-    if urlsplit(url).scheme.partition("+")[0] in ("redis", "rediss", "unix"):
-        folder = os.environ.get("FAIRTRIAL_CLAIM_CHECK")
-        return RedisBroker(url, claim_check=ClaimCheck(folder) if claim_check is None and folder else claim_check)
+    scheme = urlsplit(url).scheme.partition("+")[0]
+    folder = os.environ.get("FAIRTRIAL_CLAIM_CHECK")
+    claim_check = ClaimCheck(folder) if claim_check is None and folder else claim_check
+    if scheme in ("redis", "rediss", "unix"):
+        return RedisBroker(url, claim_check=claim_check)
+    if scheme == "sqs":
+        return SqsBroker(url, claim_check=claim_check)
     # The URL is not repeated: it may contain a password.
-    raise ConfigurationError("the mailbox URL must start with redis://, rediss:// or unix://")
+    raise ConfigurationError("the mailbox URL must start with redis://, rediss://, unix:// or sqs://")

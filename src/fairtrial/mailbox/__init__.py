@@ -1,6 +1,6 @@
 """Message queues with leases: the protocol and its implementations.
 
-Exported names are imported lazily, so that a process without Redis never imports its client.
+Exported names are imported lazily, so that a process without Redis or SQS never imports its client.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, Receipt, Renewer
     from fairtrial.mailbox.redis import RedisConnection, RedisMailbox, RedisMailboxFactory
     from fairtrial.mailbox.resolver import CompositeResolver, MailboxFactory, MailboxResolver
+    from fairtrial.mailbox.sqs import S3ClaimCheck, SqsAddress, SqsConnection, SqsMailbox, SqsMailboxFactory
 
 _WHERE = {
     "ClaimCheck": "claim_check",
@@ -39,6 +40,11 @@ _WHERE = {
     "RedisMailbox": "redis",
     "RedisMailboxFactory": "redis",
     "Renewer": "protocol",
+    "S3ClaimCheck": "sqs",
+    "SqsAddress": "sqs",
+    "SqsConnection": "sqs",
+    "SqsMailbox": "sqs",
+    "SqsMailboxFactory": "sqs",
     "WireBody": "body",
     "acknowledge_all": "bulk",
     "reply_all": "bulk",
@@ -64,6 +70,11 @@ __all__ = [
     "RedisMailbox",
     "RedisMailboxFactory",
     "Renewer",
+    "S3ClaimCheck",
+    "SqsAddress",
+    "SqsConnection",
+    "SqsMailbox",
+    "SqsMailboxFactory",
     "WireBody",
     "acknowledge_all",
     "reply_all",

@@ -3,6 +3,9 @@
     machine = mailbox_machine(world)                      # a class for Hypothesis
     run_state_machine_as_test(machine, settings=settings(max_examples=500, stateful_step_count=40))
 
+A world may have `retention_seconds`, the time for which its server keeps a message; without it, messages are kept for
+ever. The machine lets less time pass than that.
+
 The operations send, receive, settle in time and too late, extend leases, crash (forget what was received), hand
 messages back, dead-letter them, and let time pass in small and large steps. The mailbox must agree with the model: no
 message is lost, none is delivered while it is leased or delayed or after it was settled, and all counts are right.
@@ -71,6 +74,7 @@ class _Delivery:
 
 
 _SECONDS = st.sampled_from([1.0, 10.0, 40.0, 61.0, 300.0])
+_LONGEST = 10 * 365 * 24 * 3600.0 / 11
 _JUMPS = st.sampled_from([0.5, 5.0, 12.0, 41.0, 62.0, 400.0, 100_000.0])
 
 
@@ -87,6 +91,7 @@ def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedSta
             self.world = make_world()
             self.mailbox = self.world.open()
             self.now = 0.0
+            self.horizon: float = getattr(self.world, "retention_seconds", 1000 * _LONGEST) / 2
             self.known: dict[str, _KnownMessage] = {}
             self.numbers = 0
 
@@ -99,7 +104,7 @@ def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedSta
 
         def drain(self) -> None:
             """Let every lease and delay end, then receive all messages."""
-            self.advance(10 * 365 * 24 * 3600.0 / 11)
+            self.advance(min(_LONGEST, self.horizon / 2))
             expected = {known.id for known in self.known.values() if known.state == "waiting"}
             seen: set[str] = set()
             while messages := self.world.run(self.mailbox.receive(50, 60, 0)):
@@ -219,7 +224,8 @@ def mailbox_machine(make_world: Callable[[], MailboxWorld]) -> type[RuleBasedSta
 
         @rule(seconds=_JUMPS)
         def time_passes(self, seconds: float) -> None:
-            self.advance(seconds)
+            if self.now + seconds < self.horizon:
+                self.advance(seconds)
 
         @invariant()
         def every_message_is_where_the_model_says(self) -> None:

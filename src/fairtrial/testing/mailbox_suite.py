@@ -17,7 +17,7 @@ import functools
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ from fairtrial.errors import (
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
+from fairtrial.mailbox.bulk import send_all
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message
 from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
 
@@ -59,6 +60,8 @@ class MailboxConformance:
     """How many seconds to wait for a message that must arrive."""
     max_body_bytes = 1024 * 1024
     """The largest size of a body; a larger one must be refused."""
+    can_tell_lost_after_purge = True
+    """Whether settling a message that was in flight during a purge must fail. False: the server may accept it."""
 
     def make_mailbox(
         self, name: str, body_type: type[Any], *, resolver: MailboxResolver | None = None
@@ -313,8 +316,7 @@ class MailboxConformance:
 
     async def test_leases_are_renewed_from_a_thread(self) -> None:
         async with self.mailbox() as mailbox:
-            for number in range(450):
-                await mailbox.send(SuiteJob(number))
+            await send_all(mailbox, [SuiteJob(number) for number in range(450)])
             messages = await self.take(mailbox, 450)
             await messages[7].acknowledge()
             await self.pass_time(mailbox, self.lease / 2)
@@ -348,7 +350,7 @@ class MailboxConformance:
             await second.dead_letter("bad")
             assert await mailbox.purge() == 5
             assert await mailbox.depth() == MailboxDepth(waiting=0, delayed=0, in_flight=0, dead=1)
-            with pytest.raises(LeaseLostError):
+            with pytest.raises(LeaseLostError) if self.can_tell_lost_after_purge else suppress(LeaseLostError):
                 await third.acknowledge()
             await self.pass_time(mailbox, 2 * self.lease + self.margin)
             assert await self.nothing(mailbox)

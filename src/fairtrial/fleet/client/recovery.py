@@ -68,7 +68,8 @@ class Recovery:
         out, quiet, recovery_seconds = (
             self._ledger.outstanding,
             self._silence.seconds(now),
-            self._fleet.config.recovery_seconds,
+            # The counts of some servers are late: their silence must last longer.
+            max(self._fleet.config.recovery_seconds, getattr(self._fleet.requests, "count_lag_seconds", 0.0)),
         )
         if not out:
             return

@@ -19,6 +19,7 @@ from fairtrial.metrics import QUEUE_DELAY_SECONDS
 _log = logging.getLogger("fairtrial.fleet")
 _EMPTY_WAIT = 0.2
 _EMPTY_LOOKS = 5  # How often the queue is looked at in `empty_seconds`.
+_FULL_BATCH = 10  # Of mailboxes that bill requests.
 
 
 class MessageReceiver[T]:
@@ -138,7 +139,11 @@ class MessageReceiver[T]:
             if pause > 0:
                 await self._lifecycle.sleep(pause)
             elif (free := self._jobs.free_slots) > 0:
-                return free
+                if free < _FULL_BATCH and (gather := getattr(self._mailbox, "gather_seconds", 0.0)):
+                    # Each request costs money there: let more slots become free, and fill them with one request.
+                    await self._lifecycle.sleep(gather)
+                    free = max(free, self._jobs.free_slots)
+                return 0 if self._lifecycle.stop_requested else free
             else:
                 await self._lifecycle.wait_for_change()
         return 0

@@ -1,0 +1,412 @@
+"""A mailbox on Amazon SQS."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Generic, Self, cast
+
+from typing_extensions import TypeVar
+
+from fairtrial.errors import (
+    BodyError,
+    CodecError,
+    ConfigurationError,
+    LeaseLostError,
+    MailboxClosedError,
+    MailboxConnectionError,
+    MailboxError,
+    MessageTooLargeError,
+    ReplyNotAvailableError,
+)
+from fairtrial.mailbox.body import check_body_type, encode_body
+from fairtrial.mailbox.bulk import send_all
+from fairtrial.mailbox.claim_check import ClaimCheck
+from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, Renewer, validate_name
+from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
+from fairtrial.mailbox.sealing import queue_key, seal
+from fairtrial.mailbox.sqs.batches import MAX_BYTES, MAX_ENTRIES
+from fairtrial.mailbox.sqs.connection import SqsConnection, SqsSource
+from fairtrial.mailbox.sqs.dead_letters import SqsDeadLetters
+from fairtrial.mailbox.sqs.errors import FAILURES, entry_error, is_gone, translated
+from fairtrial.mailbox.sqs.queues import MailboxQueues
+from fairtrial.mailbox.sqs.receipt import SqsReceipt, SqsRenewer
+from fairtrial.mailbox.sqs.receive import SqsReceiver
+from fairtrial.mailbox.sqs.s3 import S3ClaimCheck
+from fairtrial.mailbox.sqs.wire_message import HEADER_BYTES, WireMessage, as_storable
+
+MAX_BODY_BYTES = (MAX_BYTES - HEADER_BYTES) * 3 // 4  # Binary bodies grow by a third in base64.
+_MAX_FOREIGN = 200_000
+
+T = TypeVar("T", default=Any)  # A mailbox without a body type carries any JSON.
+
+
+class SqsMailbox(Generic[T]):
+    """A mailbox on standard queues of Amazon SQS. Requires asyncio.
+
+    Leases last at most 12 hours. Counts are approximate, up to a minute late, and a receive without waiting may miss
+    messages. After `purge`, acknowledging a message that was in flight does not fail.
+
+    Args:
+        name: The name, which is also the reply address.
+        body_type: The type of bodies. Invalid bodies become dead letters and never reach a worker. By default, loops
+            and `collect_results` set it; until then bodies are plain JSON values.
+        connection: A connection that mailboxes can share, or an address: `sqs://region/prefix`.
+        resolver: Finds the mailbox for a reply address; by default a mailbox at the same address.
+        claim_check: The store for large bodies; by default the bucket in the address. Without either, they are refused.
+        max_body_bytes: The size limit of bodies in a message, after compression.
+        ttl_seconds: Makes this object the owner of the mailbox, such as one for replies: it is deleted when this object
+            is closed, or by a sweeper some time after its owner was killed.
+        create: Whether sending may create the mailbox. Mailboxes for replies must not.
+        shards: The number of queues; by default that of the address, and one for mailboxes with an owner.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        body_type: type[T] = object,  # type: ignore[assignment]  # plain JSON values
+        connection: SqsSource | None = None,
+        *,
+        resolver: MailboxResolver | None = None,
+        claim_check: ClaimCheck | S3ClaimCheck | None = None,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        ttl_seconds: float | None = None,
+        create: bool = True,
+        shards: int | None = None,
+    ) -> None:
+        if connection is None:
+            raise ConfigurationError("an SQS mailbox requires a connection, or an address: sqs://region/prefix")
+        if ttl_seconds is not None and ttl_seconds < 1:
+            raise ConfigurationError(f"ttl_seconds must be at least 1 (got {ttl_seconds})")
+        if not 0 < max_body_bytes <= MAX_BODY_BYTES:
+            raise ConfigurationError(f"max_body_bytes must be from 1 to {MAX_BODY_BYTES} (got {max_body_bytes})")
+        self.name = validate_name(name)
+        self.body_type: type[Any] = body_type
+        self.connection = SqsConnection.of(connection)
+        self._owns_connection = self.connection is not connection
+        if claim_check is None and self.connection.address.bucket is not None:
+            claim_check = S3ClaimCheck(self.connection)
+        self.claim_check = claim_check
+        self.max_body_bytes = max_body_bytes
+        self.key = queue_key()
+        self.poll_seconds = self.connection.address.poll_seconds
+        self.gather_seconds = self.connection.address.linger_seconds
+        self.count_lag_seconds = self.connection.address.lag_seconds
+        self.renewer: Renewer = SqsRenewer(self.connection)
+        growing = shards is None and ttl_seconds is None and create
+        self.queues = MailboxQueues(
+            self.connection,
+            name,
+            shards or (self.connection.address.shards if growing else 1),
+            growing=growing,
+            ttl_seconds=ttl_seconds,
+        )
+        self.dead_letters = SqsDeadLetters(self)
+        self._resolver = resolver
+        self._receiver = SqsReceiver(self)
+        self._ttl = ttl_seconds
+        self._create = create
+        self._turn = secrets.randbelow(64)
+        self._refresher: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"SqsMailbox({self.name!r}, {self.connection!r})"
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def check_open(self) -> None:
+        """Raise `MailboxClosedError` after `close`."""
+        if self._closed:
+            raise MailboxClosedError(f"mailbox {self.name} is closed")
+
+    def bind_body_type(self, kind: type[Any]) -> None:
+        """Read bodies as `kind`, unless they are read as another type: then raise `ConfigurationError`."""
+        if self.body_type is object:
+            self.body_type = kind
+        check_body_type(self.name, self.body_type, kind)
+
+    async def open(self, *, again: bool = False) -> None:
+        """Create the queues if they do not exist. Receiving does it too; a reply address must be opened first."""
+        self.check_open()
+        await self.queues.open(create=self._create, again=again)
+        if self._ttl is not None and self._refresher is None:
+            await self.queues.expire(self._ttl)  # The queue may be older than this object.
+            self._refresher = asyncio.get_running_loop().create_task(self._keep_alive(self._ttl))
+
+    async def send(self, body: T, *, reply_to: str | Mailbox[Any] | None = None) -> str:
+        """Send a message; returns its id when SQS has stored it. Sends of one turn of the event loop leave together."""
+        self.check_open()
+        address = "" if reply_to is None else await self._address(reply_to)
+        wire = await self._wire(body, address)
+        await self.send_wire(wire)
+        return wire.id
+
+    async def send_all(self, bodies: Sequence[T], *, reply_to: str | Mailbox[Any] | None = None) -> Sequence[str]:
+        """Send many messages, ten in a request; returns their ids."""
+        self.check_open()
+        address = "" if reply_to is None else await self._address(reply_to)
+        wires = [await self._wire(body, address) for body in bodies]
+        await self.open()
+        sending = []
+        for start in range(0, len(wires), MAX_ENTRIES):
+            url = self._next_queue()
+            sending += [self.send_wire(wire, url) for wire in wires[start : start + MAX_ENTRIES]]
+        outcomes = await asyncio.gather(*sending, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [wire.id for wire in wires]
+
+    async def reply_all(self, replies: Sequence[tuple[Message[T], Any]]) -> None:
+        """Send many messages of this mailbox their answers."""
+        addresses: dict[str, list[Any]] = {}
+        for message, body in replies:
+            if message.reply_to is None:
+                raise ReplyNotAvailableError(f"message {message.id} of {self.name} has no reply address")
+            addresses.setdefault(message.reply_to, []).append(body)
+        for address, bodies in addresses.items():
+            try:
+                await send_all(self._resolved(address), bodies)
+            except MailboxClosedError as error:
+                raise ReplyNotAvailableError(str(error)) from None
+
+    async def acknowledge_all(self, messages: Sequence[Message[T]]) -> Sequence[bool]:
+        """Acknowledge many messages of this mailbox; False for those whose lease was lost."""
+        receipts = [cast(SqsReceipt, message.receipt) for message in messages]
+        outcomes = await asyncio.gather(*(receipt.acknowledge() for receipt in receipts), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, LeaseLostError):
+                for receipt, own in zip(receipts, outcomes, strict=True):
+                    receipt.settled = receipt.settled and isinstance(own, LeaseLostError)
+                raise outcome
+        return [outcome is None for outcome in outcomes]
+
+    async def receive(
+        self, max_messages: int = 1, visibility_timeout: float = 300, wait_time_seconds: float = 20
+    ) -> Sequence[Message[T]]:
+        """Receive up to `max_messages`; see `Mailbox.receive`. A cancelled receive loses nothing."""
+        self.check_open()
+        await self.open()
+        return await self._receiver.receive(max_messages, visibility_timeout, wait_time_seconds)
+
+    async def approximate_count(self) -> int:
+        """Return about how many messages have not been settled: waiting, delayed and in flight."""
+        depth = await self._depth(dead=False)
+        return depth.waiting + depth.delayed + depth.in_flight
+
+    async def depth(self) -> MailboxDepth:
+        """Return about how many messages are in each state."""
+        return await self._depth(dead=True)
+
+    async def exists(self) -> bool:
+        """Return whether the mailbox has a queue."""
+        self.check_open()
+        return await self.queues.exists()
+
+    async def purge(self) -> int:
+        """Remove all messages except dead letters; returns about how many. SQS allows it once a minute."""
+        removed = await self.approximate_count()
+        for url in self.queues.urls:
+            try:
+                await self.connection.call("purge_queue", QueueUrl=url)
+            except FAILURES as error:
+                raise translated(error, f"purging {self.name}") from None
+        return removed
+
+    async def close(self) -> None:
+        """Return messages that were received and not handed out, and close connections.
+
+        Waits for long polls that were cancelled, because they may still receive messages.
+        """
+        if self._closed:
+            return
+        if self._refresher is not None:
+            self._refresher.cancel()
+            await asyncio.wait([self._refresher])
+        await self._receiver.close()
+        if self._ttl is not None and self.queues.urls:
+            try:
+                await self.queues.delete()
+            except MailboxError:
+                pass  # SQS is unavailable: the sweeper of another process deletes it.
+        self._closed = True
+        if self._owns_connection:
+            await self.connection.close()
+
+    def for_replies[R](self, name: str, body_type: type[R], ttl_seconds: float) -> SqsMailbox[R]:
+        """Create a mailbox for replies to messages of this one, at the same address, which expires with its owner."""
+        return SqsMailbox(
+            name,
+            body_type,
+            self.connection,
+            claim_check=self.claim_check,
+            max_body_bytes=self.max_body_bytes,
+            ttl_seconds=ttl_seconds,
+        )
+
+    async def count(self, url: str) -> tuple[int, int, int]:
+        """Return about how many messages of a queue are waiting, delayed and in flight."""
+        names = [f"ApproximateNumberOfMessages{state}" for state in ("", "Delayed", "NotVisible")]
+        try:
+            answer = await self.connection.call("get_queue_attributes", QueueUrl=url, AttributeNames=names)
+        except FAILURES as error:
+            if is_gone(error):
+                return 0, 0, 0
+            raise translated(error, f"counting {self.name}") from None
+        waiting, delayed, in_flight = (int(answer["Attributes"][name]) for name in names)
+        return waiting, delayed, in_flight
+
+    async def add_dead_letter(self, wire: WireMessage, reason: str, error: str) -> None:
+        """Store a dead letter."""
+        now = self.connection.clock.time()
+        if wire.form == "foreign":  # Shortened: with our header it could be too large for SQS.
+            wire = replace(wire, form="text", payload=wire.payload[:_MAX_FOREIGN])
+        buried = replace(
+            wire,
+            dead_id=f"{round(now * 1000):013d}-{secrets.token_hex(4)}",
+            reason=as_storable(reason),
+            error=as_storable(error, 200),
+            died_at=now,
+        )
+        await self.send_wire(buried, await self.queues.open_dead())
+
+    async def body_of(self, wire: WireMessage) -> bytes:
+        """Return the body of a message, from the claim check if it is there.
+
+        Raises:
+            BodyError: the body is missing or damaged.
+            OSError: the claim check cannot be read at present.
+        """
+        if wire.form != "claim":
+            return wire.body()
+        if self.claim_check is None:
+            raise BodyError("it is in a claim check, and this mailbox has none")
+        return await self.claim_check.fetch(wire.payload)
+
+    async def send_reply(self, message_id: str, address: str | None, body: Any) -> str:
+        """Send a reply to the reply address of a message."""
+        self.check_open()
+        if address is None:
+            raise ReplyNotAvailableError(f"message {message_id} of {self.name} has no reply address")
+        try:
+            return await self._resolved(address).send(body)
+        except MailboxClosedError as error:
+            raise ReplyNotAvailableError(str(error)) from None
+
+    async def send_wire(self, wire: WireMessage, url: str | None = None) -> None:
+        """Send a message to one of the queues, or to this one.
+
+        Raises:
+            ReplyNotAvailableError: the queue does not exist, and this object must not create it.
+        """
+        self.check_open()
+        await self.open()
+        text = wire.dumps()
+        doing = f"sending to {self.name}"
+        size = len(text.encode("utf-8", "surrogatepass"))
+        try:
+            failure = await self.connection.batcher.submit(
+                "send_message_batch", url or self._next_queue(), {"MessageBody": text}, size
+            )
+        except FAILURES as error:
+            if is_gone(error):
+                await self.open(again=True)  # Raises if it must not be created.
+                raise MailboxConnectionError(f"{doing}: its queue was deleted, and created again: retry") from None
+            raise translated(error, doing) from None
+        if failure is not None:
+            raise entry_error(failure, doing)
+
+    async def _depth(self, *, dead: bool) -> MailboxDepth:
+        self.check_open()
+        await self.open()
+        counts = await asyncio.gather(*(self.count(url) for url in self.queues.urls))
+        waiting, delayed, in_flight = (sum(state) for state in zip(*counts, strict=True))
+        return MailboxDepth(waiting, delayed, in_flight, await self.dead_letters.count() if dead else 0)
+
+    def _next_queue(self) -> str:
+        self._turn += 1
+        return self.queues.urls[self._turn % len(self.queues.urls)]
+
+    def _resolved(self, address: str) -> Mailbox[Any]:
+        if self._resolver is None:
+            self._resolver = CompositeResolver(
+                factory=SqsMailboxFactory(self.connection, object, claim_check=self.claim_check)
+            )
+        return self._resolver.resolve(address)
+
+    async def _address(self, reply_to: str | Mailbox[Any]) -> str:
+        if isinstance(reply_to, str):
+            return validate_name(reply_to)
+        if isinstance(reply_to, SqsMailbox):
+            await reply_to.open()  # A reply never creates a mailbox, so it must exist before the request is sent.
+        elif self._resolver is None:
+            raise ConfigurationError(
+                f"reply_to of a message on SQS must be a mailbox on SQS or a name (got {reply_to!r}): "
+                "the worker that replies may be another process"
+            )
+        return reply_to.name
+
+    async def _wire(self, body: Any, address: str) -> WireMessage:
+        try:
+            data = seal(encode_body(body), self.key, self.name, address)
+        except CodecError as error:
+            raise BodyError(f"the body cannot be sent to {self.name}: {error}") from None
+        if self.claim_check is not None and len(data) > min(self.max_body_bytes, self.claim_check.threshold):
+            return WireMessage.of_claim(await self.claim_check.keep(data), address)
+        if len(data) > self.max_body_bytes:
+            raise MessageTooLargeError(
+                f"{self.name}: the body must have at most {self.max_body_bytes} bytes (got {len(data)}); "
+                "name an S3 bucket for large bodies in the address: ?bucket=NAME"
+            )
+        return WireMessage.of(data, address)
+
+    async def _keep_alive(self, ttl: float) -> None:
+        while True:
+            await asyncio.sleep(ttl / 3)
+            try:
+                await self.queues.expire(ttl)
+            except MailboxError:
+                pass  # The sweeper waits longer than one missed refresh.
+
+
+class SqsMailboxFactory:
+    """Creates objects for sending to mailboxes at one SQS address. They never create a mailbox.
+
+    Args:
+        connection: A connection, or an address.
+        body_type: The type of bodies, for receiving.
+        claim_check: The store for large bodies.
+    """
+
+    def __init__(
+        self,
+        connection: SqsSource,
+        body_type: type[Any] = object,
+        *,
+        claim_check: ClaimCheck | S3ClaimCheck | None = None,
+    ) -> None:
+        self.connection = SqsConnection.of(connection)
+        self._owns_connection = self.connection is not connection
+        self._body_type = body_type
+        self._claim_check = claim_check
+
+    def create(self, name: str) -> SqsMailbox[Any]:
+        """Return an object for sending to the mailbox with this name."""
+        return SqsMailbox(name, self._body_type, self.connection, claim_check=self._claim_check, create=False)
+
+    async def close(self) -> None:
+        """Close the connection, if it was opened here."""
+        if self._owns_connection:
+            await self.connection.close()

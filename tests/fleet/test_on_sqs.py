@@ -1,0 +1,84 @@
+"""A fleet on SQS: workers and the client are killed, the server pauses; every trial is stored once."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from fairtrial import open_store
+from tests.fleet.processes import Processes, end, said, wait_for_lines
+from tests.sqs_server import SqsServer
+
+pytestmark = pytest.mark.proves("R70")
+
+
+def stored(store: Path) -> list[int]:
+    opened = open_store(str(store))
+    (run,) = opened.runs()
+    ordinals = sorted(result.ordinal for result in opened.results(run.run_id))
+    opened.close()
+    return ordinals
+
+
+def test_a_fleet_on_sqs_completes_a_run_and_its_commands_work(sqs_url: str, tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    with Processes(tmp_path, sqs_url, samples=60, log=tmp_path / "log") as fleet:
+        worker = fleet.worker()
+        answer = said(fleet.client(str(store)))
+        assert answer["status"] == "finished", fleet.logs()
+        assert stored(store) == list(range(60))
+        shown, _ = fleet.command("fleet", "fleet-test", "--mailbox", sqs_url, "--json").communicate(timeout=60)
+        (suite,) = json.loads(shown)["suites"]
+        assert (suite["waiting"], suite["in_flight"], suite["dead_letters"]) == (0, 0, 0)
+        listed, _ = fleet.command("dlq", "list", "fleet-test", "--mailbox", sqs_url, "--json").communicate(timeout=60)
+        assert json.loads(listed)["letters"] == []
+        checked, _ = fleet.command("doctor", "--store", str(store), "--mailbox", sqs_url, "--json").communicate(
+            timeout=60
+        )
+        assert {"queue": "ok", "queue rights": "ok"}.items() <= {
+            check["name"]: check["status"] for check in json.loads(checked)["checks"]
+        }.items()
+        assert end(worker) == 0, fleet.logs()
+        assert (tmp_path / "log").read_bytes().count(b"\n") == 60
+
+
+@pytest.mark.long
+def test_every_trial_is_stored_once_although_workers_and_client_are_killed_and_sqs_pauses(
+    sqs_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials, store, log = 1500, tmp_path / "runs.db", tmp_path / "log"
+    kills = 0
+    with SqsServer() as server:
+        url = server.url("chaos", poll=1, linger=0.05, shards=2, lag=2)
+        with Processes(tmp_path, url, samples=trials, log=log, sleep="0.05,0.3", concurrency=20) as fleet:
+            client = fleet.client(str(store))
+            workers = [fleet.worker("--lease", "5") for _ in range(3)]
+            began = time.monotonic()
+            for share in (0.1, 0.25, 0.4, 0.55, 0.7, 0.85):
+                wait_for_lines(log, round(share * trials), timeout=120)
+                which = kills % len(workers)
+                workers[which].kill()
+                workers[which].communicate()
+                workers[which] = fleet.worker("--lease", "5")
+                kills += 1
+                if kills == 3:
+                    server.pause()
+                    time.sleep(2)
+                    server.resume()
+                if kills == 4:
+                    client.kill()
+                    client.communicate()
+                    client = fleet.client(str(store))
+            answer = said(client, timeout=200)
+            executed = log.read_bytes().count(b"\n")
+            assert answer["status"] == "finished", fleet.logs()
+    assert stored(store) == list(range(trials))
+    with capsys.disabled():
+        seconds = time.monotonic() - began
+        print(
+            f"\nSQS: {trials} trials in {seconds:.0f} s, {kills} workers killed, {executed - trials} extra executions"
+        )
+    assert 0 <= executed - trials < trials / 2
