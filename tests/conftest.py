@@ -26,7 +26,7 @@ settings.load_profile("here")
 # What a test uses, directly or by a fixture, that is not Python: installed by `scripts/setup`, and named by a marker.
 PROGRAMS = {
     "redis": {"RedisServer", "redis_server", "redis_url"},
-    "postgres": {"PostgresServer", "pg_server", "pg_url", "own_postgres"},
+    "postgres": {"PostgresServer", "pg_server", "pg_url", "own_postgres", "mailbox_database"},
     "browser": {"browser", "screenshot", "Browser"},
     "tmux": {"terminal"},
     "node": {"node"},
@@ -85,6 +85,12 @@ def pg_url(pg_server: PostgresServer) -> Iterator[str]:
     url = pg_server.new_database()
     yield url
     pg_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def mailbox_database(pg_server: PostgresServer) -> str:
+    """The address of a database for mailboxes of different names."""
+    return pg_server.new_database()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -1,4 +1,4 @@
-"""Time that passes on a Redis server, without waiting for it.
+"""Time that passes on a server, without waiting for it.
 
 Every lease and delay of a mailbox is made older, as if the server's clock had moved on.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairtrial.mailbox import RedisMailbox
+from fairtrial.mailbox import PostgresMailbox, RedisMailbox
 from fairtrial.mailbox.redis.scripts import LuaScript
 
 AGE = LuaScript("""
@@ -27,3 +27,14 @@ async def age(mailbox: RedisMailbox[Any], seconds: float) -> None:
     await mailbox.connection.command(
         "EVAL", AGE.text, 2, mailbox.keys.stream, mailbox.keys.delayed, round(seconds * 1000)
     )
+
+
+async def age_rows(mailbox: PostgresMailbox[Any], seconds: float) -> None:
+    """The same on PostgreSQL."""
+    statement = """
+        UPDATE mailbox_messages
+        SET visible_at = visible_at - make_interval(secs => %(seconds)s),
+            leased_at = leased_at - make_interval(secs => %(seconds)s)
+        WHERE queue = (SELECT id FROM mailbox_queues WHERE name = %(name)s)
+    """
+    await mailbox.connection.change("ageing", statement, {"name": mailbox.name, "seconds": seconds})

@@ -1,4 +1,4 @@
-"""Random operations compared with a model: 500 in memory, 200 on Redis, or FAIRTRIAL_SCHEDULES of each."""
+"""Random operations compared with a model: 500 in memory, 200 on servers, or FAIRTRIAL_SCHEDULES of each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox
+from fairtrial.mailbox import (
+    InMemoryMailbox,
+    Mailbox,
+    PostgresConnection,
+    PostgresMailbox,
+    RedisConnection,
+    RedisMailbox,
+)
 from fairtrial.testing import FakeClock
 from fairtrial.testing.mailbox_machine import mailbox_machine
-from tests.mailbox.ageing import age
+from tests.mailbox.ageing import age, age_rows
 
 SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "500"))
-REDIS_SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "200"))
+SERVER_SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "200"))
 STEPS = 30
 
 
@@ -63,6 +70,27 @@ class RedisWorld:
         self.run(mailbox.close())
 
 
+class PostgresWorld:
+    def __init__(self, runner: asyncio.Runner, connection: PostgresConnection) -> None:
+        self.runner = runner
+        self.connection = connection
+
+    def run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(coroutine)
+
+    def open(self) -> Mailbox[int]:
+        mailbox = PostgresMailbox(f"box-{uuid.uuid4().hex}", int, self.connection, ttl_seconds=600)
+        self.run(mailbox.open())
+        return mailbox
+
+    def pass_time(self, mailbox: Mailbox[int], seconds: float) -> None:
+        assert isinstance(mailbox, PostgresMailbox)
+        self.run(age_rows(mailbox, seconds))
+
+    def close(self, mailbox: Mailbox[int]) -> None:
+        self.run(mailbox.close())
+
+
 @pytest.fixture
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
@@ -92,6 +120,17 @@ def test_random_schedules_on_redis_agree_with_the_model(runner: asyncio.Runner, 
     connection = RedisConnection(redis_url)
     try:
         machine = mailbox_machine(lambda: RedisWorld(runner, connection))
-        run_state_machine_as_test(machine, settings=schedules(REDIS_SCHEDULES))
+        run_state_machine_as_test(machine, settings=schedules(SERVER_SCHEDULES))
+    finally:
+        runner.run(connection.close())
+
+
+@pytest.mark.long
+@pytest.mark.proves("R61", "R67")
+def test_random_schedules_on_postgresql_agree_with_the_model(runner: asyncio.Runner, mailbox_database: str) -> None:
+    connection = PostgresConnection(mailbox_database)
+    try:
+        machine = mailbox_machine(lambda: PostgresWorld(runner, connection))
+        run_state_machine_as_test(machine, settings=schedules(SERVER_SCHEDULES))
     finally:
         runner.run(connection.close())
