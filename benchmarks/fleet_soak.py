@@ -30,8 +30,8 @@ def main() -> None:
     plan = Plan(
         trials=options.trials,
         workers=options.workers,
-        redis_kill_at=tuple(steps[0::4]),
-        redis_restart_at=tuple(steps[2::4]),
+        queue_kill_at=tuple(steps[0::4]),
+        queue_restart_at=tuple(steps[2::4]),
         client_kill_at=tuple(steps[1::2]),
         postgres_restart_at=tuple(step + 0.025 for step in steps[3::4]),
         limit_seconds=60 * options.minutes,

@@ -1,10 +1,11 @@
-"""How many no-op trials a second go through submission, Redis, two workers, collection and SQLite.
+"""How many no-op trials a second go through submission, a queue, two workers, collection and SQLite.
 
-python benchmarks/fleet_throughput.py [--trials 20000] [--rounds 3] [--floor 0.35] [--profile]
+python benchmarks/fleet_throughput.py [--mailbox redis|postgres] [--trials 20000] [--rounds 3] [--floor 0.35]
 
 Beside it, in the same run and turn by turn, a bare redis-py loop that makes the same two hops (request, result) with
 the same number of processes: pipelines of a hundred, bodies of the same size read and written with `json`, one XACK
 and one XDEL per batch, results written to SQLite by `executemany`; no leases, no fences, no checks, no resuming.
+On PostgreSQL the bare loop is that of `bare_postgres.py`; with --snapshot, a transaction that reads is open meanwhile.
 Prints one JSON line; fails under the floor. With --profile, the client and one worker are profiled.
 """
 
@@ -21,15 +22,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BATCH = 100
-WINDOW = 5_000
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import bare_postgres  # noqa: E402 - found by the line above
+from benchmarks.bare_messages import BATCH, WINDOW, make_reply, make_request, row_of  # noqa: E402
 
 
 @contextmanager
@@ -72,19 +75,7 @@ async def _bare_work(port: int) -> None:
         entries = answer[0][1]
         pipeline = client.pipeline(transaction=False)
         for _, fields in entries:
-            request = json.loads(fields[b"b"])
-            output = 2 * request["input"]
-            reply = {
-                **{name: request[name] for name in ("v", "key", "ordinal", "sample_ordinal", "id")},
-                "outcome": "scored",
-                "latency_ms": 0,
-                "attempt": 1,
-                "execution": 1,
-                "started_at": time.time(),
-                "score": [float(output == request["expected"]), output == request["expected"], "", [], "exact_match"],
-                "output": json.dumps(output),
-                "worker": name,
-            }
+            reply = make_reply(json.loads(fields[b"b"]), name)
             pipeline.execute_command("XADD", "results", "*", "b", json.dumps(reply))
         ids = [entry for entry, _ in entries]
         pipeline.execute_command("XACK", "requests", "g", *ids)
@@ -113,18 +104,7 @@ async def _bare_client(port: int, trials: int, database: Path) -> float:
                 await asyncio.sleep(0.001)
             pipeline = client.pipeline(transaction=False)
             for number in range(start, min(start + BATCH, trials)):
-                request = {
-                    "v": 1,
-                    "key": ["0123456789ab", "baseline", f"s{number}", 0],
-                    "ordinal": number,
-                    "sample_ordinal": number,
-                    "input": number,
-                    "expected": 2 * number,
-                    "suite": "fleet-test",
-                    "fingerprint": "0" * 32,
-                    "id": f"{number:024x}",
-                    "at": time.time(),
-                }
+                request = make_request(number)
                 pipeline.execute_command("XADD", "requests", "*", "b", json.dumps(request), "r", "results")
             await pipeline.execute()
 
@@ -135,8 +115,7 @@ async def _bare_client(port: int, trials: int, database: Path) -> float:
         if not answer:
             continue
         entries = answer[0][1]
-        replies = [json.loads(fields[b"b"]) for _, fields in entries]
-        values = [(r["ordinal"], r["key"][2], r["outcome"], r["score"][0], r["output"]) for r in replies]
+        values = [row_of(json.loads(fields[b"b"])) for _, fields in entries]
 
         def write(values: Sequence[Any] = values) -> None:
             with rows:
@@ -185,23 +164,53 @@ class Measured:
     """What a suite on a fleet took, from when its workers were ready."""
 
     per_second: float
-    cpu_seconds: float  # Of the client, the workers and Redis.
+    cpu_seconds: float  # Of the client, the workers and the server of the queue.
 
 
-def _cpu_seconds(process: int) -> float:
-    """What a running process has used so far."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _cpu_seconds(*processes: int) -> float:
+    """What running processes have used so far."""
+    used = 0.0
+    for process in processes:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        used += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return used
 
 
-def ours(folder: Path, trials: int, workers: int, *, profile: bool = False) -> Measured:
+@contextmanager
+def queue(folder: Path, engine: str, *, snapshot: bool = False) -> Iterator[tuple[str, Callable[[], Sequence[int]]]]:
+    """A server for a fleet: its address, and a function that returns its processes."""
+    if engine == "redis":
+        with server(folder) as (port, process):
+            yield f"redis://127.0.0.1:{port}", lambda: [process]
+        return
+    import psycopg
+
+    with bare_postgres.server() as postgres:
+        url = postgres.new_database()
+        if not snapshot:
+            yield url, postgres.pids
+            return
+        with psycopg.connect(url) as reader:
+            reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            reader.execute("SELECT txid_current()")  # As a long report or pg_dump: nothing newer can be vacuumed.
+            yield url, postgres.pids
+
+
+def ours(
+    folder: Path,
+    trials: int,
+    workers: int,
+    *,
+    engine: str = "redis",
+    profile: bool = False,
+    snapshot: bool = False,
+) -> Measured:
     """A suite on a fleet."""
-    sys.path.insert(0, str(ROOT))
     from tests.fleet.processes import SUITE, Processes, end, environment, said
 
     with (
-        server(folder) as (port, redis),
-        Processes(folder, f"redis://127.0.0.1:{port}", samples=trials, concurrency=500) as fleet,
+        queue(folder, engine, snapshot=snapshot) as (url, servers),
+        Processes(folder, url, samples=trials, concurrency=500) as fleet,
     ):
         started = [fleet.worker() for _ in range(workers)]
         if profile:
@@ -221,16 +230,16 @@ def ours(folder: Path, trials: int, workers: int, *, profile: bool = False) -> M
             if any(worker.poll() is not None for worker in started):
                 raise SystemExit(f"a worker ended before it took work\n{fleet.logs()}")
             time.sleep(0.05)
-        before = [_cpu_seconds(process) for process in (redis, *(worker.pid for worker in started))]
+        before = _cpu_seconds(*servers(), *(worker.pid for worker in started))
         answer = said(
             fleet.client(str(folder / "ours.db"), **({"profile": folder / "client.prof"} if profile else {})), 600
         )
         if answer["successful"] != trials:
             raise SystemExit(f"{answer['successful']} of {trials} were scored\n{fleet.logs()}")
-        after = [_cpu_seconds(process) for process in (redis, *(worker.pid for worker in started))]
+        after = _cpu_seconds(*servers(), *(worker.pid for worker in started))
         for worker in started:
             end(worker)
-    return Measured(trials / float(answer["seconds"]), float(answer["cpu_seconds"]) + sum(after) - sum(before))
+    return Measured(trials / float(answer["seconds"]), float(answer["cpu_seconds"]) + after - before)
 
 
 def main() -> None:
@@ -240,6 +249,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--floor", type=float, default=0.35)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--mailbox", choices=["redis", "postgres"], default="redis")
+    parser.add_argument("--snapshot", action="store_true", help="PostgreSQL: hold a snapshot open meanwhile")
     parser.add_argument("--bare-worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--bare-client", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -254,13 +265,17 @@ def main() -> None:
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
     for _ in range(options.rounds):  # Turn by turn, so that a busy neighbour troubles both.
         with tempfile.TemporaryDirectory() as folder:
-            rates["ours"].append(ours(Path(folder), options.trials, options.workers).per_second)
+            engine, snapshot = options.mailbox, options.snapshot
+            measured = ours(Path(folder), options.trials, options.workers, engine=engine, snapshot=snapshot)
+            rates["ours"].append(measured.per_second)
         with tempfile.TemporaryDirectory() as folder:
-            rates["bare"].append(bare(Path(folder), options.trials, options.workers))
+            loop = bare if engine == "redis" else bare_postgres.measure
+            rates["bare"].append(loop(Path(folder), options.trials, options.workers))
     ratio = statistics.median(mine / other for mine, other in zip(rates["ours"], rates["bare"], strict=True))
     print(
         json.dumps(
             {
+                "mailbox": options.mailbox,
                 "trials": options.trials,
                 "ours_per_s": [round(rate) for rate in rates["ours"]],
                 "bare_per_s": [round(rate) for rate in rates["bare"]],
@@ -269,16 +284,16 @@ def main() -> None:
         )
     )
     if options.profile:
-        _profile(options.trials, options.workers)
+        _profile(options.trials, options.workers, options.mailbox)
     if ratio < options.floor:
         raise SystemExit(f"{ratio:.3f} of the bare loop is under {options.floor}")
 
 
-def _profile(trials: int, workers: int) -> None:
+def _profile(trials: int, workers: int, engine: str) -> None:
     import pstats
 
     with tempfile.TemporaryDirectory() as folder:
-        ours(Path(folder), trials, workers - 1, profile=True)
+        ours(Path(folder), trials, workers - 1, engine=engine, profile=True)
         for part in ("client", "worker"):
             print(f"== {part}")
             pstats.Stats(str(Path(folder) / f"{part}.prof")).sort_stats("tottime").print_stats(35)

@@ -29,7 +29,7 @@ settings.load_profile("here")
 PROGRAMS = {
     "redis": {"RedisServer", "redis_server", "redis_url", "RedisCluster", "cluster_url"},
     "sqs": {"SqsServer", "sqs_server", "sqs_url"},
-    "postgres": {"PostgresServer", "pg_server", "pg_url", "own_postgres"},
+    "postgres": {"PostgresServer", "pg_server", "pg_url", "own_postgres", "mailbox_database"},
     "browser": {"browser", "screenshot", "Browser"},
     "tmux": {"terminal"},
     "node": {"node"},
@@ -108,6 +108,12 @@ def sqs_url(sqs_server: SqsServer, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     return sqs_server.url(f"t{next(_prefixes)}", poll=1, linger=0, lag=2)
+
+
+@pytest.fixture(scope="session")
+def mailbox_database(pg_server: PostgresServer) -> str:
+    """The address of a database for mailboxes of different names."""
+    return pg_server.new_database()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -163,6 +163,57 @@ class PostgresServer:
             connection.execute(psycopg.sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
 
 
+class PgBouncer:
+    """A PgBouncer in transaction mode before a PostgreSQL server: what a session sets is lost between transactions."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self.port = free_port()
+        self._server = server
+        self._folder = Path(tempfile.mkdtemp(prefix="fairtrial-pgbouncer-"))
+        self._user = "postgres" if os.getuid() == 0 else None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        settings = f"""
+            [databases]
+            * = host=127.0.0.1 port={self._server.port} user=tester password={self._server.password}
+            [pgbouncer]
+            listen_addr = 127.0.0.1
+            listen_port = {self.port}
+            unix_socket_dir =
+            auth_type = any
+            pool_mode = transaction
+            default_pool_size = 3
+        """
+        file = self._folder / "pgbouncer.ini"
+        file.write_text("\n".join(line.strip() for line in settings.splitlines()))
+        if self._user is not None:
+            owner = pwd.getpwnam(self._user)
+            for path in (self._folder, file):
+                os.chown(path, owner.pw_uid, owner.pw_gid)
+        binary = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
+        with open(self._folder / "log", "wb") as log:
+            self._process = subprocess.Popen([binary, file], stdout=log, stderr=log, user=self._user)
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return self
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self._folder / "log").read_text(errors="replace")[-2000:])
+            time.sleep(0.05)  # Polling for readiness; how long it takes does not matter.
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(timeout=_START_SECONDS)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def url(self, url: str) -> str:
+        """The address of a database of the server, by this PgBouncer."""
+        return f"postgresql://tester@127.0.0.1:{self.port}/{url.rpartition('/')[2]}"
+
+
 def _binaries() -> Path:
     found = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3].partition(".")[0])

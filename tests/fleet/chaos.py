@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import psycopg
 
 from fairtrial import open_store
 from tests.fleet.processes import Processes, said
@@ -21,13 +24,14 @@ class Plan:
     """What happens, at which share of the trials begun."""
 
     trials: int = 20_000
+    queue: Literal["redis", "postgresql"] = "redis"
     workers: int = 4
     concurrency: int = 40
     kill_every_seconds: float = 3.0
     lease_seconds: float = 5.0
     sleep: str = "0.1,0.7"
-    redis_kill_at: tuple[float, ...] = (0.15,)
-    redis_restart_at: tuple[float, ...] = (0.55,)
+    queue_kill_at: tuple[float, ...] = (0.15,)
+    queue_restart_at: tuple[float, ...] = (0.55,)
     client_kill_at: tuple[float, ...] = (0.3, 0.7)
     postgres_restart_at: tuple[float, ...] = (0.45,)
     limit_seconds: float = 540.0
@@ -42,7 +46,7 @@ class Outcome:
     executions: int = 0
     worker_kills: int = 0
     client_kills: int = 0
-    redis_restarts: int = 0
+    queue_restarts: int = 0
     postgres_restarts: int = 0
     runs: int = 0
     stored: int = 0
@@ -51,6 +55,55 @@ class Outcome:
     dead_letters: int = 0
     left_in_requests: int = 0
     status: str = ""
+
+
+@dataclass(frozen=True)
+class QueueServer:
+    """The server of the queue: its address, how it is killed and restarted, and what it holds at the end."""
+
+    url: str
+    kill: Callable[[], None]
+    restart: Callable[[], None]
+    left: Callable[[], tuple[int, int]]  # Dead letters, and all other messages.
+
+
+@contextmanager
+def queue_server(folder: Path, engine: str) -> Iterator[QueueServer]:
+    """Start the server of the queue."""
+    if engine == "redis":
+        with RedisServer(folder / "redis") as redis:
+
+            def kill_redis() -> None:
+                redis.kill()
+                time.sleep(0.5)
+                redis.start()
+
+            def left_in_redis() -> tuple[int, int]:
+                with redis.client() as raw:
+                    names = ("{fairtrial:fleet-test.requests}:dead", "{fairtrial:fleet-test.requests}:stream")
+                    dead, waiting = map(raw.xlen, names)
+                    return dead, waiting
+
+            yield QueueServer(redis.url, kill_redis, redis.restart, left_in_redis)
+        return
+    with PostgresServer() as postgres:
+        url = postgres.new_database()
+
+        def kill_postgres() -> None:
+            postgres.stop(crash=True)
+            time.sleep(0.5)
+            postgres.start()
+
+        def left_in_postgres() -> tuple[int, int]:
+            statement = """
+                SELECT count(death), count(*) - count(death) FROM mailbox_messages
+                WHERE queue = (SELECT id FROM mailbox_queues WHERE name = 'fleet-test.requests')
+            """
+            with psycopg.connect(url, autocommit=True) as raw:
+                ((dead, waiting),) = raw.execute(statement).fetchall()
+                return int(dead), int(waiting)
+
+        yield QueueServer(url, kill_postgres, postgres.restart, left_in_postgres)
 
 
 def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda line: None) -> Outcome:
@@ -69,7 +122,7 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
     try:
         postgres.start()
         store_url = postgres.new_database()
-        with RedisServer(folder / "redis") as redis, Processes(folder, redis.url, **settings) as fleet:
+        with queue_server(folder, plan.queue) as queue, Processes(folder, queue.url, **settings) as fleet:
             began = time.monotonic()
             client = fleet.client(store_url)
 
@@ -86,15 +139,13 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
                 client = fleet.client(store_url)
                 outcome.client_kills += 1
 
-            def kill_redis() -> None:
-                redis.kill()
-                time.sleep(0.5)
-                redis.start()
-                outcome.redis_restarts += 1
+            def kill_queue() -> None:
+                queue.kill()
+                outcome.queue_restarts += 1
 
-            def restart_redis() -> None:
-                redis.restart()
-                outcome.redis_restarts += 1
+            def restart_queue() -> None:
+                queue.restart()
+                outcome.queue_restarts += 1
 
             def restart_postgres() -> None:
                 postgres.restart()
@@ -102,10 +153,10 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
 
             schedule = sorted(
                 [
-                    *((share, "redis is killed", kill_redis) for share in plan.redis_kill_at),
-                    *((share, "redis is restarted", restart_redis) for share in plan.redis_restart_at),
+                    *((share, "the queue is killed", kill_queue) for share in plan.queue_kill_at),
+                    *((share, "the queue is restarted", restart_queue) for share in plan.queue_restart_at),
                     *((share, "the client is killed", kill_client) for share in plan.client_kill_at),
-                    *((share, "postgresql is restarted", restart_postgres) for share in plan.postgres_restart_at),
+                    *((share, "the store is restarted", restart_postgres) for share in plan.postgres_restart_at),
                 ],
                 key=lambda event: event[0],
             )
@@ -129,9 +180,7 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
             assert not schedule, f"the run ended before {schedule[0][1]}: give it more trials"
             outcome.seconds = time.monotonic() - began
             outcome.status = answer["status"]
-            with redis.client() as raw:
-                outcome.dead_letters = raw.xlen("{fairtrial:fleet-test.requests}:dead")
-                outcome.left_in_requests = raw.xlen("{fairtrial:fleet-test.requests}:stream")
+            outcome.dead_letters, outcome.left_in_requests = queue.left()
         outcome.executions = begun()
         _look_into(store_url, outcome)
     finally:

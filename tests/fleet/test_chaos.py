@@ -1,8 +1,9 @@
-"""All processes and servers of a fleet are killed; no trial is lost. Two minutes; `scripts/check --all` runs it."""
+"""All processes and servers of a fleet are killed; no trial is lost. Minutes; `scripts/check --all` runs it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -12,23 +13,24 @@ from tests.fleet.chaos import Plan, run_chaos
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.proves("R60", "R61", "R79", "R82")
+@pytest.mark.parametrize(("queue", "trials"), [("redis", 8_000), ("postgresql", 6_000)])
 def test_every_trial_is_stored_exactly_once_whatever_is_killed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    queue: Literal["redis", "postgresql"], trials: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = Plan(trials=8_000, kill_every_seconds=2.0)  # `benchmarks/fleet_soak.py` does it for an hour.
+    plan = Plan(trials, queue, kill_every_seconds=2.0)  # `benchmarks/fleet_soak.py` does it for an hour.
     outcome = run_chaos(tmp_path, plan)
     extra = outcome.executions - plan.trials
     with capsys.disabled():
         print(
             f"\nchaos: {plan.trials} trials in {outcome.seconds:.0f} s; killed: {outcome.worker_kills} workers, "
-            f"{outcome.client_kills} clients; restarted: Redis {outcome.redis_restarts} times, PostgreSQL "
+            f"{outcome.client_kills} clients; restarted: {queue} {outcome.queue_restarts} times, the store "
             f"{outcome.postgres_restarts} times; extra executions: {extra} ({extra / plan.trials:.2%})"
         )
     assert outcome.status == "finished"
     assert (outcome.runs, outcome.stored, outcome.missing) == (1, plan.trials, 0)
     assert outcome.outcomes == {"scored": plan.trials}
     assert outcome.dead_letters == 0
-    assert outcome.redis_restarts == outcome.client_kills == 2
+    assert outcome.queue_restarts == outcome.client_kills == 2
     assert outcome.postgres_restarts == 1
     assert outcome.worker_kills >= 10
     assert 0 <= extra < plan.trials / 4

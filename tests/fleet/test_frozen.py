@@ -178,8 +178,8 @@ def test_sixty_thousand_trials_are_stored_once_while_everything_is_killed(tmp_pa
     steps = [step / 10 for step in range(1, 10)]
     plan = Plan(
         trials=60_000,
-        redis_kill_at=tuple(steps[0::2]),
-        redis_restart_at=tuple(steps[1::2]),
+        queue_kill_at=tuple(steps[0::2]),
+        queue_restart_at=tuple(steps[1::2]),
         client_kill_at=tuple(step + 0.03 for step in steps),
         postgres_restart_at=tuple(step + 0.06 for step in steps[0::3]),
     )

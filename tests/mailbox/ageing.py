@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fairtrial.mailbox import RedisMailbox
+from fairtrial.mailbox import PostgresMailbox, RedisMailbox
 from fairtrial.mailbox.redis.scripts import LuaScript
 
 AGE = LuaScript("""
@@ -40,3 +40,14 @@ class ShiftedClock:
 
     def monotonic(self) -> float:
         return time.monotonic() + self.ahead
+
+
+async def age_rows(mailbox: PostgresMailbox[Any], seconds: float) -> None:
+    """The same on PostgreSQL."""
+    statement = """
+        UPDATE mailbox_messages
+        SET visible_at = visible_at - make_interval(secs => %(seconds)s),
+            leased_at = leased_at - make_interval(secs => %(seconds)s)
+        WHERE queue = (SELECT id FROM mailbox_queues WHERE name = %(name)s)
+    """
+    await mailbox.connection.change("ageing", statement, {"name": mailbox.name, "seconds": seconds})

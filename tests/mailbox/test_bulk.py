@@ -13,6 +13,8 @@ from fairtrial.errors import BodyError, MailboxConnectionError, MessageTooLargeE
 from fairtrial.mailbox import (
     InMemoryMailbox,
     Mailbox,
+    PostgresConnection,
+    PostgresMailbox,
     RedisConnection,
     RedisMailbox,
     acknowledge_all,
@@ -30,13 +32,19 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def pair(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[tuple[Mailbox[Any], Mailbox[Any]]]:
+@pytest.fixture(params=["memory", "redis", "postgresql"])
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Mailbox[Any], Mailbox[Any]]]:
     async with AsyncExitStack() as stack:
         if request.param == "memory":
             yield InMemoryMailbox("a", dict), InMemoryMailbox("b", dict)
             return
-        connection = await stack.enter_async_context(RedisConnection(redis_url))
+        if request.param == "postgresql":
+            database = await stack.enter_async_context(PostgresConnection(request.getfixturevalue("pg_url")))
+            c: PostgresMailbox[Any] = PostgresMailbox("a", dict, database, max_body_bytes=100_000)
+            d: PostgresMailbox[Any] = PostgresMailbox("b", dict, database)
+            yield await stack.enter_async_context(c), await stack.enter_async_context(d)
+            return
+        connection = await stack.enter_async_context(RedisConnection(request.getfixturevalue("redis_url")))
         a: RedisMailbox[Any] = RedisMailbox("a", dict, connection, max_body_bytes=100_000)
         b: RedisMailbox[Any] = RedisMailbox("b", dict, connection)
         yield await stack.enter_async_context(a), await stack.enter_async_context(b)

@@ -12,13 +12,14 @@ from fairtrial.mailbox import (
     InMemoryMailbox,
     Mailbox,
     MailboxResolver,
+    PostgresMailbox,
     RedisMailbox,
     SqsConnection,
     SqsMailbox,
 )
 from fairtrial.testing import FakeClock
 from fairtrial.testing.mailbox_suite import MailboxConformance
-from tests.mailbox.ageing import ShiftedClock, age
+from tests.mailbox.ageing import ShiftedClock, age, age_rows
 from tests.sqs_server import SqsServer
 
 
@@ -63,6 +64,28 @@ class TestRedisMailbox(MailboxConformance):
     async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
         assert isinstance(mailbox, RedisMailbox)
         await age(mailbox, seconds)
+
+
+@pytest.mark.proves("R67", "R72", "R81", "R82")
+class TestPostgresMailbox(MailboxConformance):
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    @pytest.fixture(autouse=True)
+    def world(self, mailbox_database: str) -> None:
+        self.url = mailbox_database
+
+    @asynccontextmanager
+    async def make_mailbox(
+        self, name: str, body_type: type[Any], *, resolver: MailboxResolver | None = None
+    ) -> AsyncIterator[Mailbox[Any]]:
+        async with PostgresMailbox(name, body_type, self.url, resolver=resolver) as mailbox:
+            yield mailbox
+
+    async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
+        assert isinstance(mailbox, PostgresMailbox)
+        await age_rows(mailbox, seconds)
 
 
 @pytest.mark.proves("R67", "R70", "R72", "R81", "R82")
@@ -114,6 +137,20 @@ REAL_TIME = {
 
 
 class TestRedisMailboxInRealTime(TestRedisMailbox):
+    """What depends on time, on leases that really run out."""
+
+    lease = 1.0
+    margin = 0.3
+
+    for _name in dir(MailboxConformance):
+        if _name.startswith("test_") and _name not in REAL_TIME:
+            locals()[_name] = None
+
+    async def pass_time(self, mailbox: Mailbox[Any], seconds: float) -> None:
+        await MailboxConformance.pass_time(self, mailbox, seconds)
+
+
+class TestPostgresMailboxInRealTime(TestPostgresMailbox):
     """What depends on time, on leases that really run out."""
 
     lease = 1.0

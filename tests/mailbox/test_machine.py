@@ -1,4 +1,6 @@
-"""Random operations compared with a model: 500 in memory, 200 on Redis, 12 on SQS, or FAIRTRIAL_SCHEDULES of each."""
+"""Random operations compared with a model: 500 in memory, 200 on Redis and PostgreSQL, 12 on SQS, or
+FAIRTRIAL_SCHEDULES of each.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,23 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisConnection, RedisMailbox, SqsConnection, SqsMailbox
+from fairtrial.mailbox import (
+    InMemoryMailbox,
+    Mailbox,
+    PostgresConnection,
+    PostgresMailbox,
+    RedisConnection,
+    RedisMailbox,
+    SqsConnection,
+    SqsMailbox,
+)
 from fairtrial.testing import FakeClock
 from fairtrial.testing.mailbox_machine import mailbox_machine
-from tests.mailbox.ageing import age
+from tests.mailbox.ageing import age, age_rows
 from tests.sqs_server import SqsServer
 
 SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "500"))
-REDIS_SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "200"))
+SERVER_SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "200"))
 SQS_SCHEDULES = int(os.environ.get("FAIRTRIAL_SCHEDULES", "12"))
 STEPS = 30
 
@@ -60,6 +71,27 @@ class RedisWorld:
         assert isinstance(mailbox, RedisMailbox)
         self.run(age(mailbox, seconds))
         self.run(mailbox.sweep())
+
+    def close(self, mailbox: Mailbox[int]) -> None:
+        self.run(mailbox.close())
+
+
+class PostgresWorld:
+    def __init__(self, runner: asyncio.Runner, connection: PostgresConnection) -> None:
+        self.runner = runner
+        self.connection = connection
+
+    def run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(coroutine)
+
+    def open(self) -> Mailbox[int]:
+        mailbox = PostgresMailbox(f"box-{uuid.uuid4().hex}", int, self.connection, ttl_seconds=600)
+        self.run(mailbox.open())
+        return mailbox
+
+    def pass_time(self, mailbox: Mailbox[int], seconds: float) -> None:
+        assert isinstance(mailbox, PostgresMailbox)
+        self.run(age_rows(mailbox, seconds))
 
     def close(self, mailbox: Mailbox[int]) -> None:
         self.run(mailbox.close())
@@ -119,7 +151,7 @@ def test_random_schedules_on_redis_agree_with_the_model(runner: asyncio.Runner, 
     connection = RedisConnection(redis_url)
     try:
         machine = mailbox_machine(lambda: RedisWorld(runner, connection))
-        run_state_machine_as_test(machine, settings=schedules(REDIS_SCHEDULES))
+        run_state_machine_as_test(machine, settings=schedules(SERVER_SCHEDULES))
     finally:
         runner.run(connection.close())
 
@@ -137,3 +169,14 @@ def test_random_schedules_on_sqs_agree_with_the_model(runner: asyncio.Runner, sq
             run_state_machine_as_test(machine, settings=schedules(SQS_SCHEDULES))
         finally:
             runner.run(connection.close())
+
+
+@pytest.mark.long
+@pytest.mark.proves("R61", "R67")
+def test_random_schedules_on_postgresql_agree_with_the_model(runner: asyncio.Runner, mailbox_database: str) -> None:
+    connection = PostgresConnection(mailbox_database)
+    try:
+        machine = mailbox_machine(lambda: PostgresWorld(runner, connection))
+        run_state_machine_as_test(machine, settings=schedules(SERVER_SCHEDULES))
+    finally:
+        runner.run(connection.close())

@@ -23,7 +23,7 @@ from fairtrial.errors import (
     StoreUnavailableError,
     StoreVersionError,
 )
-from fairtrial.store import RunStore, default_store, engine, open_store, schema
+from fairtrial.store import RunStore, default_store, engine, open_store, postgres_options, schema
 from fairtrial.store.engine import translated
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.open import migrate_store
@@ -267,7 +267,7 @@ class TestTimeLimits:
 def test_a_connection_to_another_host_without_sslmode_is_warned_about_once(
     url: str, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_warned", set())
+    monkeypatch.setattr(postgres_options, "_warned", set())
     monkeypatch.delenv("PGSSLMODE", raising=False)
     for _ in range(2):
         engine.postgres_engine(url).dispose()

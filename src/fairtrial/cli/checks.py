@@ -29,6 +29,7 @@ from fairtrial.store.redact import NOT_SECRET_VARIABLES, SECRET_VARIABLES, curre
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from fairtrial.mailbox.postgres import PostgresConnection
     from fairtrial.mailbox.redis.connection import RedisConnection
 
 type Status = Literal["ok", "warning", "failed"]
@@ -279,6 +280,11 @@ def _clock(name: str, ahead: float) -> Check:
 async def _queue(url: str) -> list[Check]:
     if url.startswith("sqs:"):
         return [check async for check in _sqs(url)]
+    if url.partition(":")[0] in ("postgresql", "postgres"):
+        from fairtrial.mailbox.postgres import PostgresConnection
+
+        async with PostgresConnection(url, timeout_seconds=_QUEUE_SECONDS) as database:
+            return [check async for check in _postgres_queue(database)]
     try:
         from fairtrial.mailbox.redis.connection import RedisConnection
     except ImportError:
@@ -332,6 +338,29 @@ async def _redis(connection: RedisConnection) -> Any:
     yield _clock("queue clock", ahead)
 
 
+async def _postgres_queue(connection: PostgresConnection) -> Any:
+    from fairtrial.mailbox.postgres.statements import SERVER
+
+    doing = f"asking {connection.address}"
+    before = time.time()
+    ((version, clock, limit, used, table, may_create),) = await connection.ask(doing, SERVER)
+    yield Check("queue", "ok", f"{connection.address}, PostgreSQL {version}, {used} of {limit} connections in use")
+    if table is not None:
+        yield await _message_passes(_postgres_mailbox(connection), "grant the user the rights of the tables' owner")
+    elif may_create:
+        yield Check("queue rights", "ok", "the first worker or client can create the tables")
+    else:
+        remedy = "grant CREATE on the schema, or let an owner start the first worker"
+        yield Check("queue rights", "failed", "there are no tables, and the user may not create them", remedy)
+    yield _clock("queue clock", clock - (before + time.time()) / 2)
+
+
+def _postgres_mailbox(connection: PostgresConnection) -> Any:
+    from fairtrial.mailbox.postgres import PostgresMailbox
+
+    return PostgresMailbox(f"doctor.{secrets.token_hex(6)}", str, connection, ttl_seconds=60.0)
+
+
 def _persistence(server: Any) -> Check:
     limit, policy = int(server.get("maxmemory", 0)), str(server.get("maxmemory_policy", "noeviction"))
     memory = f"maxmemory {limit / 1e6:,.0f} MB, {policy}" if limit else "no maxmemory"
@@ -345,10 +374,16 @@ def _persistence(server: Any) -> Check:
 
 
 async def _rights(connection: RedisConnection) -> Check:
-    """Send, receive and acknowledge one message in a separate queue, which is then deleted."""
+    """Try the rights of the user in a separate queue, which is then deleted."""
     from fairtrial.mailbox.redis.mailbox import RedisMailbox
 
     mailbox = RedisMailbox(f"doctor.{secrets.token_hex(6)}", str, connection, ttl_seconds=60.0, sweep_seconds=None)
+    remedy = "give the user the rights in deploy/redis-user.acl; a user limited to one suite cannot pass this check"
+    return await _message_passes(mailbox, remedy)
+
+
+async def _message_passes(mailbox: Any, remedy: str) -> Check:
+    """Send, receive and acknowledge one message; the mailbox is then deleted."""
     try:
         async with mailbox:
             await mailbox.send("a message of fairtrial doctor")
@@ -357,7 +392,6 @@ async def _rights(connection: RedisConnection) -> Check:
                 await message.extend_visibility(30.0)
                 await message.acknowledge()
     except MailboxAccessError as error:
-        remedy = "give the user the rights in deploy/redis-user.acl; a user limited to one suite cannot pass this check"
         return Check("queue rights", "warning", str(error), remedy)
     if not measured:
         detail = "a message passes; the age of waiting messages cannot be measured"

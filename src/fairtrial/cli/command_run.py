@@ -73,7 +73,9 @@ def run(
     mailbox: Annotated[
         str | None,
         typer.Option(
-            "--mailbox", metavar="URL", help="Submit to this queue, for a fleet of workers: redis://host:port."
+            "--mailbox",
+            metavar="URL",
+            help="Submit to this queue, for a fleet of workers: redis://host:port or postgresql://host/database.",
         ),
     ] = None,
     fleet: Annotated[

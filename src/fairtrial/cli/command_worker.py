@@ -83,6 +83,7 @@ def worker(
     Examples:
       fairtrial worker evals.py --mailbox redis://queue:6379
       fairtrial worker evals.py --mailbox redis://queue:6379 --concurrency 64
+      fairtrial worker evals.py --mailbox postgresql://db/evals
       fairtrial worker evals.py --until-empty --json
     """
     import asyncio

@@ -35,7 +35,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MailboxUrl = Annotated[
     str | None,
     typer.Option(
-        "--mailbox", metavar="URL", help="Queue of the fleet: redis://host:port (default: FAIRTRIAL_MAILBOX)."
+        "--mailbox",
+        metavar="URL",
+        help="Queue of the fleet: redis://host:port or postgresql://host/database (default: FAIRTRIAL_MAILBOX).",
     ),
 ]
 LogFormat = Annotated[

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
     from fairtrial.fleet.ops.group import LoopGroup
     from fairtrial.fleet.ops.supervise import RestartPolicy
-    from fairtrial.fleet.queues import Broker, MemoryBroker, RedisBroker, SqsBroker, connect_broker
+    from fairtrial.fleet.queues import Broker, MemoryBroker, PostgresBroker, RedisBroker, SqsBroker, connect_broker
     from fairtrial.fleet.worker.config import EvalLoopConfig, LoopConfig, MainLoopConfig
     from fairtrial.fleet.worker.counters import LoopCounters
     from fairtrial.fleet.worker.eval_loop import EvalLoop
@@ -52,6 +52,7 @@ _WHERE = {
     "MainLoopRequest": "messages",
     "MainLoopResult": "messages",
     "MemoryBroker": "queues",
+    "PostgresBroker": "queues",
     "RedisBroker": "queues",
     "SqsBroker": "queues",
     "RedisSessionStore": "worker.sessions",
@@ -83,6 +84,7 @@ __all__ = [
     "MainLoopRequest",
     "MainLoopResult",
     "MemoryBroker",
+    "PostgresBroker",
     "RedisBroker",
     "SqsBroker",
     "RedisSessionStore",

@@ -18,12 +18,14 @@ from fairtrial.mailbox.protocol import Mailbox
 _KEPT_SECONDS = 3600
 _UNCLAIMED_SECONDS = 30 * 24 * 3600
 _MAX_PART = 80
+_MAX_SUITES = 1000
+_REQUESTS = ".requests"
 _MAX_SCANS = 1000  # Steps of the search for queues: a server may have millions of other keys.
 
 
 def requests_name(suite: str) -> str:
     """Return the name of the mailbox with the requests for a suite's workers."""
-    return f"{_part(suite)}.requests"
+    return f"{_part(suite)}{_REQUESTS}"
 
 
 def requests_suite(key: str) -> str | None:
@@ -69,7 +71,42 @@ class Broker(Protocol):
         ...
 
 
-class RedisBroker:
+class _ServerBroker:
+    """What brokers on servers have in common: the mailboxes that they have opened."""
+
+    connection: Any
+    _open: list[Mailbox[Any]]
+
+    def _mailbox(self, name: str, body_type: type[Any]) -> Any:
+        raise NotImplementedError
+
+    async def requests(self, suite: str) -> Mailbox[EvalRequest]:
+        """The mailbox a suite's workers take their work from."""
+        mailbox: Mailbox[EvalRequest] = self._mailbox(requests_name(suite), EvalRequest)
+        return mailbox
+
+    async def has_mailbox(self, name: str) -> bool:
+        """Return whether a mailbox with this name exists on this server."""
+        mailbox = self._mailbox(name, object)
+        try:
+            return bool(await mailbox.exists())
+        finally:
+            await self.leave(mailbox)
+
+    async def leave(self, mailbox: Mailbox[Any]) -> None:
+        """Stop using a mailbox; what is in it stays."""
+        if mailbox in self._open:
+            self._open.remove(mailbox)
+        await mailbox.close()
+
+    async def close(self) -> None:
+        """Close the mailboxes and the connection."""
+        for mailbox in list(self._open):
+            await self.leave(mailbox)
+        await self.connection.close()
+
+
+class RedisBroker(_ServerBroker):
     """A broker on one Redis. It belongs to the event loop in which it is first used.
 
     Args:
@@ -97,11 +134,6 @@ class RedisBroker:
         self._open.append(mailbox)
         return mailbox
 
-    async def requests(self, suite: str) -> Mailbox[EvalRequest]:
-        """The mailbox a suite's workers take their work from."""
-        mailbox: Mailbox[EvalRequest] = self._mailbox(requests_name(suite), EvalRequest)
-        return mailbox
-
     async def results(self, suite: str, run_id: str) -> Mailbox[EvalReply]:
         """Open the mailbox for the results of one run; it expires a month after it was last opened."""
         mailbox = self._mailbox(results_name(suite, run_id), EvalReply)
@@ -111,14 +143,6 @@ class RedisBroker:
         await self._expire(mailbox, _UNCLAIMED_SECONDS)
         opened: Mailbox[EvalReply] = mailbox
         return opened
-
-    async def has_mailbox(self, name: str) -> bool:
-        """Return whether a mailbox with this name exists on this server."""
-        mailbox = self._mailbox(name, object)
-        try:
-            return bool(await mailbox.exists())
-        finally:
-            await self.leave(mailbox)
 
     async def suites(self) -> list[str]:
         """Return the suites that have a queue on this server, as mailbox names spell them."""
@@ -132,23 +156,11 @@ class RedisBroker:
             raise translated(error, "searching for queues") from None
         return sorted({suite for key in keys if (suite := requests_suite(key))})
 
-    async def leave(self, mailbox: Mailbox[Any]) -> None:
-        """Stop using a mailbox; what is in it stays."""
-        if mailbox in self._open:
-            self._open.remove(mailbox)
-        await mailbox.close()
-
     async def retire(self, mailbox: Mailbox[Any]) -> None:
         """Empty a mailbox and let it expire in an hour: until then, late duplicates can still be delivered."""
         await mailbox.purge()
         await self._expire(mailbox, _KEPT_SECONDS)
         await self.leave(mailbox)
-
-    async def close(self) -> None:
-        """Close the mailboxes and the connection."""
-        for mailbox in list(self._open):
-            await self.leave(mailbox)
-        await self.connection.close()
 
     async def _expire(self, mailbox: Any, seconds: int) -> None:
         from redis.exceptions import RedisError
@@ -162,7 +174,56 @@ class RedisBroker:
             raise translated(error, f"keeping {mailbox.name}") from None
 
 
-class SqsBroker:
+class PostgresBroker(_ServerBroker):
+    """A broker in one PostgreSQL database, which may be the store's. It belongs to the event loop of its first use.
+
+    Args:
+        url: `postgresql://[user[:password]@]host[:port]/database`, with any parameter of libpq; `?pgbouncer=true` for a
+            PgBouncer in transaction mode.
+        claim_check: The store for bodies over 64 KB: a folder that client and workers share.
+        options: Further options of `PostgresConnection`.
+    """
+
+    def __init__(self, url: str, *, claim_check: ClaimCheck | None = None, **options: Any) -> None:
+        from fairtrial.mailbox.postgres import PostgresConnection
+
+        self.connection = PostgresConnection(url, **options)
+        self._claim_check = claim_check
+        self._open: list[Mailbox[Any]] = []
+
+    def __repr__(self) -> str:
+        return f"PostgresBroker({self.connection!r})"
+
+    def _mailbox(self, name: str, body_type: type[Any]) -> Any:
+        from fairtrial.mailbox.postgres import PostgresMailbox
+
+        mailbox = PostgresMailbox(name, body_type, self.connection, claim_check=self._claim_check)
+        self._open.append(mailbox)
+        return mailbox
+
+    async def results(self, suite: str, run_id: str) -> Mailbox[EvalReply]:
+        """Open the mailbox for the results of one run; it expires a month after it was last opened."""
+        mailbox = self._mailbox(results_name(suite, run_id), EvalReply)
+        await mailbox.open()
+        await mailbox.expire(_UNCLAIMED_SECONDS)
+        opened: Mailbox[EvalReply] = mailbox
+        return opened
+
+    async def suites(self) -> list[str]:
+        """Return the suites that have a queue in this database, as mailbox names spell them."""
+        from fairtrial.mailbox.postgres.statements import NAMES
+
+        rows = await self.connection.run("searching for queues", NAMES, {"suffix": _REQUESTS, "most": _MAX_SUITES})
+        return [name.removesuffix(_REQUESTS) for (name,) in rows]
+
+    async def retire(self, mailbox: Any) -> None:
+        """Empty a mailbox and let it expire in an hour: until then, late duplicates can still be delivered."""
+        await mailbox.purge()
+        await mailbox.expire(_KEPT_SECONDS)
+        await self.leave(mailbox)
+
+
+class SqsBroker(_ServerBroker):
     """A broker on Amazon SQS. It belongs to the event loop in which it is first used.
 
     Args:
@@ -190,11 +251,6 @@ class SqsBroker:
         self._open.append(mailbox)
         return mailbox
 
-    async def requests(self, suite: str) -> Mailbox[EvalRequest]:
-        """The mailbox a suite's workers take their work from."""
-        mailbox: Mailbox[EvalRequest] = self._mailbox(requests_name(suite), EvalRequest)
-        return mailbox
-
     async def results(self, suite: str, run_id: str) -> Mailbox[EvalReply]:
         """Open the mailbox for the results of one run, and delete those that others abandoned.
 
@@ -210,14 +266,6 @@ class SqsBroker:
         opened: Mailbox[EvalReply] = mailbox
         return opened
 
-    async def has_mailbox(self, name: str) -> bool:
-        """Return whether a mailbox with this name exists at this address."""
-        mailbox = self._mailbox(name, object)
-        try:
-            return bool(await mailbox.exists())
-        finally:
-            await self.leave(mailbox)
-
     async def suites(self) -> list[str]:
         """Return the suites that have a queue at this address, as mailbox names spell them."""
         from fairtrial.mailbox.sqs.queues import MAILBOX_TAG, list_queues, tags_of
@@ -226,12 +274,6 @@ class SqsBroker:
             (await tags_of(self.connection, url)).get(MAILBOX_TAG, "") for url in await list_queues(self.connection)
         }
         return sorted(name.removesuffix(".requests") for name in names if name.endswith(".requests"))
-
-    async def leave(self, mailbox: Mailbox[Any]) -> None:
-        """Stop using a mailbox; what is in it stays."""
-        if mailbox in self._open:
-            self._open.remove(mailbox)
-        await mailbox.close()
 
     async def retire(self, mailbox: Mailbox[Any]) -> None:
         """Let the sweeper delete a mailbox in an hour: until then, late duplicates can still be delivered."""
@@ -243,9 +285,7 @@ class SqsBroker:
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
-        for mailbox in list(self._open):
-            await self.leave(mailbox)
-        await self.connection.close()
+        await super().close()
 
 
 class MemoryBroker:
@@ -298,8 +338,8 @@ def connect_broker(url: str, *, claim_check: ClaimCheck | None = None) -> Broker
 
     Args:
         url: `redis://[[user]:password@]host[:port][/db]`, `rediss://` for TLS, `unix://` for a socket, or
-            `redis+sentinel://` and `redis+cluster://` as `RedisConnection` takes them; `sqs://region/prefix` for Amazon
-            SQS.
+            `redis+sentinel://` and `redis+cluster://` as `RedisConnection` takes them;
+            `postgresql://[user[:password]@]host[:port]/database`; `sqs://region/prefix` for Amazon SQS.
         claim_check: The store for bodies over 64 KB; by default the folder in FAIRTRIAL_CLAIM_CHECK. Without either,
             bodies over 1 MB are refused.
 
@@ -311,7 +351,9 @@ def connect_broker(url: str, *, claim_check: ClaimCheck | None = None) -> Broker
     claim_check = ClaimCheck(folder) if claim_check is None and folder else claim_check
     if scheme in ("redis", "rediss", "unix"):
         return RedisBroker(url, claim_check=claim_check)
+    if scheme in ("postgresql", "postgres"):
+        return PostgresBroker(url, claim_check=claim_check)
     if scheme == "sqs":
         return SqsBroker(url, claim_check=claim_check)
     # The URL is not repeated: it may contain a password.
-    raise ConfigurationError("the mailbox URL must start with redis://, rediss://, unix:// or sqs://")
+    raise ConfigurationError("the mailbox URL must start with redis://, rediss://, unix://, postgresql:// or sqs://")

@@ -1,6 +1,6 @@
 """Message queues with leases: the protocol and its implementations.
 
-Exported names are imported lazily, so that a process without Redis or SQS never imports its client.
+Exported names are imported lazily, so that a process imports only the client of the server that it uses.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fairtrial.mailbox.dead_letters import DeadLetter, DeadLetters, DLQPolicy
     from fairtrial.mailbox.lease import Lease, LeaseExtender
     from fairtrial.mailbox.memory import InMemoryMailbox
+    from fairtrial.mailbox.postgres import PostgresConnection, PostgresMailbox, PostgresMailboxFactory
     from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, Receipt, Renewer
     from fairtrial.mailbox.redis import RedisConnection, RedisMailbox, RedisMailboxFactory
     from fairtrial.mailbox.resolver import CompositeResolver, MailboxFactory, MailboxResolver
@@ -35,6 +36,9 @@ _WHERE = {
     "MailboxFactory": "resolver",
     "MailboxResolver": "resolver",
     "Message": "protocol",
+    "PostgresConnection": "postgres",
+    "PostgresMailbox": "postgres",
+    "PostgresMailboxFactory": "postgres",
     "Receipt": "protocol",
     "RedisConnection": "redis",
     "RedisMailbox": "redis",
@@ -65,6 +69,9 @@ __all__ = [
     "MailboxFactory",
     "MailboxResolver",
     "Message",
+    "PostgresConnection",
+    "PostgresMailbox",
+    "PostgresMailboxFactory",
     "Receipt",
     "RedisConnection",
     "RedisMailbox",

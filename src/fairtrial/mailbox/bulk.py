@@ -37,6 +37,27 @@ class ServingWorker:
     leased_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A process that receives from a mailbox: host, process id, number of leases, time of the last activity.
+
+    `leased_seconds` is the time after which all its leases have expired unless they are renewed.
+    """
+
+    name: str
+    in_flight: int
+    idle_seconds: float
+    leased_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """The processes that receive from a mailbox, and the age of the oldest message in flight; None if there is none."""
+
+    readers: tuple[Reader, ...]
+    oldest_seconds: float | None
+
+
 async def send_all(mailbox: Mailbox[Any], bodies: Sequence[Any], *, reply_to: str | Mailbox[Any] | None = None) -> None:
     """Send all bodies.
 

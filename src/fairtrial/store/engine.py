@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import time
@@ -32,6 +31,8 @@ from sqlalchemy.schema import CreateColumn
 
 from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError, StoreUnavailableError, StoreVersionError
 from fairtrial.store import schema
+from fairtrial.store.postgres_options import POSTGRES_SETTINGS as _POSTGRES_SETTINGS
+from fairtrial.store.postgres_options import warn_about_plain_text
 from fairtrial.store.redact import current, register_guess
 from fairtrial.store.rows import read_reward
 
@@ -40,22 +41,7 @@ _PAGE = 1_000  # Scores read at once by a migration.
 _MIGRATION_LOCK = 0x66616972  # The key of an advisory lock.
 
 STATEMENT_TIMEOUT_SECONDS = 300
-_POSTGRES_SETTINGS: dict[str, Any] = {
-    "application_name": "fairtrial",
-    "connect_timeout": 10,
-    # A server that does not respond for 30 s is given up, for reads and for unacknowledged writes.
-    # The limits of the kernel are two hours and about 15 minutes.
-    "keepalives": 1,
-    "keepalives_idle": 15,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-}
-
 WRITE = "fairtrial_write"
-
-log = logging.getLogger("fairtrial.store")
-_warned: set[str] = set()
 
 
 def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
@@ -161,16 +147,7 @@ def postgres_engine(url: str) -> Engine:
 def _warn_about_plain_text(url: URL) -> None:
     """Warn, once per host, if the connection may be unencrypted or the server is not authenticated."""
     host = url.query.get("host", url.host) or ""
-    name = host if isinstance(host, str) else host[0]
-    local = name in ("", "localhost", "::1") or name.startswith(("/", "127."))
-    if local or "sslmode" in url.query or "PGSSLMODE" in os.environ or name in _warned:
-        return
-    _warned.add(name)
-    log.warning(
-        "the connection to PostgreSQL on %s may be unencrypted, and the server's identity is not checked: add "
-        "?sslmode=verify-full to the store's address (sslmode=disable accepts that, as inside a private network)",
-        name,
-    )
+    warn_about_plain_text(host if isinstance(host, str) else host[0], url.query.get("sslmode"), "store")
 
 
 def _connection_settings(url: URL) -> dict[str, Any]:

@@ -230,8 +230,8 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
 
         Args:
             store: The store for the results, or its URL; by default the project's `.fairtrial/runs.db`.
-            mailbox: The broker of this suite's workers, such as `redis://host:6379`, which execute the trials.
-                Without it they are executed in this process.
+            mailbox: The broker of this suite's workers, such as `redis://host:6379` or
+                `postgresql://host/database`, which execute the trials. Without it they are executed in this process.
             bus: Receives the events of the run: an object with `publish(event)`, or several.
             tags: Labels for the run and its sessions.
             fresh: Start a new run even if one is unfinished.

@@ -63,7 +63,7 @@ async def run_worker(
         suite: The suite, or its import string: `evals/support.py`, `package.module:name`. With an import string, trials
             that may have killed a worker are executed in a child process that loads the suite from there; otherwise
             the task and the evaluator are sent to the child process.
-        mailbox: The broker with the requests, such as `redis://host:6379`.
+        mailbox: The broker with the requests, such as `redis://host:6379` or `postgresql://host/database`.
         config: Settings of the loop; without them, concurrency is the suite's `max_concurrent`. The fingerprint is
             always set here.
         store: Write results directly to this store instead of sending them to the client.

@@ -8,7 +8,6 @@ import re
 import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Self, cast
 
 from redis.exceptions import RedisError
@@ -24,7 +23,7 @@ from fairtrial.errors import (
     ReplyNotAvailableError,
 )
 from fairtrial.mailbox.body import check_body_type, encode_body
-from fairtrial.mailbox.bulk import ANNOUNCEMENT_SECONDS, ServingWorker, send_all
+from fairtrial.mailbox.bulk import ANNOUNCEMENT_SECONDS, Reader, Readers, ServingWorker, send_all
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, validate_name
 from fairtrial.mailbox.redis.coalesce import MAX_BYTES, MAX_OPERATIONS, Call
@@ -60,27 +59,6 @@ _MAX_ANNOUNCED = 10_000
 _LOST_KEPT_SECONDS = 600.0  # For this long, workers that were lost are listed.
 _UNANNOUNCED_SECONDS = 45.0  # A process that never announced itself is lost after this time; a receive may last 20 s.
 _ANNOUNCEMENT = re.compile(rb"([0-9A-Za-z]{0,64}) .{1,200}", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """A process that receives from a mailbox: host, process id, number of leases, time of the last activity.
-
-    `leased_seconds` is the time after which all its leases have expired unless they are renewed.
-    """
-
-    name: str
-    in_flight: int
-    idle_seconds: float
-    leased_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Readers:
-    """The processes that receive from a mailbox, and the age of the oldest message in flight; None if there is none."""
-
-    readers: tuple[Reader, ...]
-    oldest_seconds: float | None
 
 
 T = TypeVar("T", default=Any)  # A mailbox without a body type carries any JSON.

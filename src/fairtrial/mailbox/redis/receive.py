@@ -10,18 +10,16 @@ from typing import Any
 
 from redis.exceptions import MovedError, RedisError
 
-from fairtrial.errors import BodyError, CodecError, MailboxClosedError, MailboxError, NewerFormatError
-from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body
+from fairtrial.errors import MailboxClosedError
 from fairtrial.mailbox.protocol import Message, validate_receive
+from fairtrial.mailbox.reading import UNREADABLE, read_body
 from fairtrial.mailbox.redis.connection import BLOCK_SECONDS, ReadConnection
 from fairtrial.mailbox.redis.errors import is_gone, translated
 from fairtrial.mailbox.redis.queue import RedisQueue
 from fairtrial.mailbox.redis.receipt import RedisReceipt
 from fairtrial.mailbox.redis.scripts import GROUP
-from fairtrial.mailbox.sealing import unseal
 
 _log = logging.getLogger(__name__)
-_MISSING_BLOB_DELAY = 5.0
 _ID = re.compile(rb"[0-9]+-[0-9]+")
 
 type Entry = tuple[bytes, dict[bytes, bytes]]
@@ -130,26 +128,9 @@ class Receiver[T]:
         origin = message_id(fields.get(b"i")) or id
         receipt = RedisReceipt(self._mailbox, id, consumer, origin)
         deliveries = number(fields.get(b"n")) + 1
-        try:
-            data = fields.get(b"b")
-            if data is None or len(data) > self._mailbox.max_body_bytes:
-                data = await self._bytes(fields)
-            data = unseal(data, self._mailbox.key, self._mailbox.name, _text(fields.get(b"r")))
-            body = decode_body(self._mailbox.body_type, data)
-        except NewerFormatError as error:
-            # Not damaged: a worker of a newer version can read it.
-            _log.warning("handing message %s of %s back to newer workers: %s", origin, self._mailbox.name, error)
-            await self._settle(receipt.nack(NEWER_FORMAT_DELAY, counted=False))
-            return None
-        except (BodyError, CodecError) as error:
-            await self._dead_letter(receipt, f"the body cannot be read: {error}")
-            return None
-        except OSError as error:
-            _log.warning("the body of message %s of %s cannot be fetched: %s", origin, self._mailbox.name, error)
-            await self._settle(receipt.nack(_MISSING_BLOB_DELAY, counted=False))
-            return None
-        except Exception as error:  # An arbitrary error of a user's validator.
-            await self._dead_letter(receipt, f"reading the body failed: {type(error).__name__}: {error}")
+        address = _text(fields.get(b"r"))
+        body = await read_body(self._mailbox, receipt, origin, fields.get(b"b"), fields.get(b"s"), address)
+        if body is UNREADABLE:
             return None
         return Message(
             origin,
@@ -157,32 +138,9 @@ class Receiver[T]:
             receipt,
             delivery_count=deliveries,
             expiries=number(fields.get(b"x")) + number(fields.get(b"y")) // 2,
-            reply_to=_text(fields.get(b"r")) or None,
+            reply_to=address or None,
             waited_seconds=self._mailbox.connection.age_of(id),
         )
-
-    async def _bytes(self, fields: dict[bytes, bytes]) -> bytes:
-        body = fields.get(b"b")
-        if body is None:
-            claim = fields.get(b"s")
-            if claim is None:
-                raise BodyError("the message has no body")
-            if self._mailbox.claim_check is None:
-                raise BodyError("it is in a claim check, and this mailbox has none")
-            return await self._mailbox.claim_check.fetch(_text(claim))
-        if len(body) > self._mailbox.max_body_bytes:
-            raise BodyError(f"the body must have at most {self._mailbox.max_body_bytes} bytes (got {len(body)})")
-        return body
-
-    async def _dead_letter(self, receipt: RedisReceipt, reason: str) -> None:
-        await self._settle(receipt.dead_letter(reason, "BodyError"))
-
-    async def _settle(self, settling: Any) -> None:
-        try:
-            await settling
-        except MailboxError as error:
-            # One invalid message must not affect the others; it is redelivered when its lease expires.
-            _log.warning("a message of %s could not be dead-lettered: %s", self._mailbox.name, error)
 
 
 def _entries(answer: Any) -> Sequence[Entry]:

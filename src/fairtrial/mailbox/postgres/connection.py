@@ -1,0 +1,328 @@
+"""The connections of a process to one PostgreSQL database: for statements, notifications, and renewals by a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from fairtrial.errors import ConfigurationError, MailboxClosedError, MailboxError
+from fairtrial.mailbox.postgres.batches import Batcher
+from fairtrial.mailbox.postgres.errors import translated
+from fairtrial.mailbox.postgres.listener import Listener
+from fairtrial.mailbox.postgres.schema import MIGRATION_LOCK, MIGRATIONS, VERSION
+from fairtrial.mailbox.postgres.statements import VERSION as FIND_VERSION
+from fairtrial.store.postgres_options import POSTGRES_SETTINGS, warn_about_plain_text
+from fairtrial.store.redact import register_guess
+
+MAX_CONNECTIONS = 2
+"""Connections for statements: one, and another while a statement takes long. They are opened when needed."""
+_STATEMENT_SECONDS = 60
+_LOCK_SECONDS = 10
+
+type PostgresSource = PostgresConnection | str
+"""A connection or a URL."""
+
+type Rows = list[tuple[Any, ...]]
+
+
+class PostgresConnection:
+    """The connections of one process to one PostgreSQL database, shared by all its mailboxes there.
+
+    Every statement is one transaction. Nothing is retried implicitly: a send that raised may have arrived, and only the
+    caller knows whether sending twice is harmless.
+
+    Args:
+        url: `postgresql://[user[:password]@]host[:port]/database`, with any parameter of libpq, such as
+            `?sslmode=verify-full`. `?pgbouncer=true` is for a PgBouncer in transaction mode: no notifications, no
+            prepared statements, no startup options.
+        timeout_seconds: Time limit for connecting.
+        max_connections: The number of connections for statements; two more may be open for notifications and renewals.
+    """
+
+    def __init__(self, url: str, *, timeout_seconds: float = 10.0, max_connections: int = MAX_CONNECTIONS) -> None:
+        if max_connections < 1:
+            raise ConfigurationError(f"max_connections must be at least 1 (got {max_connections})")
+        self._parameters, self.pooled = _parse(url)
+        self._parameters["connect_timeout"] = max(2, round(timeout_seconds))
+        self._idle: list[psycopg.AsyncConnection[Any]] = []
+        self._free = asyncio.Semaphore(max_connections)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._under_way: set[asyncio.Task[Rows]] = set()
+        self._prepared = False
+        self._preparing = asyncio.Lock()
+        self._closed = False
+        self.batcher = Batcher()
+        self.listener = Listener(self._connect, self._notify)
+        self.renewals = RenewalConnection(self._conninfo(), self._prepare_threshold())
+
+    @classmethod
+    def of(cls, source: PostgresSource) -> PostgresConnection:
+        """Return a connection for a URL, or the connection itself."""
+        return source if isinstance(source, PostgresConnection) else cls(source)
+
+    @property
+    def address(self) -> str:
+        """The address without user and password."""
+        found = self._parameters
+        port = found.get("port")
+        return f"postgresql://{found.get('host') or ''}{f':{port}' if port else ''}/{found.get('dbname') or ''}"
+
+    def __repr__(self) -> str:
+        return f"PostgresConnection({self.address})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def check_loop(self) -> None:
+        """Raise `MailboxError` after `close`, or in another event loop than the first."""
+        if self._closed:
+            raise MailboxClosedError("the connection to PostgreSQL is closed")
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise MailboxError(
+                "a PostgresConnection belongs to the event loop in which it was first used: create another"
+            )
+
+    async def run(self, doing: str, statement: str, parameters: Mapping[str, Any]) -> Rows:
+        """Run a statement to its end, also if the caller is cancelled, and return its rows.
+
+        Raises:
+            MailboxError: an error of the server or the connection.
+        """
+        self.check_loop()
+        task = asyncio.ensure_future(self._run(statement, parameters))
+        self._under_way.add(task)
+        task.add_done_callback(self._done)
+        try:
+            return await asyncio.shield(task)
+        except (psycopg.Error, OSError) as error:
+            raise translated(error, doing) from None
+
+    async def ask(self, doing: str, statement: str) -> Rows:
+        """Run a statement that needs none of our tables, and create none."""
+        self.check_loop()
+        try:
+            return await self._execute(statement, {}, counted=False)
+        except (psycopg.Error, OSError) as error:
+            raise translated(error, doing) from None
+
+    async def change(self, doing: str, statement: str, parameters: Mapping[str, Any]) -> int:
+        """Run a statement that returns no rows, and return the number of rows that it changed."""
+        self.check_loop()
+        task = asyncio.ensure_future(self._run(statement, parameters, counted=True))
+        self._under_way.add(task)
+        task.add_done_callback(self._done)
+        try:
+            ((count,),) = await asyncio.shield(task)
+        except (psycopg.Error, OSError) as error:
+            raise translated(error, doing) from None
+        return int(count)
+
+    async def close(self) -> None:
+        """Execute pending operations, then close all connections."""
+        if self._closed:
+            return
+        await self.batcher.close()
+        self._closed = True
+        await self.listener.close()
+        if self._under_way:  # All of them end: they have their own time limits.
+            await asyncio.wait(self._under_way)
+        for connection in self._idle:
+            await connection.close()
+        self._idle.clear()
+        self.renewals.close()
+
+    def _done(self, task: asyncio.Task[Rows]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # Mark as retrieved: a cancelled caller will not do so.
+
+    async def _run(self, statement: str, parameters: Mapping[str, Any], *, counted: bool = False) -> Rows:
+        await self._prepare()
+        try:
+            return await self._execute(statement, parameters, counted)
+        except psycopg.errors.UndefinedTable:
+            # The database was replaced by an older copy or emptied: create the tables again.
+            self._prepared = False
+            await self._prepare()
+            return await self._execute(statement, parameters, counted)
+
+    async def _execute(self, statement: str, parameters: Mapping[str, Any], counted: bool) -> Rows:
+        async with self._use() as connection:
+            cursor = await connection.execute(statement, parameters, binary=True)
+            return [(cursor.rowcount,)] if counted else await cursor.fetchall()
+
+    @asynccontextmanager
+    async def _use(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        async with self._free:
+            connection = await self._open()
+            try:
+                yield connection
+            except BaseException:
+                if connection.broken or connection.closed:
+                    idle, self._idle = self._idle, []  # The server has probably restarted.
+                    for gone in idle:
+                        await gone.close()
+                raise
+            finally:
+                if not connection.closed:
+                    self._idle.append(connection)
+
+    async def _open(self) -> psycopg.AsyncConnection[Any]:
+        while self._idle:
+            connection = self._idle.pop()
+            if _is_alive(connection):
+                return connection
+            await connection.close()
+        return await self._connect()
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        return await psycopg.AsyncConnection.connect(
+            self._conninfo(), autocommit=True, prepare_threshold=self._prepare_threshold()
+        )
+
+    def _conninfo(self) -> str:
+        return make_conninfo(**self._parameters)
+
+    def _prepare_threshold(self) -> int | None:
+        return None if self.pooled else 3
+
+    async def _notify(self, channel: str) -> None:
+        await self._execute("SELECT pg_notify(%(channel)s, '')", {"channel": channel}, counted=False)
+
+    async def _prepare(self) -> None:
+        """Create or migrate the tables, once."""
+        if not self._prepared:
+            async with self._preparing:
+                await self._check_schema()
+
+    async def _check_schema(self) -> None:
+        if not self._prepared:
+            try:
+                ((found,),) = await self._execute(FIND_VERSION, {}, counted=False)
+            except psycopg.errors.UndefinedTable:
+                found = 0
+            if found < VERSION:
+                found = await self._migrate()
+            if found > VERSION:
+                raise ConfigurationError(
+                    f"the mailboxes in {self.address} were created by a newer Fairtrial: they have schema {found}, "
+                    f"this version supports up to {VERSION}. Upgrade with pip install --upgrade fairtrial."
+                )
+            self._prepared = True
+
+    async def _migrate(self) -> int:
+        async with self._use() as connection, connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
+            cursor = await connection.execute("SELECT to_regclass('mailbox_schema')")
+            found = 0
+            if (await cursor.fetchone() or (None,))[0] is not None:
+                ((found,),) = await (await connection.execute(FIND_VERSION)).fetchall()
+            for statements in MIGRATIONS[found:]:
+                for statement in statements:
+                    await connection.execute(statement)
+            if found < VERSION:
+                await connection.execute("UPDATE mailbox_schema SET version = %s", (VERSION,))
+            return max(int(found), VERSION)
+
+
+class RenewalConnection:
+    """A connection for threads, opened on first use."""
+
+    def __init__(self, conninfo: str, prepare_threshold: int | None) -> None:
+        self._conninfo = conninfo
+        self._prepare_threshold = prepare_threshold
+        self._lock = threading.Lock()
+        self._closed = False
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def run(self, doing: str, statement: str, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """Run a statement and return its rows.
+
+        Raises:
+            MailboxError: it could not be run.
+        """
+        with self._lock:
+            if self._closed:
+                raise MailboxClosedError("the connection to PostgreSQL is closed")
+            try:
+                if self._connection is not None and not _is_alive(self._connection):
+                    self._connection.close()
+                    self._connection = None
+                if self._connection is None:
+                    self._connection = psycopg.connect(
+                        self._conninfo, autocommit=True, prepare_threshold=self._prepare_threshold
+                    )
+                return self._connection.execute(statement, parameters, binary=True).fetchall()
+            except (psycopg.Error, OSError) as error:
+                raise translated(error, doing) from None
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+
+def _parse(url: str) -> tuple[dict[str, Any], bool]:
+    """Return the parameters of libpq for a URL, and whether it is for a PgBouncer in transaction mode."""
+    url, pooled = _without_pgbouncer(url)
+    scheme, _, rest = url.partition(":")
+    try:
+        given: dict[str, Any] = conninfo_to_dict(f"postgresql:{rest}")
+    except psycopg.Error:
+        # Without the parser's message: it quotes parts of the URL.
+        raise ConfigurationError(
+            "invalid PostgreSQL URL: write postgresql://[user[:password]@]host[:port]/database, with / ? # @ : % in a "
+            "password percent-encoded"
+        ) from None
+    if scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise ConfigurationError("the URL of a mailbox on PostgreSQL must start with postgresql://")
+    if given.get("password"):
+        register_guess(str(given["password"]), "password", "the password of the queue's URL")
+    warn_about_plain_text(str(given.get("host") or "").partition(",")[0], given.get("sslmode"), "queue")
+    if not pooled:
+        limits = {"statement_timeout": _STATEMENT_SECONDS, "lock_timeout": _LOCK_SECONDS}
+        options = str(given.get("options") or "")
+        for name, seconds in limits.items():
+            if name not in options:
+                options = f"{options} -c {name}={seconds * 1000}".strip()
+        given["options"] = options
+    return {**POSTGRES_SETTINGS, **given}, pooled
+
+
+def _without_pgbouncer(url: str) -> tuple[str, bool]:
+    """Return the URL without our parameter `pgbouncer`, and its value."""
+    address, mark, query = url.partition("?")
+    parts = query.split("&") if mark else []
+    asked = [part.partition("=")[2] for part in parts if part.partition("=")[0] == "pgbouncer"]
+    if any(value not in ("true", "false") for value in asked):
+        raise ConfigurationError("pgbouncer in a PostgreSQL URL must be true or false")
+    rest = "&".join(part for part in parts if part.partition("=")[0] != "pgbouncer")
+    return (f"{address}?{rest}" if rest else address), "true" in asked
+
+
+def _is_alive(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> bool:
+    """Return False if the server has sent something on an idle connection: it closes it, as a restart does.
+
+    A statement on it would fail, and the caller could not know whether it was executed.
+    """
+    if connection.closed:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return not poll.poll(0)

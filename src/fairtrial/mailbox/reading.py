@@ -1,0 +1,105 @@
+"""Reads the bodies of messages that come from a server. Messages that cannot be read never reach a worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from enum import Enum
+from typing import Literal, Protocol
+
+from fairtrial.errors import BodyError, CodecError, MailboxError, NewerFormatError
+from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body
+from fairtrial.mailbox.claim_check import ClaimCheck
+from fairtrial.mailbox.protocol import Receipt
+from fairtrial.mailbox.sealing import unseal
+
+_log = logging.getLogger(__name__)
+_MISSING_BLOB_DELAY = 5.0
+
+
+class Unreadable(Enum):
+    """Instead of a body: the message was settled, and there is nothing to deliver."""
+
+    UNREADABLE = "unreadable"
+
+
+UNREADABLE = Unreadable.UNREADABLE
+
+
+class BodySource[T](Protocol):
+    """What reading needs to know of a mailbox."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        ...
+
+    @property
+    def body_type(self) -> type[T]:
+        """The type of bodies."""
+        ...
+
+    @property
+    def key(self) -> bytes | None:
+        """The key that signs bodies; None if they are not signed."""
+        ...
+
+    @property
+    def claim_check(self) -> ClaimCheck | None:
+        """The store for large bodies."""
+        ...
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The size limit of bodies on the server."""
+        ...
+
+
+async def read_body[T](
+    mailbox: BodySource[T], receipt: Receipt, id: str, data: bytes | None, claim: bytes | None, reply_to: str
+) -> T | Literal[Unreadable.UNREADABLE]:
+    """Return the body of a message that was received, or settle the message if its body cannot be read.
+
+    Args:
+        mailbox: The mailbox that it comes from.
+        receipt: The receipt, to settle it: as a dead letter, or for later if another worker may read it.
+        id: The id of the message, for log records.
+        data: The body as it was sent; None if it is in the claim check.
+        claim: The hash of a body in the claim check.
+        reply_to: The reply address, which is signed with the body.
+    """
+    try:
+        if data is None or len(data) > mailbox.max_body_bytes:
+            data = await _fetch(mailbox, data, claim)
+        return decode_body(mailbox.body_type, unseal(data, mailbox.key, mailbox.name, reply_to))
+    except NewerFormatError as error:
+        # Not damaged: a worker of a newer version can read it.
+        _log.warning("handing message %s of %s back to newer workers: %s", id, mailbox.name, error)
+        await _settle(mailbox.name, receipt.nack(NEWER_FORMAT_DELAY, counted=False))
+    except (BodyError, CodecError) as error:
+        await _settle(mailbox.name, receipt.dead_letter(f"the body cannot be read: {error}", "BodyError"))
+    except OSError as error:
+        _log.warning("the body of message %s of %s cannot be fetched: %s", id, mailbox.name, error)
+        await _settle(mailbox.name, receipt.nack(_MISSING_BLOB_DELAY, counted=False))
+    except Exception as error:  # An arbitrary error of a user's validator.
+        reason = f"reading the body failed: {type(error).__name__}: {error}"
+        await _settle(mailbox.name, receipt.dead_letter(reason, "BodyError"))
+    return UNREADABLE
+
+
+async def _fetch[T](mailbox: BodySource[T], data: bytes | None, claim: bytes | None) -> bytes:
+    if data is not None:
+        raise BodyError(f"the body must have at most {mailbox.max_body_bytes} bytes (got {len(data)})")
+    if claim is None:
+        raise BodyError("the message has no body")
+    if mailbox.claim_check is None:
+        raise BodyError("it is in a claim check, and this mailbox has none")
+    return await mailbox.claim_check.fetch(claim.decode("utf-8", "replace"))
+
+
+async def _settle(mailbox: str, settling: Awaitable[None]) -> None:
+    try:
+        await settling
+    except MailboxError as error:
+        # One invalid message must not affect the others; it is redelivered when its lease expires.
+        _log.warning("a message of %s could not be dead-lettered: %s", mailbox, error)

@@ -1,0 +1,188 @@
+"""Parts of the mailbox on PostgreSQL that other mailboxes do not have, or do differently."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from fairtrial.errors import BodyError, ConfigurationError, ReplyNotAvailableError
+from fairtrial.fleet import Broker, EvalReply, PostgresBroker, connect_broker
+from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, PostgresConnection, PostgresMailbox, PostgresMailboxFactory
+from fairtrial.mailbox.postgres.batches import MAX_BYTES, MAX_OPERATIONS
+from fairtrial.trials import EvalResult, TrialKey
+
+pytestmark = pytest.mark.anyio
+
+
+def rows(url: str, query: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        return connection.execute(query).fetchall()
+
+
+async def test_a_reply_never_creates_a_mailbox(pg_url: str) -> None:
+    async with PostgresMailbox("requests", int, pg_url) as requests:
+        await requests.send(1, reply_to="nobody")
+        (message,) = await requests.receive(1, 60, 1)
+        with pytest.raises(ReplyNotAvailableError):
+            await message.reply("hello")
+        replies: PostgresMailbox[str] = requests.for_replies("replies", str, 60)
+        async with replies:
+            await requests.send(2, reply_to=replies)
+            (second,) = await requests.receive(1, 60, 1)
+            await second.reply("hello")
+            (reply,) = await replies.receive(1, 60, 1)
+            assert reply.body == "hello"
+        with pytest.raises(ReplyNotAvailableError):  # Its owner has ended.
+            await second.reply("too late")
+        with pytest.raises(ConfigurationError, match="must be a mailbox on PostgreSQL"):
+            await requests.send(3, reply_to=InMemoryMailbox("m", str))
+    assert rows(pg_url, "SELECT name FROM mailbox_queues") == [("requests",)]
+    factory = PostgresMailboxFactory(pg_url)
+    with pytest.raises(ReplyNotAvailableError):
+        await factory.create("new").send("x")
+    await factory.close()
+
+
+async def test_an_expired_mailbox_is_removed_with_its_messages(pg_url: str) -> None:
+    async with PostgresMailbox("old", int, pg_url) as old, PostgresMailbox("kept", int, pg_url) as kept:
+        await old.send(1)
+        await kept.send(2)
+        await old.expire(1000)
+        await old.open(again=True)  # Opening it does not change when it ends.
+        left = rows(pg_url, "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM mailbox_queues "
+                            "WHERE name = 'old'")  # fmt: skip
+        assert 900 < float(str(left[0][0])) <= 1000
+        await old.expire(-1)
+        factory = PostgresMailboxFactory(old.connection)
+        with pytest.raises(ReplyNotAvailableError):  # Not yet removed, but over.
+            await factory.create("old").send(3)
+        async with PostgresMailbox("another", int, pg_url):
+            assert not await old.exists()
+        assert rows(pg_url, "SELECT count(*) FROM mailbox_messages") == [(1,)]
+        assert await kept.approximate_count() == 1
+
+
+async def test_dead_letters_are_kept_for_thirty_days(pg_url: str) -> None:
+    async with PostgresMailbox("box", int, pg_url) as mailbox:
+        await mailbox.send_all([1, 2])
+        for message in await mailbox.receive(2, 60, 1):
+            await message.dead_letter("no")
+        rows(pg_url, "UPDATE mailbox_messages SET died_at = died_at - interval '31 days' WHERE id = 1 RETURNING id")
+        async with PostgresMailbox("another", int, pg_url):
+            assert [letter.message_id for letter in await mailbox.dead_letters.page()] == ["2"]
+
+
+async def test_large_batches_are_split_and_every_sender_gets_its_own_id(mailbox_database: str) -> None:
+    async with PostgresMailbox(f"large-{secrets.token_hex(4)}", str, mailbox_database) as mailbox:
+        count = MAX_OPERATIONS + 7
+        ids = await asyncio.gather(*(mailbox.send(str(number)) for number in range(count)))
+        text = secrets.token_hex(MAX_BYTES // 10)
+        ids += await asyncio.gather(*(mailbox.send(f"{number} {text}") for number in range(12)))
+        ids += await mailbox.send_all([f"{number}" for number in range(count)])
+        messages = await mailbox.receive(5000, 60, 1)
+        assert {message.id: message.body.partition(" ")[0] for message in messages} == dict(
+            zip(ids, [*map(str, range(count)), *map(str, range(12)), *map(str, range(count))], strict=True)
+        )
+        assert all(message.waited_seconds is not None and message.waited_seconds < 60 for message in messages)
+
+
+async def test_claim_checks_keep_large_bodies_outside_the_database(pg_url: str, tmp_path: Path) -> None:
+    check = ClaimCheck(tmp_path, threshold=1000)
+    large = secrets.token_hex(5000)
+    async with (
+        PostgresMailbox("box", str, pg_url, claim_check=check) as mailbox,
+        PostgresMailbox("box", str, pg_url) as without,
+    ):
+        await mailbox.send(large)
+        ((size,),) = rows(pg_url, "SELECT length(body) FROM mailbox_messages")
+        assert size == 64
+        (message,) = await mailbox.receive(1, 60, 1)
+        assert message.body == large
+        await message.dead_letter("reason \0 with a NUL and \ud800")
+        (letter,) = await mailbox.dead_letters.page()
+        assert large in letter.text
+        assert (await without.dead_letters.page())[0].text.startswith("sha256:")
+        await mailbox.dead_letters.retry(letter.id)
+        assert not await without.receive(1, 60, 0)
+        (letter,) = await without.dead_letters.page()
+        assert "claim check" in letter.reason
+        with pytest.raises(BodyError):
+            letter.body(str)
+
+
+async def test_workers_are_listed_with_their_leases(pg_url: str) -> None:
+    async with PostgresMailbox("box", int, pg_url) as mailbox, PostgresMailbox("box", int, pg_url) as other:
+        await mailbox.send_all(range(5))
+        await mailbox.announce("abc w1", "f" * 32, 15)
+        await mailbox.receive(2, 60, 1)
+        await other.receive(1, 30, 1)
+        first, second = sorted(await other.workers(), key=lambda worker: worker.in_flight, reverse=True)
+        assert (first.name, first.alive, first.in_flight) == ("w1", True, 2)
+        assert 50 < first.leased_seconds <= 60
+        assert (second.alive, second.in_flight) == (True, 1)
+        assert await other.announced() == ["f" * 32]
+        readers = await other.readers()
+        assert [reader.in_flight for reader in readers.readers] in ([1, 2], [2, 1])
+        assert readers.oldest_seconds is not None
+        assert (await other.oldest_waiting_seconds() or -1) >= 0
+        rows_before = rows(pg_url, "UPDATE mailbox_workers SET expires_at = clock_timestamp() - interval '1 second' "
+                                   "RETURNING worker")  # fmt: skip
+        assert rows_before == [("abc w1",)]
+        lost = next(worker for worker in await other.workers() if worker.name == "w1")
+        assert not lost.alive
+        assert await other.announced() == []
+        await mailbox.announce("abc w1", "f" * 32, 0)
+        assert all(worker.name != "w1" for worker in await other.workers())
+        assert await mailbox.reply_addresses() == {}
+
+
+async def test_requests_are_purged_by_reply_address(pg_url: str) -> None:
+    async with PostgresMailbox("box", int, pg_url) as mailbox:
+        await mailbox.send_all(range(3), reply_to="here")
+        await mailbox.send_all(range(2), reply_to="there")
+        assert await mailbox.reply_addresses() == {"here": 3, "there": 2}
+        assert await mailbox.asked_from("there")
+        assert await mailbox.purge_replies(["there", "nowhere"]) == 2
+        assert not await mailbox.asked_from("there")
+        assert await mailbox.approximate_count() == 3
+
+
+async def test_the_results_of_a_run_do_not_stay_for_ever(pg_url: str) -> None:
+    broker: Broker = connect_broker(pg_url)
+    assert isinstance(broker, PostgresBroker)
+    assert "password" not in repr(broker)
+    results = await broker.results("suite", "run")
+    await results.send(EvalReply(EvalResult(TrialKey("run", "baseline", "s"), 0, "timeout")))
+    await (await broker.requests("a suite")).send(None)  # type: ignore[arg-type]
+    seconds = "SELECT round(extract(epoch FROM expires_at - clock_timestamp()) / 3600)::integer FROM mailbox_queues"
+    assert rows(pg_url, f"{seconds} WHERE name = 'suite.results.run'") == [(30 * 24,)]
+    assert await broker.has_mailbox("suite.results.run")
+    assert not await broker.has_mailbox("suite.results.other")
+    assert len(await broker.suites()) == 1
+    await broker.retire(results)
+    assert rows(pg_url, f"{seconds} WHERE name = 'suite.results.run'") == [(1,)]
+    assert rows(pg_url, "SELECT count(*) FROM mailbox_messages") == [(1,)]
+    await broker.close()
+
+
+async def test_a_send_wakes_a_waiting_process_at_once(mailbox_database: str) -> None:
+    name = f"wake-{secrets.token_hex(4)}"
+    async with PostgresMailbox(name, int, mailbox_database) as mailbox:
+        took = []
+        async with PostgresConnection(mailbox_database) as other:
+            sender: PostgresMailbox[int] = PostgresMailbox(name, int, other)
+            loop = asyncio.get_running_loop()
+            for number in range(12):
+                waiting = asyncio.create_task(mailbox.receive(1, 60, 30))
+                await asyncio.sleep(0.05)
+                began = loop.time()
+                await sender.send(number)
+                (message,) = await waiting
+                took.append(loop.time() - began)
+                await message.acknowledge()
+        # Without notifications the wait between two looks grows to 0.25 s here; listening looks every 2 s.
+        assert sorted(took)[len(took) // 2] < 0.1, took
