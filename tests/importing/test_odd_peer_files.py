@@ -81,6 +81,15 @@ def test_a_damaged_member_of_a_log_is_refused_by_name(tmp_path: Path) -> None:
         load_importer("inspect").read(path)
 
 
+def test_a_member_with_another_checksum_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "changed.eval"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("header.json", json.dumps({"version": 2, "status": "success", "eval": EVAL}))
+    path.write_bytes(path.read_bytes().replace(b"team/quiz", b"team/quix"))
+    with pytest.raises(DataError, match=r"header\.json cannot be read: its checksum differs"):
+        load_importer("inspect").read(path)
+
+
 def test_a_log_that_is_still_being_written_is_a_stopped_run(store: RunStore, tmp_path: Path) -> None:
     start = {"_journal/start.json": {"version": 2, "eval": EVAL}}
     run, results = stored(store, "inspect", log(tmp_path / "a.eval", [answered("a", {"m": "C"})], start))

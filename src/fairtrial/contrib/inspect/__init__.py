@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from fairtrial.contrib.inspect.log_export import write_log
+from fairtrial.contrib.inspect.tasks import suite
 
-__all__ = ["write_log"]
+__all__ = ["suite", "write_log"]
