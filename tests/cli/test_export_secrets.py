@@ -53,7 +53,7 @@ suite = EvalSuite("leaky", Dataset(samples, name="leaky"), leaks, judge, config=
 
 def content(path: Path) -> bytes:
     """All that a file says, unpacked."""
-    if path.suffix == ".zip":
+    if path.suffix in (".zip", ".eval"):
         with zipfile.ZipFile(path) as archive:
             return b"".join(archive.read(name) for name in archive.namelist())
     if path.suffix == ".parquet":

@@ -122,3 +122,24 @@ def test_a_sample_of_an_imported_run_with_repeats_is_shown(cli: Cli, place: Path
     write_archive(made, place / "saved")
     cli("import", "saved")
     assert "repeat 1" in cli("show", "capitals-short-answers@1", "--sample", "0", "--repeat", "1").out
+
+
+def test_several_files_of_other_tools_are_imported_by_one_command(cli: Cli, place: Path) -> None:
+    files = Path(__file__).parents[1] / "importing" / "files"
+    first = cli("import", str(files / "inspect" / "forecast.eval"), str(files / "inspect" / "short.json"), "--json")
+    assert first.json["from"] == "inspect"
+    assert [suite["suite"] for suite in first.json["suites"]] == ["forecast", "short"]
+    shown = cli("import", str(files / "promptfoo" / "results.json"), "--format", "auto")
+    assert "imported 1 run of 1 eval" in shown.out
+    assert "4 tests ended with an error" in shown.out
+    assert [run["suite"] for run in cli("runs", "--tag", "origin=inspect", "--json").json["runs"]] == [
+        "short",
+        "forecast",
+    ]
+
+
+def test_files_of_several_formats_in_one_command_are_refused(cli: Cli) -> None:
+    files = Path(__file__).parents[1] / "importing" / "files"
+    done = cli("import", str(files / "inspect" / "short.json"), str(files / "promptfoo" / "results.json"))
+    assert done.code != 0
+    assert "several formats: inspect, promptfoo" in done.err

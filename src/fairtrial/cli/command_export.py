@@ -35,6 +35,7 @@ FORMATS = {
     "otlp": ("otlp", "otlp.jsonl"),
     "langsmith": ("langsmith", "langsmith.jsonl"),
     "site": ("site", "zip"),
+    "eval": ("eval", "eval"),
 }
 _TRAINING = ("trajectories", "sft", "dpo", "kto", "tokens")
 _ALIASES = {"md": "markdown", "xml": "junit", "db": "run", "zip": "site"}
@@ -93,8 +94,9 @@ def export(
     csv, jsonl and parquet have one row per trial. html, markdown, json and junit contain the report. run contains
     everything in one file, which `EvalReport.load` and `--store` can read. site is a zip file of static pages: the
     report and up to 2,000 trials, the failed ones first. trajectories, sft, dpo, kto and tokens are training files of
-    JSON lines. otlp contains OpenTelemetry traces, langsmith the requests that create the experiments of the run in
-    LangSmith; neither has inputs, outputs and messages unless --trace-content is given.
+    JSON lines. eval is a log of Inspect for `inspect view`, one file for each experiment. otlp contains OpenTelemetry
+    traces, langsmith the requests that create the experiments of the run in LangSmith; neither has inputs, outputs and
+    messages unless --trace-content is given.
 
     \b
     Examples:
@@ -106,6 +108,7 @@ def export(
       fairtrial export support --format dpo -o pairs.jsonl
       fairtrial export support --format otlp --to http://127.0.0.1:4318
       fairtrial export support --format langsmith --to env
+      fairtrial export support -o support.eval            then: inspect view
     """
     from fairtrial.cli.names import find_run, name_of
     from fairtrial.cli.screen import note, print_json
@@ -142,6 +145,10 @@ def export(
         traces.write(opened, named.run, target, format_name)
     elif format_name == "site":
         _write_site(opened, named.run, target)
+    elif format_name == "eval":
+        from fairtrial.contrib.inspect.log_export import write_log
+
+        return _say_written(write_log(opened, named.run, target), named.run.run_id, json)
     elif format_name == "run":
         report.save(target)
     elif format_name in _TRAINING:
@@ -158,6 +165,20 @@ def export(
         print_json(written)
     else:
         note(f"wrote {target}, {size:,} bytes" + ("" if counts is None else f": {counts}"))
+    return 0
+
+
+def _say_written(files: list[Path], run_id: str, json: bool) -> int:
+    """Name the files of a format that has one for each experiment."""
+    from fairtrial.cli.screen import note, print_json
+
+    sizes = {path: path.stat().st_size for path in files}
+    if json:
+        listed = [{"file": str(path), "bytes": size} for path, size in sizes.items()]
+        print_json({"format": "fairtrial.export/1", "run_id": run_id, **listed[0], "files": listed})
+    else:
+        for path, size in sizes.items():
+            note(f"wrote {path}, {size:,} bytes")
     return 0
 
 
@@ -225,7 +246,7 @@ def _print(report: Any, format_name: str) -> None:
         export_training(report, sys.stdout, format_name)  # type: ignore[arg-type]  # one of them
     elif format_name == "parquet" and not sys.stdout.isatty():
         export_results(report.store, report.run_id, sys.stdout.buffer, "parquet")
-    elif format_name in ("parquet", "run", "site"):
+    elif format_name in ("parquet", "run", "site", "eval"):
         raise UserError(f"{format_name} is a binary format and cannot be printed", "name a file with --output")
     elif format_name == "json":
         print_json(report.to_json())

@@ -23,13 +23,15 @@ def register(app: typer.Typer) -> None:
 
 
 def import_runs(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder or file saved by the other tool.")],
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="SOURCE...", help="Folders or files saved by the other tool.")
+    ],
     format: Annotated[
-        str | None,
+        str,
         typer.Option(
-            "--format", "-f", metavar="FORMAT", help=f"{', '.join(IMPORTERS)} (default: recognized from the files)."
+            "--format", "-f", metavar="FORMAT", help=f"{', '.join(IMPORTERS)} or auto: recognized from the files."
         ),
-    ] = None,
+    ] = "auto",
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for datasets and suites.")
     ] = Path("imported"),
@@ -44,21 +46,26 @@ def import_runs(
 
     \b
     Examples:
+      fairtrial import logs/*.eval                          Inspect
+      fairtrial import results.json --format promptfoo
+      fairtrial import samples_gsm8k_2026-11-16T10-00-00.jsonl    lm-evaluation-harness
       fairtrial import openai-evals --format openai-evals
       fairtrial import openai-evals --output evals --json
       fairtrial import traces.jsonl           OpenTelemetry traces (OTLP)
       fairtrial runs --tag origin=openai-evals
     """
     from fairtrial.cli.screen import print_json
-    from fairtrial.importing import detect_format, load_importer
+    from fairtrial.importing import load_importer
+    from fairtrial.importing.records import merge_suites
     from fairtrial.importing.storing import store_run, write_suite
 
-    if not source.exists():
-        raise UserError(f"{source} must be a folder or file that another tool saved", "name where it was saved")
-    chosen = format or detect_format(source)
-    if chosen is None:
-        raise UserError(f"the format of {source} is not recognized", f"--format takes {', '.join(IMPORTERS)}")
-    imported = load_importer(chosen).read(source)
+    chosen, *others = dict.fromkeys(_format_of(source, format) for source in sources)
+    if others:
+        raise UserError(
+            f"the sources have several formats: {', '.join((chosen, *others))}", "import each format on its own"
+        )
+    importer = load_importer(chosen)
+    imported = merge_suites([importer.read(source) for source in sources])
     opened = options.open_named(options.settings_with(store)[1])
     stored = {
         suite.source_id: [store_run(opened, suite, run, chosen) for run in suite.runs] for suite in imported.suites
@@ -67,8 +74,19 @@ def import_runs(
     if json:
         print_json(_facts(opened, chosen, imported, stored, written))
     else:
-        _show(opened, source, imported, stored, written)
+        _show(opened, sources, imported, stored, written)
     return 0
+
+
+def _format_of(source: Path, format: str) -> str:
+    from fairtrial.importing import detect_format
+
+    if not source.exists():
+        raise UserError(f"{source} must be a folder or file that another tool saved", "name where it was saved")
+    chosen = detect_format(source) if format == "auto" else format
+    if chosen is None:
+        raise UserError(f"the format of {source} is not recognized", f"--format takes {', '.join(IMPORTERS)}")
+    return chosen
 
 
 type Stored = dict[str, list[StoredRun]]
@@ -100,7 +118,7 @@ def _facts(store: RunStore, format: str, imported: Import, stored: Stored, writt
     return {"format": "fairtrial.import/1", "from": format, "suites": suites, "left_out": list(imported.left_out)}
 
 
-def _show(store: RunStore, source: Path, imported: Import, stored: Stored, written: Written) -> None:
+def _show(store: RunStore, sources: list[Path], imported: Import, stored: Stored, written: Written) -> None:
     from rich.text import Text
 
     from fairtrial.cli.screen import commands, count, out, sentence
@@ -110,7 +128,8 @@ def _show(store: RunStore, source: Path, imported: Import, stored: Stored, writt
     new = sum(stored_run.state == "imported" for stored_run in every)
     before = len(every) - new
     earlier = f"; {count(before, 'run')} had been imported before" if before else ""
-    sentence(console, f"imported {count(new, 'run')} of {count(len(imported.suites), 'eval')} from {source}{earlier}")
+    where = str(sources[0]) if len(sources) == 1 else count(len(sources), "source")
+    sentence(console, f"imported {count(new, 'run')} of {count(len(imported.suites), 'eval')} from {where}{earlier}")
     if every:
         console.print()
         _show_runs(store, imported, stored)

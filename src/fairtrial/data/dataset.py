@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, overload
 
 from fairtrial.data.fingerprint import Fingerprint, Order
+from fairtrial.data.formats import DatasetFormat, converter_of
 from fairtrial.data.index import line_index
 from fairtrial.data.lazy import FileRows, SelectedRows
 from fairtrial.data.loaders import load_samples, open_samples
 from fairtrial.data.rows import Columns, Row, check_columns, content_id
 from fairtrial.data.sample import Sample
-from fairtrial.errors import DatasetError
+from fairtrial.errors import ConfigurationError, DatasetError
 
 
 class Dataset[I, E](Sequence[Sample[I, E]]):
@@ -61,6 +62,7 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         path: Path | str,
         *,
         columns: Columns | None = ...,
+        format: DatasetFormat | None = ...,
         lazy: bool = ...,
         name: str | None = ...,
         version: str = ...,
@@ -72,6 +74,7 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         input_type: type[A],
         *,
         columns: Columns | None = ...,
+        format: DatasetFormat | None = ...,
         lazy: bool = ...,
         name: str | None = ...,
         version: str = ...,
@@ -84,6 +87,7 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         expected_type: type[B],
         *,
         columns: Columns | None = ...,
+        format: DatasetFormat | None = ...,
         lazy: bool = ...,
         name: str | None = ...,
         version: str = ...,
@@ -106,6 +110,7 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         *,
         columns: Columns | None = None,
         row: Callable[[dict[str, Any]], Sample[Any, Any]] | None = None,
+        format: DatasetFormat | None = None,
         lazy: bool = False,
         name: str | None = None,
         version: str = "1.0",
@@ -121,6 +126,8 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
             columns: Which column holds which field, as in `{"input": "question", "expected": "answer"}`. Several
                 columns (`{"input": ["question", "context"]}`) make a dict. Columns not named become metadata.
             row: Makes a sample of a foreign row; the two types are then its own business.
+            format: The tool that exported the file: langsmith, braintrust, langfuse, pydantic-evals, deepeval, ragas,
+                openai or promptfoo. Its fields are known, and rows that do not have them are refused.
             lazy: Leave the samples of a .jsonl file on disk; they are read as they are needed.
             name: The name of the dataset; by default that of the file.
             version: The dataset's version, yours to count.
@@ -130,15 +137,19 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         """
         if columns is not None:
             check_columns(columns, row)
+        if format is not None:
+            converter_of(format)
+            if columns is not None or row is not None:
+                raise ConfigurationError("format= knows the fields of a row: leave out columns= and row=")
         path = Path(path)
         made: Dataset[Any, Any] = Dataset((), path.stem if name is None else name, version)
         made._input_type, made._expected_type = input_type, expected_type
         if lazy:
-            samples, identity = open_samples(path, input_type, expected_type, row, columns)
+            samples, identity = open_samples(path, input_type, expected_type, row, columns, format)
             made = made._with(samples, identity.fingerprint)
             made._order = identity.order
             return made
-        return made._with(load_samples(path, input_type, expected_type, row, columns))
+        return made._with(load_samples(path, input_type, expected_type, row, columns, format))
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fairtrial.codec.escape import parse_json_array
 from fairtrial.data.fingerprint import Identity
+from fairtrial.data.formats import converter_of, document_rows
 from fairtrial.data.index import build_index, cached_index, open_data, parse_line, placed, read_lines
 from fairtrial.data.lazy import FileRows
 from fairtrial.data.rows import Columns, Row, RowMapper, duplicate_id, row_reader, separator_hint, table_reader
@@ -21,10 +22,21 @@ _JSONL = (".jsonl", ".ndjson")
 
 
 def load_samples(
-    path: Path, input_type: Any, expected_type: Any, row: RowMapper | None, columns: Columns | None
+    path: Path,
+    input_type: Any,
+    expected_type: Any,
+    row: RowMapper | None,
+    columns: Columns | None,
+    format: str | None = None,
 ) -> tuple[Sample[Any, Any], ...]:
     """Load all samples of a file and check their ids."""
     suffix = path.suffix.lower()
+    if format is not None:
+        read = _converted(format, row_reader(input_type, expected_type, None, None))
+        rows = document_rows(path, format)
+        if rows is None:
+            rows = _foreign_rows(path, suffix)
+        return _checked(path, rows, read)
     if suffix in _JSONL:
         return _checked(path, _jsonl_rows(path), row_reader(input_type, expected_type, row, columns))
     if suffix == ".json":
@@ -38,14 +50,39 @@ def load_samples(
     raise ConfigurationError(f"{path}: the format is read from the suffix, which must be one of {known}")
 
 
+def _converted(format: str, read: RowMapper) -> RowMapper:
+    convert = converter_of(format)
+    return lambda row: read(convert(row))
+
+
+def _foreign_rows(path: Path, suffix: str) -> Iterator[tuple[int, Row]]:
+    """Return the rows of a file; cells of a table that are empty are left out."""
+    if suffix in _JSONL:
+        return _jsonl_rows(path)
+    if suffix == ".json":
+        return _json_rows(path)
+    if suffix in (".csv", ".tsv"):
+        cells = _csv_rows(path, "\t" if suffix == ".tsv" else ",")
+        return ((number, {name: cell for name, cell in row.items() if cell != ""}) for number, row in cells)
+    raise ConfigurationError(f"{path}: a file of another tool must be .jsonl, .json, .csv or .tsv, or .yaml for some")
+
+
 def open_samples(
-    path: Path, input_type: Any, expected_type: Any, row: RowMapper | None, columns: Columns | None
+    path: Path,
+    input_type: Any,
+    expected_type: Any,
+    row: RowMapper | None,
+    columns: Columns | None,
+    format: str | None = None,
 ) -> tuple[FileRows[Sample[Any, Any]], Identity]:
     """Open the samples of a file without loading them; returns them with their identity."""
     if path.suffix.lower() not in _JSONL:
         raise ConfigurationError(f"{path}: lazy=True reads .jsonl files only; convert it, or load it whole")
     read = row_reader(input_type, expected_type, row, columns)
-    if row is None:
+    if format is not None:
+        read = _converted(format, read)
+        index = build_index(path, read)
+    elif row is None:
         mapping = [] if columns is None else [columns]
         index = cached_index(path, read, key=[signature_of(input_type), signature_of(expected_type), *mapping])
     else:  # A row function has no identity that could be part of a cache key.

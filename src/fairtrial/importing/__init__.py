@@ -17,6 +17,10 @@ from fairtrial.importing.records import Importer
 
 # Format -> module and class; loaded when the format is used.
 IMPORTERS: Mapping[str, tuple[str, str]] = {
+    "inspect": ("fairtrial.importing.inspect_logs", "InspectLogs"),
+    "promptfoo": ("fairtrial.importing.promptfoo", "PromptfooResults"),
+    "lm-eval": ("fairtrial.importing.lm_eval", "LmEvalSamples"),
+    "pydantic-evals": ("fairtrial.importing.pydantic_evals", "PydanticEvals"),
     "openai-evals": ("fairtrial.importing.openai_evals", "OpenAIEvals"),
     "otlp": ("fairtrial.tracing.importing", "OtlpTraces"),
 }

@@ -7,8 +7,6 @@ metrics, and only whether such a criterion passed counts towards the value of a 
 
 from __future__ import annotations
 
-import hashlib
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +21,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
 from fairtrial.importing.openai_graders import reference_key, suite_code, translate, unused
 from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, ImportedTrial
+from fairtrial.importing.values import as_mapping, as_number, as_text, experiment_name, file_hash, suite_name, usage_of
 from fairtrial.scoring.score import Metric, Score, mean_value, merge
 from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.session.trajectory import ChatMessage
@@ -34,8 +33,7 @@ _VERDICTS = {"pass": True, "passed": True, "fail": False, "failed": False}
 _ERRORS = ("error", "errored")
 _UNFINISHED = ("queued", "pending", "in_progress", "running")
 _GENERATED_SUFFIX = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
-_LONGEST_NAME, _LONGEST_REASON = 60, 4_000
-_ONLY_INT32 = (1 << 31) - 1
+_LONGEST_REASON = 4_000
 
 
 class OpenAIEvals:
@@ -57,7 +55,7 @@ class OpenAIEvals:
         suites: list[ImportedSuite] = []
         names: set[str] = set()
         for one in _latest(path / "evals.jsonl"):
-            name = unused(_safe(_text(one.get("name")) or one["id"]), names)
+            name = unused(suite_name(as_text(one.get("name")) or one["id"]), names)
             mine = sorted((run for run in runs if run["eval_id"] == one["id"]), key=lambda run: _moment(run))
             suites.append(_Eval(path, one, name, mine, left_out).suite())
         known = {suite.source_id for suite in suites}
@@ -109,12 +107,12 @@ class _SourceRun:
 
     @property
     def model(self) -> str:
-        return _text(self.record.get("model"))
+        return as_text(self.record.get("model"))
 
     @property
     def experiment(self) -> str:
-        name = self.model or _text(self.record.get("name"))
-        return re.sub(r"[:@/\s]+", "-", name).strip("-")[:_LONGEST_NAME] or "imported"
+        name = self.model or as_text(self.record.get("name"))
+        return experiment_name(name)
 
     def read(self) -> Iterator[Row]:
         """Yield the output items of the run."""
@@ -138,7 +136,7 @@ class _Eval:
         criteria = record.get("testing_criteria")
         self.criteria: list[Row] = [one for one in criteria or () if isinstance(one, dict)]
         used: set[str] = set()
-        self.names = {_key(one): unused(_text(one.get("name")) or "grader", used) for one in self.criteria}
+        self.names = {_key(one): unused(as_text(one.get("name")) or "grader", used) for one in self.criteria}
         self.expected = reference_key(self.criteria)
         self.wide = {
             self.names[_key(one)] for one in self.criteria if not _within(one.get("range") or (0, 1))
@@ -153,7 +151,7 @@ class _Eval:
             if items.is_file() and items.stat().st_size:
                 return _SourceRun(record, items, suffix == ".jsonl")
         error = _error_text(record.get("error"))
-        why = f"{_text(record.get('status')) or 'unknown'}{f', {error}' if error else ''}"
+        why = f"{as_text(record.get('status')) or 'unknown'}{f', {error}' if error else ''}"
         self.left_out.append(f"run {record['id']} of {self.name}: it has no output items ({why})")
         return None
 
@@ -166,7 +164,7 @@ class _Eval:
         code = None
         if any(grader.evaluator for grader in graders):
             prompt = next((p for run in reversed(self.runs) if (p := _prompt(run.record))), None)
-            title = f"{_text(self.record.get('name')) or self.name} ({self.record['id']})"
+            title = f"{as_text(self.record.get('name')) or self.name} ({self.record['id']})"
 
             def code(data: str) -> str:
                 models = {run.experiment: run.model for run in self.runs} or {"baseline": ""}
@@ -175,7 +173,7 @@ class _Eval:
         return ImportedSuite(
             name=self.name,
             source_id=self.record["id"],
-            title=_text(self.record.get("name")) or self.name,
+            title=as_text(self.record.get("name")) or self.name,
             dataset=everything,
             graders=tuple(grader.record for grader in graders),
             runs=runs,
@@ -230,7 +228,7 @@ class _Eval:
         return names
 
     def _source_rows(self, record: Row) -> list[Row] | None:
-        source = _mapping(_mapping(record.get("data_source")).get("source"))
+        source = as_mapping(as_mapping(record.get("data_source")).get("source"))
         if source.get("type") == "file_content" and isinstance(source.get("content"), list):
             rows: list[Any] = source["content"]
         elif source.get("type") == "file_id" and (path := self.path / "files" / str(source.get("id"))).is_file():
@@ -241,7 +239,7 @@ class _Eval:
         return items if len(items) == len(rows) else None
 
     def _run(self, run: _SourceRun) -> ImportedRun:
-        record, counts = run.record, _mapping(run.record.get("result_counts"))
+        record, counts = run.record, as_mapping(run.record.get("result_counts"))
         not_run = self._rows_not_run(run)
         present = {*run.ids.values(), *not_run}
         order = [name for name in self.samples if name in present]
@@ -249,17 +247,17 @@ class _Eval:
         for trial in self._trials(run, {name: place for place, name in enumerate(order)}):
             tally[trial.outcome] += 1
             tally["passed"] += trial.score is not None and trial.score.passed
-        status, items = _text(record.get("status")) or "unknown", sum(run.repeats.values())
+        status, items = as_text(record.get("status")) or "unknown", sum(run.repeats.values())
         remarks = list(self._remarks(run, counts, tally, len(not_run), items))
         return ImportedRun(
             source_id=run.id,
-            name=_text(record.get("name")) or run.id,
+            name=as_text(record.get("name")) or run.id,
             experiments=(run.experiment,),
             params={run.experiment: {"model": run.model}},
             dataset=Dataset([self._sample(name, self.samples[name]) for name in order], name=self.name),
             repeats=max(run.repeats.values(), default=1),
             trials=lambda: self._trials(run, {name: place for place, name in enumerate(order)}),
-            content=_hash(run.items),
+            content=file_hash(run.items),
             created_at=_moment(record),
             finished_at=max(run.last_at, _moment(record)),
             status="finished" if status == "completed" and run.complete else "stopped",
@@ -267,13 +265,13 @@ class _Eval:
             tags={"eval": self.record["id"], "run": run.id},
             origin={
                 "eval": self.record["id"],
-                "eval_name": _text(self.record.get("name")),
+                "eval_name": as_text(self.record.get("name")),
                 "run": run.id,
-                "run_name": _text(record.get("name")),
+                "run_name": as_text(record.get("name")),
                 "status": status,
                 "counts": {name: value for name, value in counts.items() if isinstance(value, int)},
-                "metadata": dict(_mapping(record.get("metadata"))),
-                "report_url": _text(record.get("report_url")),
+                "metadata": dict(as_mapping(record.get("metadata"))),
+                "report_url": as_text(record.get("report_url")),
                 "items_without_output": max(int(counts.get("total") or 0) - items, len(not_run), 0),
             },
             remarks=tuple(remarks),
@@ -304,20 +302,20 @@ class _Eval:
             number = item.get("datasource_item_id")
             name = run.ids[item["id"] if number is None else number]
             run.last_at = max(run.last_at, _moment(item))
-            if _text(item.get("status")) in _UNFINISHED:
+            if as_text(item.get("status")) in _UNFINISHED:
                 run.unfinished += 1
                 continue
             yield self._trial(run, item, places[name], run.repeats[name])
             run.repeats[name] += 1
 
     def _trial(self, run: _SourceRun, item: Row, sample: int, repeat: int) -> ImportedTrial:
-        said = _mapping(item.get("sample"))
+        said = as_mapping(item.get("sample"))
         results = self._results(item)
         facts: dict[str, Any] = {"output_item": item["id"]}
         error = _error_text(said.get("error")) or _error_text(item.get("error"))
         failed_graders = [f"{name}: {text}" for name, score, raw in results
                           if score is None and (text := _grader_error(raw))]  # fmt: skip
-        status = _text(item.get("status"))
+        status = as_text(item.get("status"))
         outcome: Outcome = "scored"
         stage: Stage | None = None
         output, score = _output(said), None
@@ -333,7 +331,8 @@ class _Eval:
             score = self._score(_VERDICTS[status], results)
         if outcome != "scored" and results:
             facts["results"] = [raw for _, _, raw in results]
-        usage = _usage(_mapping(said.get("usage")))
+        counts = as_mapping(said.get("usage"))
+        usage = usage_of(*(counts.get(name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")))
         return ImportedTrial(
             sample=sample, outcome=outcome, repeat=repeat, score=score, output=output, error=error or None,
             stage=stage, usage=usage, started_at=_moment(item), metadata=facts, events=_events(said, usage),
@@ -343,7 +342,7 @@ class _Eval:
         """Return (name of the criterion, score or None, original result) for every grader result."""
         raw = item.get("results")
         return [
-            (self._criterion(_text(one.get("name"))), _number(one.get("score")), one)
+            (self._criterion(as_text(one.get("name"))), as_number(one.get("score")), one)
             for one in (raw if isinstance(raw, list) else ())
             if isinstance(one, dict)
         ]
@@ -351,7 +350,7 @@ class _Eval:
     def _criterion(self, name: str) -> str:
         """Return the name of a criterion without the suffix that is generated for results."""
         plain = _GENERATED_SUFFIX.sub("", name) or "grader"
-        by_name = {_text(one.get("name")): self.names[_key(one)] for one in reversed(self.criteria)}
+        by_name = {as_text(one.get("name")): self.names[_key(one)] for one in reversed(self.criteria)}
         return self.names.get(name) or by_name.get(name) or by_name.get(plain) or plain
 
     def _score(self, passed: bool, results: Sequence[tuple[str, float | None, Row]]) -> Score:
@@ -370,7 +369,7 @@ class _Eval:
 
 
 def _key(criterion: Row) -> str:
-    return _text(criterion.get("id")) or _text(criterion.get("name"))
+    return as_text(criterion.get("id")) or as_text(criterion.get("name"))
 
 
 def _row(item: Row) -> Row:
@@ -388,50 +387,26 @@ def _take(left: Counter[str], content: str) -> bool:
 
 
 def _within(bounds: Any) -> bool:
-    numbers = [_number(bound) for bound in bounds] if isinstance(bounds, Sequence) else []
+    numbers = [as_number(bound) for bound in bounds] if isinstance(bounds, Sequence) else []
     return all(number is not None and 0.0 <= number <= 1.0 for number in numbers)
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _moment(record: Row) -> float:
-    return _number(record.get("created_at")) or 0.0
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _safe(name: str) -> str:
-    """Return a name that is valid for a suite and a file."""
-    return re.sub(r"[^\w.]+", "-", name).strip("-._").lower()[:_LONGEST_NAME] or "imported"
+    return as_number(record.get("created_at")) or 0.0
 
 
 def _error_text(error: Any) -> str:
-    found = _mapping(error)
-    return ": ".join(part for part in (_text(found.get("code")), _text(found.get("message"))) if part)
+    found = as_mapping(error)
+    return ": ".join(part for part in (as_text(found.get("code")), as_text(found.get("message"))) if part)
 
 
 def _grader_error(result: Row) -> str:
-    return _error_text(result.get("error")) or _error_text(_mapping(result.get("sample")).get("error"))
+    return _error_text(result.get("error")) or _error_text(as_mapping(result.get("sample")).get("error"))
 
 
 def _grader_text(result: Row) -> str:
     """Return the text that the model of a grader replied."""
-    return _text(_output(_mapping(result.get("sample"))))[:_LONGEST_REASON]
+    return as_text(_output(as_mapping(result.get("sample"))))[:_LONGEST_REASON]
 
 
 def _why_stopped(status: str, run: _SourceRun) -> str:
@@ -443,7 +418,7 @@ def _why_stopped(status: str, run: _SourceRun) -> str:
 def _messages(said: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
     listed = said.get(name)
     return [
-        (_text(one.get("role")) or ("assistant" if name == "output" else "user"), _content(one.get("content")))
+        (as_text(one.get("role")) or ("assistant" if name == "output" else "user"), _content(one.get("content")))
         for one in (listed if isinstance(listed, list) else ())
         if isinstance(one, dict)
     ]
@@ -452,25 +427,19 @@ def _messages(said: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
 def _content(content: Any) -> str:
     if isinstance(content, list):
         return "".join(_content(part) for part in content)
-    return _text(_mapping(content).get("text")) or _text(content)
+    return as_text(as_mapping(content).get("text")) or as_text(content)
 
 
 def _output(said: Mapping[str, Any]) -> str | None:
     texts = [text for role, text in _messages(said, "output") if role == "assistant"]
-    return texts[-1] if texts else _text(said.get("output_text")) or None
-
-
-def _usage(usage: Mapping[str, Any]) -> TokenUsage:
-    names = ("prompt_tokens", "completion_tokens", "cached_tokens")
-    counts = [min(max(int(_number(usage.get(name)) or 0), 0), _ONLY_INT32) for name in names]
-    return TokenUsage(*counts)
+    return texts[-1] if texts else as_text(said.get("output_text")) or None
 
 
 def _events(said: Mapping[str, Any], usage: TokenUsage) -> tuple[object, ...]:
     events: list[object] = [ChatMessage(role, text) for role, text in _messages(said, "input")]
     if said.get("model"):
         call = PromptExecuted(
-            model=_text(said["model"]), usage=usage, finish_reason=_text(said.get("finish_reason")) or None
+            model=as_text(said["model"]), usage=usage, finish_reason=as_text(said.get("finish_reason")) or None
         )
         events.append(call)
     events += [ChatMessage(role, text) for role, text in _messages(said, "output")]
@@ -479,5 +448,5 @@ def _events(said: Mapping[str, Any], usage: TokenUsage) -> tuple[object, ...]:
 
 def _prompt(record: Row) -> list[Row] | None:
     """Return the message templates that a run sent to its model."""
-    messages = _mapping(_mapping(record.get("data_source")).get("input_messages")).get("template")
+    messages = as_mapping(as_mapping(record.get("data_source")).get("input_messages")).get("template")
     return [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else None

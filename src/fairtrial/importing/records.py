@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -84,6 +84,20 @@ class Import:
 
     suites: tuple[ImportedSuite, ...]
     left_out: tuple[str, ...] = field(default=())
+
+
+def merge_suites(imports: Sequence[Import]) -> Import:
+    """Return one import. Suites of the same name become one, with the runs of all and every sample once."""
+    merged: dict[str, ImportedSuite] = {}
+    for suite in (suite for one in imports for suite in one.suites):
+        before = merged.get(suite.name)
+        if before is not None:
+            known = {sample.id for sample in before.dataset}
+            new = [sample for sample in suite.dataset if sample.id not in known]
+            dataset: Dataset[Any, Any] = Dataset([*before.dataset, *new], name=before.dataset.name)
+            suite = replace(before, dataset=dataset, runs=(*before.runs, *suite.runs))
+        merged[suite.name] = suite
+    return Import(tuple(merged.values()), tuple(text for one in imports for text in one.left_out))
 
 
 class Importer(Protocol):
