@@ -30,6 +30,7 @@ PROGRAMS = {
     "browser": {"browser", "screenshot", "Browser"},
     "tmux": {"terminal"},
     "node": {"node"},
+    "bwrap": {"Sandbox"},
 }
 
 
