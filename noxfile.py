@@ -8,7 +8,7 @@ import nox
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["unit", "lint"]
 PYTHONS = ["3.12", "3.13"]
-WITHOUT_PROGRAMS = "not (redis or postgres or browser or tmux or node or long or measured or soak)"
+WITHOUT_PROGRAMS = "not (redis or postgres or browser or tmux or node or bwrap or long or measured or soak)"
 UNITS = ("analysis", "codec", "data", "judging", "report", "scoring", "session", "stats", "trials")
 
 
