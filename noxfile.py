@@ -8,7 +8,8 @@ import nox
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["unit", "lint"]
 PYTHONS = ["3.12", "3.13"]
-WITHOUT_PROGRAMS = "not (redis or sqs or postgres or browser or tmux or node or slurm or long or measured or soak)"
+PROGRAMS = "redis or sqs or postgres or browser or tmux or node or slurm or bwrap"
+WITHOUT_PROGRAMS = f"not ({PROGRAMS} or long or measured or soak)"
 UNITS = ("analysis", "codec", "data", "judging", "report", "scoring", "session", "stats", "trials")
 
 

@@ -34,6 +34,7 @@ PROGRAMS = {
     "tmux": {"terminal"},
     "node": {"node"},
     "slurm": {"Slurm"},
+    "bwrap": {"Sandbox"},
 }
 
 

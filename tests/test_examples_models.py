@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from fairtrial import ToolInvoked
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -41,6 +43,12 @@ def test_an_agent_with_tools_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> No
     assert report.total_tokens > 0
 
 
+def test_code_is_tested_in_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = load("sandboxed_code", monkeypatch).main()
+    assert report.pass_rate == 1.0
+    assert [call.result for call in report.results[0].session[ToolInvoked].all()] == ["13"]
+
+
 def test_agents_that_exist_already_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     function, endpoint = load("existing_agent", monkeypatch).main()
     assert function.pass_rate == 1.0
@@ -50,7 +58,7 @@ def test_agents_that_exist_already_are_evaluated(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["function", "prompt", "tool_agent", "existing_agent"])
+@pytest.mark.parametrize("name", ["function", "prompt", "tool_agent", "existing_agent", "sandboxed_code"])
 def test_an_example_run_from_the_shell_ends_quietly(name: str) -> None:
     """With warnings on, so that nothing left open goes unnoticed."""
     command = [sys.executable, "-W", "always", str(EXAMPLES / f"{name}.py")]

@@ -35,6 +35,8 @@
     │   ├── ReplyNotAvailableError  there is nobody to reply to
     │   └── BodyError             a body that cannot be sent or read (also a DataError)
     │       └── MessageTooLargeError  a body over the mailbox's limit
+    ├── SandboxError              a sandbox has ended, or cannot do what was asked
+    │   └── SandboxUnavailableError  this machine does not allow the isolation that was asked for
     ├── TraceSendError            traces could not be sent to their receiver
     └── LoopCrashedError          a loop of a group crashed again and again, and the group was told to give up
 
@@ -182,6 +184,14 @@ class BodyError(MailboxError, DataError):
 
 class MessageTooLargeError(BodyError):
     """A body over the mailbox's limit."""
+
+
+class SandboxError(FairtrialError):
+    """A sandbox has ended, or cannot do what was asked."""
+
+
+class SandboxUnavailableError(SandboxError):
+    """This machine does not allow the isolation that was asked for; nothing was run."""
 
 
 class TraceSendError(FairtrialError):
