@@ -22,6 +22,7 @@ from fairtrial.errors import (
 )
 from fairtrial.lazy import lazy_names
 from fairtrial.scoring import (
+    ChoiceQuestion,
     EvalContext,
     Evaluator,
     Metric,
@@ -36,12 +37,15 @@ from fairtrial.scoring import (
     evaluator,
     exact_match,
     fuzzy_match,
+    json_diff,
     json_schema,
     json_subset,
     matches,
+    multiple_choice,
     negate,
     one_of,
     slice_contains,
+    squad,
     threshold,
     token_usage_under,
     tool_call_count,
@@ -108,6 +112,8 @@ if TYPE_CHECKING:
         numeric_judge,
         pairwise_judge,
         panel,
+        rubric,
+        short_answer_judge,
     )
     from fairtrial.models import (
         AnthropicAdapter,
@@ -118,6 +124,7 @@ if TYPE_CHECKING:
         ProviderAdapter,
         ScriptedAdapter,
         agent_task,
+        choice_task,
         prompt_task,
     )
     from fairtrial.report import (
@@ -194,6 +201,8 @@ _LATER = {
         "numeric_judge",
         "pairwise_judge",
         "panel",
+        "rubric",
+        "short_answer_judge",
     ),
     "models": (
         "AnthropicAdapter",
@@ -204,6 +213,7 @@ _LATER = {
         "ProviderAdapter",
         "ScriptedAdapter",
         "agent_task",
+        "choice_task",
         "prompt_task",
     ),
     "report": (
@@ -278,6 +288,7 @@ __all__ = [
     "BlobFolder",
     "Calibration",
     "ChatMessage",
+    "ChoiceQuestion",
     "CodecError",
     "Comparison",
     "ConfigurationError",
@@ -355,6 +366,7 @@ __all__ = [
     "check_judge",
     "check_judge_sync",
     "checklist",
+    "choice_task",
     "collect_results",
     "compare",
     "composite",
@@ -368,6 +380,7 @@ __all__ = [
     "fuzzy_match",
     "gate",
     "group_by",
+    "json_diff",
     "json_schema",
     "json_subset",
     "label_judge",
@@ -375,6 +388,7 @@ __all__ = [
     "llm_judge",
     "load_jsonl",
     "matches",
+    "multiple_choice",
     "negate",
     "numeric_judge",
     "one_of",
@@ -384,7 +398,10 @@ __all__ = [
     "plan",
     "prompt_task",
     "restore_session",
+    "rubric",
+    "short_answer_judge",
     "slice_contains",
+    "squad",
     "submit_dataset",
     "summarize",
     "task",

@@ -15,6 +15,8 @@ from fairtrial.judging.judge import (
 )
 from fairtrial.judging.pairwise import pairwise_judge
 from fairtrial.judging.panel import panel
+from fairtrial.judging.rubric import RubricItem, rubric
+from fairtrial.judging.short_answer import ShortAnswerSummary, short_answer_judge, short_answer_summary
 
 __all__ = [
     "PASSING_RATINGS",
@@ -25,6 +27,8 @@ __all__ = [
     "JudgeParams",
     "LLMJudge",
     "Rating",
+    "RubricItem",
+    "ShortAnswerSummary",
     "check_judge",
     "check_judge_sync",
     "checklist",
@@ -33,4 +37,7 @@ __all__ = [
     "numeric_judge",
     "pairwise_judge",
     "panel",
+    "rubric",
+    "short_answer_judge",
+    "short_answer_summary",
 ]
