@@ -13,7 +13,9 @@ from fairtrial.scoring.choice import ChoiceQuestion, ChoicesShown, extract_choic
 from fairtrial.scoring.combine import adapt, all_of, any_of, composite, negate, threshold, weighted
 from fairtrial.scoring.evaluator import Case, EvalContext, Evaluator, Scorer, evaluator, resolve
 from fairtrial.scoring.json_difference import json_diff
+from fairtrial.scoring.mathematics import math_equal
 from fairtrial.scoring.numeric import within_tolerance
+from fairtrial.scoring.overlap import bleu, chrf, rouge
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.scoring.squad import squad
 from fairtrial.scoring.structure import json_schema, json_subset
@@ -34,6 +36,8 @@ __all__ = [
     "all_of",
     "all_tools_succeeded",
     "any_of",
+    "bleu",
+    "chrf",
     "composite",
     "contains",
     "evaluator",
@@ -44,10 +48,12 @@ __all__ = [
     "json_schema",
     "json_subset",
     "matches",
+    "math_equal",
     "multiple_choice",
     "negate",
     "one_of",
     "resolve",
+    "rouge",
     "slice_contains",
     "squad",
     "threshold",
