@@ -16,6 +16,8 @@ IMPORTED_AS = {
     "prometheus-client": "prometheus_client",
     "opentelemetry-proto": "opentelemetry",
     "markdown-it-py": "markdown_it",
+    "math-verify": "math_verify",
+    "rouge-score": "rouge_score",
 }
 # Brought along by a declared dependency, as a documented part of it.
 PARTS = {"pydantic_core": "pydantic", "trio": "anyio", "referencing": "jsonschema", "google": "opentelemetry"}

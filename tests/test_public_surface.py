@@ -16,19 +16,21 @@ from fairtrial import errors
 
 CHANGELOG = (Path(__file__).resolve().parent.parent / "CHANGELOG.md").read_text(encoding="utf-8")
 EXPORTED = """
-AnthropicAdapter Attachment BlobFolder Calibration ChatMessage CodecError Comparison ConfigurationError DataError
-Dataset DatasetError Environment EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext EvalLoop
+AnthropicAdapter Attachment BlobFolder Calibration ChatMessage ChoiceQuestion CodecError Comparison ConfigurationError
+DataError Dataset DatasetError Environment EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext EvalLoop
 EvalReport EvalRequest EvalResult EvalRunCompleted EvalRunStarted EvalSuite Evaluator Experiment ExperimentReport
 FairtrialError GateResult GateRules Label Leaderboard MainLoop MarkdownSection Metric MissingExtraError ModelError
-Observer OpenAIAdapter Outcome Prompt PromptExecuted PromptTemplate ProviderAdapter RunBusyError RunMismatchError
-RunStore Sample SampleEvaluated SamplePlan Score ScriptedAdapter Session SessionError SessionEvaluator SessionView
-SliceRule SliceView StopWhen StoreError StoreUnavailableError Task TokenUsage ToolCall ToolInvoked Trajectory
-TrialContext TrialKey TrialStarted UnknownRunError __version__ adapt agent_task all_of all_tools_succeeded any_of
-assert_eval by_input by_metric calibrate check_judge check_judge_sync checklist collect_results compare composite
-contains current_trial eval_test evaluate evaluate_sync evaluator exact_match fuzzy_match gate group_by json_schema
-json_subset label_judge leaderboard llm_judge load_jsonl matches negate numeric_judge one_of open_store pairwise_judge
-panel plan prompt_task restore_session slice_contains submit_dataset summarize task threshold token_usage_under
-tool_call_count tool_called tool_calls_match tool_not_called weighted within_tolerance
+Observer OpenAIAdapter Outcome Prompt PromptExecuted PromptTemplate ProviderAdapter Retrieved RunBusyError
+RunMismatchError RunStore Sample SampleEvaluated SamplePlan Score ScriptedAdapter Session SessionError SessionEvaluator
+SessionView SliceRule SliceView StopWhen StoreError StoreUnavailableError Task TokenUsage ToolCall ToolInvoked
+Trajectory TrialContext TrialKey TrialStarted UnknownRunError __version__ adapt agent_task all_of all_tools_succeeded
+answer_relevance any_of assert_eval bleu by_input by_metric calibrate check_judge check_judge_sync checklist
+choice_task chrf collect_results compare composite contains context_precision context_recall current_trial eval_test
+evaluate evaluate_sync evaluator exact_match faithfulness fuzzy_match gate group_by json_diff json_schema json_subset
+label_judge leaderboard llm_judge load_jsonl matches math_equal multiple_choice negate numeric_judge one_of open_store
+pairwise_judge panel plan prompt_task restore_session rouge rubric semantic_similarity short_answer_judge
+slice_contains squad submit_dataset summarize task threshold token_usage_under tool_call_count tool_called
+tool_calls_match tool_not_called weighted within_tolerance
 """
 
 

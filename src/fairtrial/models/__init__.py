@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fairtrial.models.base import BaseAdapter, ModelCallFailed
     from fairtrial.models.budget import Budget
     from fairtrial.models.cache import ResponseCache
+    from fairtrial.models.choice import choice_task
     from fairtrial.models.limiter import AdaptiveLimiter, FixedLimiter, Limiter, Unlimited
     from fairtrial.models.main_loop import TaskLoop, prompt_task
     from fairtrial.models.openai import OpenAIAdapter
@@ -57,6 +58,7 @@ _HOMES = {
     "ToolSpec": "adapter",
     "Unlimited": "limiter",
     "agent_task": "agent",
+    "choice_task": "choice",
     "model_from_name": "providers",
     "prompt_task": "main_loop",
     "schema_of": "schema",
@@ -104,6 +106,7 @@ __all__ = [
     "ToolSpec",
     "Unlimited",
     "agent_task",
+    "choice_task",
     "model_from_name",
     "prompt_task",
     "schema_of",

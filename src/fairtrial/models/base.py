@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Generic, Self
 
 import anyio
 
-from fairtrial.codec import digest, to_json
+from fairtrial.codec import decode, digest, to_json
 from fairtrial.errors import (
     BudgetExceededError,
     CodecError,
     ConfigurationError,
+    MalformedReplyError,
     ModelError,
     ModelRefusedError,
     OutputParseError,
@@ -73,6 +74,7 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
     """
 
     wraps_outputs: ClassVar[bool] = False  # Whether outputs that are not objects are sent under "value".
+    can_embed: ClassVar[bool] = False  # Whether `_send` understands calls that embed.
     shares_cache: ClassVar[bool] = False  # Whether it uses the cache of the process if it has none.
 
     def __init__(
@@ -188,6 +190,42 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
         """`complete`, from ordinary code."""
         call = partial(self.complete, messages, tools=tools, output_type=output_type, params=params)
         return call_sync(partial(call, prompt_name=prompt_name))
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        params: Mapping[str, Any] = EMPTY,
+        session: Session | SessionView | None = None,
+        actor: str = "task",
+        prompt_name: str = "embed",
+    ) -> tuple[tuple[float, ...], ...]:
+        """Return one vector per text, from an embedding model. Retries, limits, budgets and cache apply.
+
+        Args:
+            texts: The texts, none of them empty.
+            params: Parameters of the call, such as `{"dimensions": 256}`; those of the adapter do not apply.
+            session: The session that records the call; by default that of the running trial.
+            actor: The caller: "task" or "judge".
+            prompt_name: The name of the call in the session.
+        """
+        if not self.can_embed:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no embeddings: use an OpenAIAdapter of an embedding model, with "
+                "base_url=... for other servers"
+            )
+        if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise ConfigurationError(f"embed needs a list of texts that are not empty (got {texts!r})")
+        recorder, actor = _recorder(session, actor)
+        messages = tuple(ChatMessage("user", text) for text in texts)
+        reply = await self._answer(ModelCall(messages, (), str, params, prompt_name, actor, embeds=True), recorder)
+        vectors = decode(tuple[tuple[float, ...], ...], reply.message.text)
+        if len(vectors) != len(texts) or len({len(vector) for vector in vectors}) != 1 or not vectors[0]:
+            raise MalformedReplyError(
+                f"{self._name} model {self._model!r} must return one vector per text, all of one length (got "
+                f"{len(vectors)} for {len(texts)} texts, of lengths {sorted({len(vector) for vector in vectors})})"
+            )
+        return vectors
 
     async def evaluate[O](
         self, prompt: Prompt[O], *, session: Session | SessionView | None = None, actor: str = "task"
@@ -326,6 +364,7 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
                 None if schema is None else schema.schema,
                 to_json(call.params),
                 self._cache_salt(),
+                *(("embed",) if call.embeds else ()),
             ]
         )
         if trial is None:

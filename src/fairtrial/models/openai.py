@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Unpack, cast
 from urllib.parse import urlsplit
 
+from fairtrial.codec import dumps
 from fairtrial.data.attachment import Attachment
 from fairtrial.errors import ConfigurationError, InvalidCallError, ModelError, ModelUnavailableError
 from fairtrial.frozen import EMPTY
@@ -75,6 +76,8 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
     key_variables: ClassVar[tuple[str, ...]] = ("OPENAI_API_KEY",)
     url_variable = "OPENAI_BASE_URL"
     default_url = "https://api.openai.com/v1"
+    can_embed = True
+    embedding_path = "/embeddings"
     default_api: ClassVar[OpenAIApi | None] = None  # None: decided by the address.
 
     def __init__(
@@ -121,6 +124,9 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         return cast("Client", client)
 
     def _body(self, call: ModelCall) -> dict[str, Any]:
+        if call.embeds:
+            texts = [sendable(message.text) for message in call.messages]
+            return {"model": self._model, "input": texts, "encoding_format": "float", **call.params}
         if self._api == "responses":
             return responses.body(self, call)
         body: dict[str, Any] = {"model": self._model, "messages": [self._sent(message) for message in call.messages]}
@@ -256,6 +262,14 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             refusal,
             None if self._token_ids else self._tokens(choice.get("logprobs")),
             read_tokens(tree, choice) if self._token_ids else None,
+        )
+
+    def _read_vectors(self, tree: Mapping[str, Any]) -> ModelReply:
+        ordered = sorted(tree["data"], key=lambda item: item["index"])
+        vectors = [[float(number) for number in item["embedding"]] for item in ordered]
+        model = text_of(tree.get("model") or "")
+        return ModelReply(
+            ChatMessage("assistant", dumps(vectors)), self._usage(tree.get("usage"), model), "stop", model
         )
 
     def _content(self, said: Mapping[str, Any]) -> str | tuple[str | Attachment, ...]:

@@ -25,6 +25,7 @@ class ModelCall:
     params: Mapping[str, Any] = EMPTY
     prompt_name: str = ""
     actor: str = "task"
+    embeds: bool = False  # The messages are texts to embed; the text of the reply is their vectors as JSON.
 
 
 @dataclass(frozen=True, slots=True)

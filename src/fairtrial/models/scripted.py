@@ -37,6 +37,7 @@ class ScriptedAdapter(BaseAdapter):
         model: The name of the model.
         usage: The usage of each call; by default four characters count as a token.
         repeat: Restart a list at its end instead of raising.
+        embedding: Returns the vector of a text, for `embed`.
         retry, limiter, cache, trial_budget, run_budget, spending, prices: As for every adapter; none by default.
 
     `calls` contains the calls that it received, oldest first.
@@ -50,6 +51,7 @@ class ScriptedAdapter(BaseAdapter):
         name: str = "scripted",
         usage: TokenUsage | None = None,
         repeat: bool = False,
+        embedding: Callable[[str], Sequence[float]] | None = None,
         params: Mapping[str, Any] = EMPTY,
         retry: RetryPolicy = NO_RETRY,
         limiter: Limiter | None = None,
@@ -78,8 +80,11 @@ class ScriptedAdapter(BaseAdapter):
         self._replies = replies
         self._usage = usage
         self._repeat = repeat
+        self._embedding = embedding
         self._lock = Lock()
         self._calls: list[ScriptedCall] = []
+
+    can_embed = True
 
     @property
     def has_price(self) -> bool:
@@ -101,6 +106,8 @@ class ScriptedAdapter(BaseAdapter):
         with self._lock:
             number = len(self._calls)
             self._calls.append(ScriptedCall(call))
+        if call.embeds:
+            return self._embed(call)
         reply = self._pick(call, number)
         if inspect.isawaitable(reply):
             reply = await _awaited(reply)
@@ -109,6 +116,13 @@ class ScriptedAdapter(BaseAdapter):
         message = _message(reply, number)
         usage = self._usage or TokenUsage(sum(_tokens(said) for said in call.messages), _tokens(message))
         return ModelReply(message, usage, "tool_calls" if message.tool_calls else "stop", self.model)
+
+    def _embed(self, call: ModelCall) -> ModelReply:
+        if self._embedding is None:
+            raise ConfigurationError("ScriptedAdapter has no embeddings: pass embedding=, a function of a text")
+        vectors = [[float(number) for number in self._embedding(message.text)] for message in call.messages]
+        usage = self._usage or TokenUsage(sum(_tokens(said) for said in call.messages))
+        return ModelReply(ChatMessage("assistant", dumps(vectors)), usage, "stop", self.model)
 
     def _pick(self, call: ModelCall, number: int) -> ScriptedReply:
         replies = self._replies

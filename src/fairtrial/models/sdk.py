@@ -154,6 +154,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
     package: ClassVar[str]
     extra: ClassVar[str]
     path: str
+    embedding_path = ""
     key_variables: ClassVar[tuple[str, ...]]
     url_variable: ClassVar[str]
     default_url: ClassVar[str]
@@ -257,6 +258,10 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         """Parse an answer; a `KeyError`, `TypeError` or similar error means that its shape is wrong."""
         raise NotImplementedError
 
+    def _read_vectors(self, tree: Mapping[str, Any]) -> ModelReply:
+        """Parse an answer with embeddings; the text of the reply is the vectors as JSON."""
+        raise NotImplementedError
+
     def _usage(self, usage: Any, model: str) -> TokenUsage | None:
         """Return the usage of an answer, with its cost if known; None if the provider did not report it."""
         raise NotImplementedError
@@ -300,7 +305,10 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         try:
             # The time limit applies to the whole answer, unlike that of the SDK, which applies between two reads.
             with anyio.fail_after(self._timeout):
-                tree = await (self._streamed(client, body) if self._stream else self._posted(client, body))
+                if self._stream and not call.embeds:
+                    tree = await self._streamed(client, body)
+                else:
+                    tree = await self._posted(client, body, self.embedding_path if call.embeds else self.path)
         except TimeoutError:
             raise ModelUnavailableError(f"{self._where()} did not answer within {self._timeout:g} s") from None
         except (ModelError, ConfigurationError):
@@ -310,7 +318,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
             if found is None:
                 raise
             raise found from error
-        return self._shaped(tree)
+        return self._shaped(tree, self._read_vectors if call.embeds else self._read)
 
     def _response_type(self) -> Any:
         """Return the response class of the HTTP library that the SDK uses."""
@@ -318,9 +326,9 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         library = next(base.__module__ for base in client.__mro__ if base.__name__ == "AsyncClient").partition(".")[0]
         return importlib.import_module(library).Response
 
-    async def _posted(self, client: Client, body: dict[str, Any]) -> Any:
+    async def _posted(self, client: Client, body: dict[str, Any], path: str) -> Any:
         # The SDK's generic method, which takes half the CPU time of its typed methods.
-        response = await client.post(self.path, cast_to=self._response_type(), body=body)
+        response = await client.post(path, cast_to=self._response_type(), body=body)
         try:
             return parse_json(response.content)
         except CodecError as error:
@@ -338,11 +346,11 @@ class SdkAdapter(BaseAdapter[AnswerT]):
             with anyio.CancelScope(shield=True):
                 await stream.close()
 
-    def _shaped(self, tree: Any) -> ModelReply:
+    def _shaped(self, tree: Any, read: Callable[[Mapping[str, Any]], ModelReply]) -> ModelReply:
         if isinstance(tree, Mapping) and isinstance(problem := tree.get("error"), Mapping):
             raise MalformedReplyError(f"{self._where()} answered with an error and status 200: {problem}")
         try:
-            return self._read(tree)
+            return read(tree)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             shown = json.dumps(tree, default=str)[:200]
             raise MalformedReplyError(

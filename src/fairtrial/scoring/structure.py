@@ -21,14 +21,15 @@ def json_subset(output: object, expected: object) -> Score:
     Objects are compared key by key at every depth, arrays item by item. An output that is text is read as JSON first.
     """
     try:
-        found = to_json(_as_json(output))
+        found = to_json(as_json(output))
     except CodecError as error:
         return Score(0.0, False, f"the output is not JSON: {error.problem}")
     difference = _first_difference(found, to_json(expected), "$")
     return Score(0.0 if difference else 1.0, not difference, difference)
 
 
-def _as_json(output: Any) -> Any:
+def as_json(output: Any) -> Any:
+    """Return a value as JSON; text is parsed."""
     return parse_json(output) if isinstance(output, str) else restore(to_json(output))
 
 
@@ -78,7 +79,7 @@ def json_schema(schema: Mapping[str, Any]) -> Callable[[object, object], Score]:
     @evaluator(inline=True, name="json_schema")
     def valid(output: Any, expected: Any) -> Score:
         try:
-            tree = _as_json(output)
+            tree = as_json(output)
         except CodecError as error:
             return Score(0.0, False, f"the output is not JSON: {error.problem}")
         worst = best_match(validator.iter_errors(tree))

@@ -1,7 +1,7 @@
 """The typed record of what happened in a trial."""
 
 from fairtrial.session.dispatcher import ControlDispatcher
-from fairtrial.session.events import PromptExecuted, SpanClosed, TokenUsage, ToolInvoked
+from fairtrial.session.events import PromptExecuted, Retrieved, SpanClosed, TokenUsage, ToolInvoked
 from fairtrial.session.session import Session
 from fairtrial.session.snapshot import restore_session
 from fairtrial.session.trajectory import ChatMessage, ToolCall, Trajectory
@@ -12,6 +12,7 @@ __all__ = [
     "ControlDispatcher",
     "Envelope",
     "PromptExecuted",
+    "Retrieved",
     "Session",
     "SessionView",
     "SliceView",

@@ -143,6 +143,25 @@ class PromptExecuted:
 
 
 @dataclass(frozen=True, slots=True)
+class Retrieved:
+    """Documents were retrieved for a query, best first. Evaluators of retrieval read these events."""
+
+    query: str
+    documents: tuple[str, ...]
+    source: str = ""
+    duration_ms: float | None = field(default=None, compare=False, metadata=SPARSE)
+
+    def __post_init__(self) -> None:
+        check_text(self, "query", "source")
+        if isinstance(self.documents, str):
+            raise TypeError(f"Retrieved.documents must be a list of texts (got the text {self.documents[:40]!r})")
+        documents = tuple(self.documents)
+        if not all(isinstance(document, str) for document in documents):
+            raise TypeError(f"Retrieved.documents must be a list of texts (got {documents!r})")
+        object.__setattr__(self, "documents", documents)
+
+
+@dataclass(frozen=True, slots=True)
 class SpanClosed:
     """A named span of work ended; events recorded inside it carry its span id."""
 

@@ -18,6 +18,7 @@ from aiohttp import web
 from fairtrial.testing.model_server.anthropic_wire import AnthropicWire
 from fairtrial.testing.model_server.config import ServerConfig
 from fairtrial.testing.model_server.draw import draw
+from fairtrial.testing.model_server.embeddings_wire import EmbeddingsWire
 from fairtrial.testing.model_server.faults import (
     ConnectionReset,
     ContentFiltered,
@@ -76,6 +77,7 @@ class Service:
         self._wires: dict[tuple[str, str], Wire] = {
             ("POST", "/v1/chat/completions"): OpenAIWire(config.token_ids),
             ("POST", "/v1/responses"): ResponsesWire(),
+            ("POST", "/v1/embeddings"): EmbeddingsWire(),
             ("POST", "/v1/messages"): AnthropicWire(),
         }
         self._pages: dict[tuple[str, str], Callable[[web.BaseRequest], object]] = {
@@ -188,6 +190,8 @@ class Service:
             if isinstance(wire, ResourceWire):
                 self.ledger.answered(wire.status)
                 return _response(to_bytes(wire.body), number=request.number, status=wire.status)
+            if isinstance(wire, EmbeddingsWire):  # Vectors follow from the texts, not from the script.
+                return await self._say(http, wire, request, Reply(""))
             try:
                 reply = await self._speaker.reply(request)
             except InvalidRequestError as problem:
