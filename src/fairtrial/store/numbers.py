@@ -112,7 +112,7 @@ class BlockState(NamedTuple):
     attempts: int
 
 
-class RunProgress(NamedTuple):
+class StoredProgress(NamedTuple):
     """How far a run is: its stored results, those of them without a score, and the tokens they took."""
 
     stored: int
@@ -144,7 +144,7 @@ class NumberStore(Protocol):
         """Return the sums per experiment."""
         ...
 
-    def progress(self, run_id: str) -> RunProgress:
+    def progress(self, run_id: str) -> StoredProgress:
         """Return how far a run is, in a fraction of the time that `totals` takes."""
         ...
 
@@ -181,10 +181,10 @@ class NumberStore(Protocol):
         ...
 
 
-def progress(connection: Connection, number: int) -> RunProgress:
+def progress(connection: Connection, number: int) -> StoredProgress:
     """Return how far a run is: one scan, without groups."""
     stored, scored, tokens = connection.execute(_PROGRESS.where(results.c.run == number)).one()
-    return RunProgress(stored, stored - scored, int(tokens or 0))
+    return StoredProgress(stored, stored - scored, int(tokens or 0))
 
 
 def highest_ordinal(connection: Connection, number: int) -> int:

@@ -29,7 +29,7 @@ from fairtrial.store import aggregates, numbers
 from fairtrial.store.aggregates import dataset_of
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
-from fairtrial.store.numbers import BlockState, NumberTexts, RunProgress, SampleState, SampleTexts
+from fairtrial.store.numbers import BlockState, NumberTexts, SampleState, SampleTexts, StoredProgress
 from fairtrial.store.previews import MAX_METADATA, TrialPreview, preview_metadata, preview_text
 from fairtrial.store.protocol import Label, MetricTotals, RunRecord, RunStatus, RunStore, ScoreRow, Totals
 from fairtrial.store.records import experiment_index, read_label, read_run
@@ -323,7 +323,7 @@ class SqlReads(RunStore):
         """The address of the store, without a password."""
         return self._place
 
-    def progress(self, run_id: str) -> RunProgress:
+    def progress(self, run_id: str) -> StoredProgress:
         """Return how far a run is, in a fraction of the time that `totals` takes."""
         with self._read() as connection:
             return numbers.progress(connection, self._find(connection, run_id)[0])
