@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from fairtrial.errors import ConfigurationError, EnvironmentMismatchError, SandboxError
+from fairtrial.errors import ConfigurationError, EnvironmentMismatchError, SandboxError, SandboxUnavailableError
 from fairtrial.sandbox import Sandbox, SandboxLimits
 from fairtrial.sandbox.bwrap_arguments import unused_uid
 from fairtrial.sandbox.cgroup import Cgroup
@@ -257,3 +257,8 @@ def test_a_writable_cgroup_gets_the_limits_and_leftovers_are_removed(tmp_path: P
     assert (group.path / "memory.max").read_text() == str(2**30 + 2 * 2**20 + 128 * 2**20)
     assert (group.path / "pids.max").read_text() == "12"
     assert not (parent / "fairtrial-sandbox-left").exists()
+
+
+async def test_a_provider_that_inspect_does_not_have_is_refused() -> None:
+    with pytest.raises(SandboxUnavailableError, match="no-such-provider"):
+        await Sandbox("inspect:no-such-provider").exec(["true"])

@@ -5,6 +5,7 @@ The container lives as long as the standard input of `docker run`: if this proce
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -120,5 +121,6 @@ class ContainerBackend:
         with anyio.CancelScope(shield=True):
             limits = replace(self.settings.limits, seconds=30.0)
             await run_process([self._engine, "rm", "--force", self.name], b"", limits, env=os.environ)
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
             await process.aclose()
