@@ -294,7 +294,7 @@ async def traces_the_first_process(box: Sandbox) -> None:
 async def fills_the_disk(box: Sandbox) -> None:
     code = (
         "import os\n"
-        "for place in ('/work', '/tmp', '/dev/shm'):\n"
+        "for place in ('/box', '/tmp', '/dev/shm'):\n"
         "    total, kept = 0, []\n"
         "    try:\n"
         "        for n in range(100):\n"
@@ -305,7 +305,7 @@ async def fills_the_disk(box: Sandbox) -> None:
     lines = [tuple(map(int, line.split())) for line in (await python(box, code)).splitlines()]
     assert [number for number, _ in lines] == [errno.ENOSPC] * 3
     assert all(size <= 64 for _, size in lines), lines
-    assert await python(box, "print(open('/work/new', 'w').write('room again'))") == "10"
+    assert await python(box, "print(open('/box/new', 'w').write('room again'))") == "10"
 
 
 @attack

@@ -32,7 +32,7 @@ def test_a_container_starts_without_network_privileges_or_writable_image_and_wit
         ("--pids-limit", "52"),
         ("--ulimit", "nofile=1024"),
         ("--ulimit", "fsize=1048576"),
-        ("--tmpfs", "/work:rw,exec,nosuid,nodev,size=1048576,nr_inodes=100,mode=1777"),
+        ("--tmpfs", "/box:rw,exec,nosuid,nodev,size=1048576,nr_inodes=100,mode=1777"),
         ("--mount", "type=bind,source=/data,target=/data,readonly"),
         ("--entrypoint", "sh"),
     }
@@ -42,9 +42,9 @@ def test_a_container_starts_without_network_privileges_or_writable_image_and_wit
 
 
 def test_a_command_runs_in_its_directory_with_its_variables_and_its_time_limit() -> None:
-    command = SandboxCommand(("ls", "-l"), b"", "/work/a", {"KEY": "a b"}, SandboxLimits(seconds=2.5), "root")
+    command = SandboxCommand(("ls", "-l"), b"", "/box/a", {"KEY": "a b"}, SandboxLimits(seconds=2.5), "root")
     assert exec_arguments("docker", "box-1", command) == [
-        *("docker", "exec", "--interactive", "--workdir", "/work/a", "--env", "KEY=a b", "--user", "root"),
+        *("docker", "exec", "--interactive", "--workdir", "/box/a", "--env", "KEY=a b", "--user", "root"),
         *("box-1", "timeout", "-s", "KILL", "2.5", "ls", "-l"),
     ]
 

@@ -67,7 +67,7 @@ async def _disturb(box: Sandbox, number: int, results: dict[int, ExecResult]) ->
             return
         await box.write_file("number", str(number))
         for _ in range(10):
-            code = "import os; print(sum(range(10**5)), open('number').read(), len(os.listdir('/work')))"
+            code = "import os; print(sum(range(10**5)), open('number').read(), len(os.listdir('/box')))"
             results[number] = await box.exec(["python3", "-c", code])
             if not results[number].success:
                 return

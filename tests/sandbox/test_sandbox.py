@@ -30,7 +30,7 @@ async def test_a_command_gets_input_arguments_variables_and_a_directory() -> Non
         await box.exec(["mkdir", "-p", "a/b"])
         script = 'cat; echo "$GREETING $NAME $1"; pwd; echo wrong >&2; exit 3'
         result = await box.exec(["sh", "-c", script, "sh", "$x y"], input="in\n", cwd="a/b", env={"NAME": "é"})
-    assert result == ExecResult(3, "in\nhello é $x y\n/work/a/b\n", "wrong\n")
+    assert result == ExecResult(3, "in\nhello é $x y\n/box/a/b\n", "wrong\n")
     assert not result.success
 
 

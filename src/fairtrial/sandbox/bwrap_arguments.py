@@ -20,7 +20,7 @@ from fairtrial.sandbox.obstacles import explain_refusal
 from fairtrial.sandbox.seccomp import seccomp_filter
 from fairtrial.sandbox.settings import MIB, SandboxSettings
 
-WORK = "/work"
+WORK = "/box"
 SHARED_MEMORY = 64 * MIB
 _USER = 1000
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

@@ -37,12 +37,12 @@ def run_arguments(engine: str, settings: SandboxSettings, name: str) -> list[str
     argv += ["--memory", str(limits.memory), "--memory-swap", str(limits.memory)]
     argv += ["--pids-limit", str(limits.processes + 2), "--ulimit", f"nofile={_NOFILE}", "--ulimit", "core=0"]
     argv += ["--ulimit", f"fsize={limits.disk}"]
-    for path in ("/work", "/tmp"):  # noqa: S108
+    for path in ("/box", "/tmp"):  # noqa: S108
         options = f"rw,exec,nosuid,nodev,size={limits.disk},nr_inodes={limits.files},mode=1777"
         argv += ["--tmpfs", f"{path}:{options}"]
     for path in settings.readable:
         argv += ["--mount", f"type=bind,source={path},target={path},readonly"]
-    return [*argv, "--workdir", "/work", "--entrypoint", "sh", settings.image, "-c", _WAIT]
+    return [*argv, "--workdir", "/box", "--entrypoint", "sh", settings.image, "-c", _WAIT]
 
 
 def exec_arguments(engine: str, name: str, command: SandboxCommand) -> list[str]:
@@ -58,7 +58,7 @@ def exec_arguments(engine: str, name: str, command: SandboxCommand) -> list[str]
 class ContainerBackend:
     """A container that runs commands one by one. What a command leaves in the background lasts until `close`."""
 
-    work = "/work"
+    work = "/box"
     path = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
     enforcement = "container"
 

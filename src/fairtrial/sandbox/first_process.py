@@ -26,7 +26,7 @@ from typing import Any
 
 PR_SET_DUMPABLE = 4
 POLL_SECONDS = 0.05
-FILE_SYSTEMS = ("/work", "/tmp", "/dev/shm")  # noqa: S108
+FILE_SYSTEMS = ("/box", "/tmp", "/dev/shm")  # noqa: S108
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
