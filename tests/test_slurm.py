@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ SAMPLES = 400
 @pytest.mark.proves("R61", "R83")
 def test_a_run_is_complete_although_a_task_of_the_array_is_terminated(tmp_path: Path) -> None:
     log = tmp_path / "executed"
-    settings = {"samples": SAMPLES, "log": log, "sleep": "0.2,0.3"}
+    settings: dict[str, Any] = {"samples": SAMPLES, "log": log, "sleep": "0.2,0.3"}
     with (
         RedisServer(tmp_path / "redis") as server,
         Slurm() as slurm,

@@ -21,7 +21,7 @@ from tests.fleet.processes import Processes, end, said, wait_for_lines
 from tests.redis_groups import RedisCluster, SentinelGroup
 from tests.redis_server import RedisServer
 
-SAMPLES = 600
+SAMPLES = 400
 STREAM = Keys.of(requests_name("fleet-test")).stream
 
 
