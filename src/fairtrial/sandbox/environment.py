@@ -136,8 +136,9 @@ class Sandbox:
     def enforcement(self) -> str:
         """What enforces the limits of memory and processes, once it has started.
 
-        "cgroup": the kernel, exactly. "supervisor": a process that measures 20 times a second and kills; a command can
-        exceed the limit of memory for as long. "container": docker or podman. "provider": Inspect's. "none".
+        "cgroup": the kernel; the memory of all commands counts together with what their files take. "supervisor": a
+        process that measures 20 times a second and kills; a command can exceed the limit of memory for as long.
+        "container": docker or podman. "provider": Inspect's. "none".
         """
         return self._backend.enforcement
 
