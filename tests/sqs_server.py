@@ -8,6 +8,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -17,8 +18,7 @@ from typing import Any, Self
 
 from tests.servers import free_port
 
-ROOT = Path(__file__).parents[1]
-PYTHON = ROOT / ".venv-ministack/bin/python"
+PYTHON = Path(sys.prefix).parent / ".venv-ministack/bin/python"  # Beside the environment of the tests.
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test-key-id", "AWS_SECRET_ACCESS_KEY": "test-secret-of-the-emulator"}
 REGION = "eu-central-1"
 _START_SECONDS = 60

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fairtrial import open_store
+from fairtrial.fleet import SqsBroker, connect_broker
+from fairtrial.mailbox.sqs.queues import EXPIRES_TAG, delete_abandoned, tags_of
 from tests.fleet.processes import Processes, end, said, wait_for_lines
 from tests.sqs_server import SqsServer
 
@@ -43,6 +46,31 @@ def test_a_fleet_on_sqs_completes_a_run_and_its_commands_work(sqs_url: str, tmp_
         }.items()
         assert end(worker) == 0, fleet.logs()
         assert (tmp_path / "log").read_bytes().count(b"\n") == 60
+
+
+@pytest.mark.anyio
+async def test_the_broker_lists_suites_and_marks_what_it_leaves_behind(sqs_url: str) -> None:
+    broker = connect_broker(sqs_url)
+    assert isinstance(broker, SqsBroker)
+    try:
+        requests = await broker.requests("support")
+        await requests.approximate_count()
+        results = await broker.results("support", "run-1")
+        assert await broker.suites() == ["support"]
+        assert await broker.has_mailbox(results.name)
+        assert not await broker.has_mailbox("support.results.run-2")
+        (url,) = results.queues.urls  # type: ignore[attr-defined]
+        opened = int((await tags_of(broker.connection, url))[EXPIRES_TAG])
+        await broker.retire(results)
+        retired = int((await tags_of(broker.connection, url))[EXPIRES_TAG])
+        assert opened - time.time() > 29 * 24 * 3600
+        assert 3000 < retired - time.time() < 3700
+        broker.connection.clock = SimpleNamespace(time=lambda: retired + 100.0, monotonic=time.monotonic)
+        assert await delete_abandoned(broker.connection) == 2  # Results and their dead letters.
+        assert not await broker.has_mailbox(results.name)
+        assert await broker.suites() == ["support"]
+    finally:
+        await broker.close()
 
 
 @pytest.mark.long

@@ -229,11 +229,12 @@ async def test_entries_wait_for_others_and_leave_in_full_batches() -> None:
     assert await asyncio.gather(*futures) == [None] * 25
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("sqs_url")
 async def test_a_paused_server_loses_nothing_and_errors_can_be_retried() -> None:
     with SqsServer() as server:
         async with (
-            SqsConnection(server.url(poll=1, linger=0), timeout_seconds=3) as connection,
+            SqsConnection(server.url(poll=1, linger=0), timeout_seconds=8) as connection,
             SqsMailbox("box", int, connection) as mailbox,
         ):
             await send_all(mailbox, [1, 2, 4])

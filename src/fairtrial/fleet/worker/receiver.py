@@ -134,16 +134,18 @@ class MessageReceiver[T]:
 
     async def _wait_for_room(self) -> int:
         """Wait for free slots; returns their number, or 0 if a stop is requested."""
+        gathered = False
         while not self._lifecycle.stop_requested:
             pause = self._paused_until - time.monotonic()
             if pause > 0:
                 await self._lifecycle.sleep(pause)
             elif (free := self._jobs.free_slots) > 0:
-                if free < _FULL_BATCH and (gather := getattr(self._mailbox, "gather_seconds", 0.0)):
-                    # Each request costs money there: let more slots become free, and fill them with one request.
-                    await self._lifecycle.sleep(gather)
-                    free = max(free, self._jobs.free_slots)
-                return 0 if self._lifecycle.stop_requested else free
+                gather = getattr(self._mailbox, "gather_seconds", 0.0)
+                if gathered or not gather or free >= _FULL_BATCH:
+                    return free
+                # Each request costs money there: let more slots become free, and fill them with one request.
+                gathered = True
+                await self._lifecycle.sleep(gather)
             else:
                 await self._lifecycle.wait_for_change()
         return 0

@@ -273,14 +273,14 @@ class SqsMailbox(Generic[T]):
         now = self.connection.clock.time()
         if wire.form == "foreign":  # Shortened: with our header it could be too large for SQS.
             wire = replace(wire, form="text", payload=wire.payload[:_MAX_FOREIGN])
-        buried = replace(
+        dead = replace(
             wire,
             dead_id=f"{round(now * 1000):013d}-{secrets.token_hex(4)}",
             reason=as_storable(reason),
             error=as_storable(error, 200),
             died_at=now,
         )
-        await self.send_wire(buried, await self.queues.open_dead())
+        await self.send_wire(dead, await self.queues.open_dead())
 
     async def body_of(self, wire: WireMessage) -> bytes:
         """Return the body of a message, from the claim check if it is there.

@@ -140,7 +140,7 @@ class SqsReceipt:
 
     async def dead_letter(self, reason: str, error: str) -> None:
         """See `Message.dead_letter`."""
-        await self._settle(self._bury(reason, error))
+        await self._settle(self._set_aside(reason, error))
 
     async def reply(self, address: str | None, body: Any) -> str:
         """See `Message.reply`."""
@@ -176,10 +176,10 @@ class SqsReceipt:
         entry = {"MessageBody": text, "DelaySeconds": min(whole, MAX_DELAY_SECONDS)}
         await self._submit("send_message_batch", entry, "giving back", len(text.encode("utf-8", "surrogatepass")))
 
-    async def _bury(self, reason: str, error: str) -> None:
+    async def _set_aside(self, reason: str, error: str) -> None:
         if not self._copied:
-            buried = replace(self.wire, deliveries=self.deliveries, expiries=self.expiries)
-            await self.mailbox.add_dead_letter(buried, reason, error)
+            dead = replace(self.wire, deliveries=self.deliveries, expiries=self.expiries)
+            await self.mailbox.add_dead_letter(dead, reason, error)
             self._copied = True
         await self.delete()
 
