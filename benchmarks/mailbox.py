@@ -1,9 +1,9 @@
-"""How fast a mailbox on Redis is, beside a bare redis-py loop that does the same work, in one run.
+"""How fast a mailbox is, beside a bare loop of its client that does the same work, in one run.
 
-python benchmarks/mailbox.py [--messages 20000] [--rounds 3] [--floor 0.35]
+python benchmarks/mailbox.py [--mailbox redis|postgres] [--messages 20000] [--rounds 3] [--floor 0.35]
 
-Starts its own redis-server (AOF everysec) on the loopback. Prints one JSON line per figure. With --floor it fails
-when receive-and-acknowledge falls under that share of the bare loop.
+Starts its own redis-server (AOF everysec) or PostgreSQL (fsync off) on the loopback. Prints one JSON line per figure.
+With --floor it fails when receive-and-acknowledge falls under that share of the bare loop.
 """
 
 from __future__ import annotations
@@ -15,16 +15,28 @@ import shutil
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import redis.asyncio
 
-from fairtrial.mailbox import Message, RedisConnection, RedisMailbox
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import bare_postgres
+from fairtrial.mailbox import (
+    Mailbox,
+    Message,
+    PostgresConnection,
+    PostgresMailbox,
+    RedisConnection,
+    RedisMailbox,
+)
 
 BATCH = 100
 
@@ -100,14 +112,14 @@ async def bare_work(client: Any, count: int, *, together: bool = False) -> float
     return count / (time.perf_counter() - began)
 
 
-async def our_send(mailbox: RedisMailbox[Job], count: int) -> float:
+async def our_send(mailbox: Mailbox[Job], count: int) -> float:
     began = time.perf_counter()
     for start in range(0, count, BATCH):
         await asyncio.gather(*(mailbox.send(body(number)) for number in range(start, start + BATCH)))
     return count / (time.perf_counter() - began)
 
 
-async def our_work(mailbox: RedisMailbox[Job], count: int) -> float:
+async def our_work(mailbox: Mailbox[Job], count: int) -> float:
     async def job(message: Message[Job]) -> None:
         await message.acknowledge()
 
@@ -122,11 +134,12 @@ async def our_work(mailbox: RedisMailbox[Job], count: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-async def round_trips(connection: RedisConnection, count: int) -> Sequence[float]:
+async def round_trips(connection: RedisConnection | PostgresConnection, count: int) -> Sequence[float]:
     """Request to reply, one outstanding, in milliseconds."""
+    kind: Any = RedisMailbox if isinstance(connection, RedisConnection) else PostgresMailbox
     async with (
-        RedisMailbox("requests", Job, connection) as requests,
-        RedisMailbox("replies", Job, connection, ttl_seconds=60) as replies,
+        kind("requests", Job, connection) as requests,
+        kind("replies", Job, connection, ttl_seconds=60) as replies,
     ):
 
         async def serve() -> None:
@@ -161,18 +174,59 @@ async def measure(url: str, count: int, rounds: int) -> dict[str, float]:
             figures["our_work"].append(await our_work(mailbox, count))
             await bare_send(client, count)
             figures["bare_together"].append(await bare_work(client, count, together=True))
-        took = sorted(await round_trips(connection, 500))
+        took = await round_trips(connection, 500)
     await client.aclose()
-    best = {f"{name}_per_s": round(max(values)) for name, values in figures.items()}
+    return {**_summary(figures, took), "work_ratio_to_bare_together": _ratio(figures, "our_work", "bare_together")}
 
-    def ratio(ours: str, bare: str) -> float:
-        return round(statistics.median(map(float.__truediv__, figures[ours], figures[bare])), 3)
 
+async def measure_postgres(url: str, count: int, rounds: int) -> dict[str, float]:
+    """The same on PostgreSQL; a bare loop has one transaction for each batch of a hundred anyway."""
+    figures: dict[str, list[float]] = {name: [] for name in ("bare_send", "our_send", "bare_work", "our_work")}
+    bare_postgres.create(url, "bare")
+    client = await bare_postgres.connect(url)
+    async with PostgresConnection(url) as connection, PostgresMailbox("jobs", Job, connection) as mailbox:
+        for _ in range(rounds):
+            figures["bare_send"].append(await bare_rows_sent(client, count))
+            figures["our_send"].append(await our_send(mailbox, count))
+            figures["bare_work"].append(await bare_rows_worked(client, count))
+            figures["our_work"].append(await our_work(mailbox, count))
+        took = await round_trips(connection, 300)
+    await client.close()
+    return _summary(figures, took)
+
+
+async def bare_rows_sent(client: Any, count: int) -> float:
+    began = time.perf_counter()
+    for start in range(0, count, BATCH):
+        jobs = [body(number) for number in range(start, start + BATCH)]
+        texts = [json.dumps({"number": job.number, "text": job.text}).encode() for job in jobs]
+        await bare_postgres.send(client, "bare", texts)
+    return count / (time.perf_counter() - began)
+
+
+async def bare_rows_worked(client: Any, count: int) -> float:
+    began = time.perf_counter()
+    done = 0
+    while done < count:
+        rows = await bare_postgres.claim(client, "bare", BATCH)
+        for _, data in rows:
+            tree = json.loads(data)
+            Job(tree["number"], tree["text"])
+        await bare_postgres.delete(client, "bare", [id for id, _ in rows])
+        done += len(rows)
+    return count / (time.perf_counter() - began)
+
+
+def _ratio(figures: dict[str, list[float]], ours: str, bare: str) -> float:
+    return round(statistics.median(map(float.__truediv__, figures[ours], figures[bare])), 3)
+
+
+def _summary(figures: dict[str, list[float]], took: Sequence[float]) -> dict[str, float]:
+    took = sorted(took)
     return {
-        **best,
-        "send_ratio": ratio("our_send", "bare_send"),
-        "work_ratio": ratio("our_work", "bare_work"),
-        "work_ratio_to_bare_together": ratio("our_work", "bare_together"),
+        **{f"{name}_per_s": round(max(values)) for name, values in figures.items()},
+        "send_ratio": _ratio(figures, "our_send", "bare_send"),
+        "work_ratio": _ratio(figures, "our_work", "bare_work"),
         "reply_p50_ms": round(took[len(took) // 2], 2),
         "reply_p99_ms": round(took[int(len(took) * 0.99)], 2),
     }
@@ -183,9 +237,15 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--floor", type=float, default=0.0)
+    parser.add_argument("--mailbox", choices=["redis", "postgres"], default="redis")
     options = parser.parse_args()
-    with server() as url:
-        figures = asyncio.run(measure(url, options.messages // BATCH * BATCH, options.rounds))
+    count = options.messages // BATCH * BATCH
+    if options.mailbox == "redis":
+        with server() as url:
+            figures = asyncio.run(measure(url, count, options.rounds))
+    else:
+        with bare_postgres.server() as postgres:
+            figures = asyncio.run(measure_postgres(postgres.new_database(), count, options.rounds))
     for name, value in figures.items():
         print(json.dumps({"figure": name, "value": value}))
     if figures["work_ratio"] < options.floor:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from fairtrial.errors import BodyError, ConfigurationError, ReplyNotAvailableError
+from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, ReplyNotAvailableError
 from fairtrial.fleet import Broker, EvalReply, PostgresBroker, connect_broker
 from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, PostgresConnection, PostgresMailbox, PostgresMailboxFactory
 from fairtrial.mailbox.postgres.batches import MAX_BYTES, MAX_OPERATIONS
 from fairtrial.trials import EvalResult, TrialKey
+from tests.mailbox.ageing import age_rows
 
 pytestmark = pytest.mark.anyio
 
@@ -167,6 +169,49 @@ async def test_the_results_of_a_run_do_not_stay_for_ever(pg_url: str) -> None:
     assert rows(pg_url, f"{seconds} WHERE name = 'suite.results.run'") == [(1,)]
     assert rows(pg_url, "SELECT count(*) FROM mailbox_messages") == [(1,)]
     await broker.close()
+
+
+async def test_space_of_settled_messages_is_used_again_unless_an_old_snapshot_is_open_in_the_database(
+    pg_url: str, mailbox_database: str
+) -> None:
+    """The advice of the documentation: a table that is vacuumed does not grow; snapshots elsewhere do no harm."""
+    async with PostgresMailbox("box", str, pg_url) as mailbox:
+
+        async def pass_messages() -> int:
+            await mailbox.send_all(["x" * 500] * 1500)
+            assert all(await mailbox.acknowledge_all(await mailbox.receive(1500, 60, 1)))
+            with psycopg.connect(pg_url, autocommit=True) as admin:
+                admin.execute("VACUUM mailbox_messages")
+            ((size,),) = rows(pg_url, "SELECT pg_relation_size('mailbox_messages') + 8192")
+            return int(str(size))
+
+        def hold(url: str) -> psycopg.Connection[tuple[object, ...]]:
+            held = psycopg.connect(url)
+            held.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            held.execute("SELECT count(*) FROM pg_class")
+            return held
+
+        with hold(mailbox_database):
+            elsewhere = [await pass_messages() for _ in range(3)]
+        with hold(pg_url):
+            here = [await pass_messages() for _ in range(3)]
+        assert elsewhere[-1] < 500_000  # Vacuuming returned the space.
+        assert here[-1] - here[0] > 1_500_000, (elsewhere, here)
+        ((settings,),) = rows(pg_url, "SELECT reloptions FROM pg_class WHERE relname = 'mailbox_messages'")
+        assert {"autovacuum_vacuum_scale_factor=0.01", "autovacuum_vacuum_cost_delay=0"} <= set(settings)  # type: ignore[call-overload]
+
+
+async def test_an_expired_lease_cannot_be_used(mailbox_database: str) -> None:
+    """Not even before somebody else has received the message: the server's clock decides."""
+    async with PostgresMailbox(f"late-{secrets.token_hex(4)}", int, mailbox_database) as mailbox:
+        await mailbox.send(1)
+        (message,) = await mailbox.receive(1, 60, 1)
+        await age_rows(mailbox, 61)
+        for settle in (message.acknowledge, message.nack, partial(message.extend_visibility, 60)):
+            with pytest.raises(LeaseLostError):
+                await settle()
+        assert list(await asyncio.to_thread(mailbox.renewer.renew, [message.receipt], 60.0)) == [False]  # type: ignore[list-item]
+        assert (await mailbox.receive(1, 60, 0))[0].expiries == 1
 
 
 async def test_a_send_wakes_a_waiting_process_at_once(mailbox_database: str) -> None:

@@ -19,6 +19,8 @@ from fairtrial.mailbox.reading import UNREADABLE, BodySource, read_body
 _log = logging.getLogger(__name__)
 _LISTENING_SECONDS = 2.0
 """The longest wait between two looks while notifications arrive: leases expire without one."""
+_BRIEF = 0.05
+"""A wait this short needs no look at what is due next: under load, messages come sooner."""
 _FIRST_POLL = 0.02
 _LONGEST_POLL = 0.25
 """The shortest and longest wait between two looks without notifications."""
@@ -51,33 +53,46 @@ class RowReceiver[T]:
     async def receive(self, max_messages: int, visibility: float, wait: float) -> Sequence[Message[T]]:
         """See `Mailbox.receive`."""
         validate_receive(max_messages, visibility, wait)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + wait
-        if messages := await self._take(max_messages, visibility):
-            return messages
-        if loop.time() >= end:
-            return ()
+        end = asyncio.get_running_loop().time() + wait
+        connection = self._mailbox.connection
         channel = f"{CHANNEL}{await self._mailbox.open()}"
-        listener = self._mailbox.connection.listener
-        event = asyncio.Event() if self._mailbox.connection.pooled else listener.subscribe(channel)
+        # Subscribed before the first look, so that nothing that arrives after it is missed.
+        event = asyncio.Event() if connection.pooled or not wait else connection.listener.subscribe(channel)
         self._waiting.add(event)
         try:
-            poll, opened = _FIRST_POLL, loop.time()
-            while (left := end - loop.time()) > 0:
-                event.clear()
-                if messages := await self._take(max_messages, visibility):
-                    return messages
-                listens = listener.listens(channel)
-                pause = await self._next_look(_LISTENING_SECONDS if listens else poll)
-                await _wait(event, min(pause, left))
-                poll = min(1.5 * poll, _LONGEST_POLL)
-                if loop.time() - opened > _REOPEN_SECONDS:  # It may have been lost with the database.
-                    opened = loop.time()
-                    await self._mailbox.open(again=True)
-            return await self._take(max_messages, visibility)
+            return await self._receive(max_messages, visibility, end, channel, event)
         finally:
             self._waiting.discard(event)
-            listener.unsubscribe(channel, event)
+            connection.listener.unsubscribe(channel, event)
+
+    async def _receive(
+        self, count: int, visibility: float, end: float, channel: str, event: asyncio.Event
+    ) -> Sequence[Message[T]]:
+        loop = asyncio.get_running_loop()
+        poll, opened = _FIRST_POLL, loop.time()
+        while True:
+            event.clear()
+            messages = await self._take(count, visibility)
+            left = end - loop.time()
+            if messages or left <= 0:
+                return messages
+            if self._mailbox.connection.listener.listens(channel):
+                await self._listen(event, left)
+            else:
+                await _wait(event, min(poll * _spread(), left))
+                poll = min(1.5 * poll, _LONGEST_POLL)
+            if loop.time() - opened > _REOPEN_SECONDS:  # It may have been lost with the database.
+                opened = loop.time()
+                await self._mailbox.open(again=True)
+
+    async def _listen(self, event: asyncio.Event, seconds: float) -> None:
+        """Wait for a notification, until a lease or delay ends, or for a while."""
+        if await _wait(event, min(seconds, _BRIEF)) or seconds <= _BRIEF:
+            return
+        doing = f"receiving from {self._mailbox.name}"
+        rows = await self._mailbox.connection.run(doing, NEXT_DUE, {"name": self._mailbox.name})
+        due = rows[0][0] + 0.001 if rows else _LISTENING_SECONDS
+        await _wait(event, min(seconds - _BRIEF, due, _LISTENING_SECONDS * _spread()))
 
     async def close(self) -> None:
         """End all waits, and hand back the messages that unfinished and cancelled receives claimed."""
@@ -87,16 +102,6 @@ class RowReceiver[T]:
         while self._claiming or self._background:
             await asyncio.wait({*self._claiming, *self._background})
             await asyncio.sleep(0)  # Let waiting callers end and hand back their messages.
-
-    async def _next_look(self, longest: float) -> float:
-        """Return the seconds until a message is due, at most `longest`; spread, so that workers do not look at once."""
-        longest *= random.uniform(0.8, 1.0)  # noqa: S311 - only to spread them
-        if longest < _LONGEST_POLL:
-            return longest
-        rows = await self._mailbox.connection.run(
-            f"receiving from {self._mailbox.name}", NEXT_DUE, {"name": self._mailbox.name}
-        )
-        return min(longest, rows[0][0] + 0.001) if rows else longest
 
     async def _take(self, count: int, seconds: float) -> Sequence[Message[T]]:
         self._check_open()
@@ -180,9 +185,16 @@ class RowReceiver[T]:
         )
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
+async def _wait(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event; False if it did not happen in this time."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
     except TimeoutError:
-        pass
+        return False
+    return True
+
+
+def _spread() -> float:
+    """Return a factor that keeps workers from looking all at once."""
+    return random.uniform(0.8, 1.0)  # noqa: S311 - only to spread them
