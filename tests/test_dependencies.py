@@ -11,6 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # The names packages are imported by, where they differ from those they are installed by.
 IMPORTED_AS = {
+    "PyYAML": "yaml",
+    "inspect-ai": "inspect_ai",
     "typing-extensions": "typing_extensions",
     "genai-prices": "genai_prices",
     "prometheus-client": "prometheus_client",

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -165,12 +166,11 @@ def local_rows(module: Any, rows: list[dict[str, Any]]) -> None:
 
 def benchmarks() -> dict[str, tuple[Callable[[], Task], Any]]:
     """Five tasks of inspect_evals on rows made here, code execution included."""
-    from inspect_evals.arc import arc
-    from inspect_evals.boolq import boolq
-    from inspect_evals.commonsense_qa import commonsense_qa
-    from inspect_evals.gsm8k import gsm8k
-    from inspect_evals.humaneval import humaneval
-
+    # The packages export functions under the names of these modules.
+    arc, boolq, commonsense_qa, gsm8k, humaneval = (
+        import_module(f"inspect_evals.{name}.{name}")
+        for name in ("arc", "boolq", "commonsense_qa", "gsm8k", "humaneval")
+    )
     names = ["add", "sub", "mul", "same"]
     bodies = {"add": "a + b", "sub": "a - b", "mul": "a * b", "same": "a == b"}
     local_rows(humaneval, [
@@ -221,6 +221,26 @@ def benchmarks() -> dict[str, tuple[Callable[[], Task], Any]]:
     }
 
 
+def hugging_face(folder: Path) -> int:
+    """Datasets of Hugging Face without a network, as docs/how-to/datasets.md says."""
+    import datasets
+
+    from fairtrial import Dataset
+    from fairtrial import Sample as OurSample
+
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps({"question": f"{n}+1?", "answer": str(n + 1)}) + "\n" for n in range(5)))
+    loaded = datasets.load_dataset("json", data_files=str(file), split="train", cache_dir=str(folder / "cache"))
+    loaded.save_to_disk(str(folder / "saved"))
+    made = [
+        Dataset([OurSample(f"r{n}", row["question"], row["answer"]) for n, row in enumerate(rows)])
+        for rows in (loaded, datasets.load_from_disk(str(folder / "saved")))
+    ]
+    require(made[0].fingerprint == made[1].fingerprint, "the two datasets differ")
+    require([one.expected for one in made[0]] == ["1", "2", "3", "4", "5"], "the rows differ")
+    return len(made[0])
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
@@ -241,6 +261,7 @@ def main() -> None:
         require(ours == theirs, f"{name}: {ours} is not {theirs}")
         require(0 < sum(theirs.values()) < len(theirs), f"{name}: the scores do not tell right from wrong")
         facts[name] = {"samples": len(ours), "accuracy": sum(ours.values()) / len(ours)}
+    facts["rows of Hugging Face"] = hugging_face(folder)
     print(json.dumps(facts, indent=1))
 
 

@@ -90,6 +90,15 @@ def test_a_member_with_another_checksum_is_refused(tmp_path: Path) -> None:
         load_importer("inspect").read(path)
 
 
+def test_long_texts_that_a_log_keeps_apart_are_put_back(store: RunStore, tmp_path: Path) -> None:
+    name = "86c12ef44f5abdcca317b675a1029843"
+    message = {"role": "user", "content": f"attachment://{name}"}
+    sample = answered("a", {"m": "C"}, messages=[message], attachments={name: "a long text"})
+    sample["input"] = f"attachment://{name}"
+    _, (result,) = stored(store, "inspect", log(tmp_path / "a.eval", [sample]))
+    assert (result.sample.input, result.trajectory.messages[0].text) == ("a long text", "a long text")
+
+
 def test_a_log_that_is_still_being_written_is_a_stopped_run(store: RunStore, tmp_path: Path) -> None:
     start = {"_journal/start.json": {"version": 2, "eval": EVAL}}
     run, results = stored(store, "inspect", log(tmp_path / "a.eval", [answered("a", {"m": "C"})], start))

@@ -57,7 +57,7 @@ class InspectLogs:
         left_out: list[str] = []
         suites: list[ImportedSuite] = []
         for file in logs:
-            run = _Log(InspectLog(file))
+            run = _LoggedRun(InspectLog(file))
             if run.dataset:
                 suites.append(run.suite())
             else:
@@ -65,7 +65,7 @@ class InspectLogs:
         return Import(tuple(suites), tuple(left_out))
 
 
-class _Log:
+class _LoggedRun:
     """One log. It is read twice: once for ids and the range of scores, once to store its trials."""
 
     def __init__(self, log: InspectLog) -> None:

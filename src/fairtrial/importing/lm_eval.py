@@ -47,7 +47,7 @@ class LmEvalSamples:
         files = _files(path) or ([path] if path.is_file() else [])
         if not files:
             raise DataError(f"{path} must have samples of lm-evaluation-harness (it has no samples_TASK_TIME.jsonl)")
-        return Import(tuple(_Samples(file).suite() for file in files))
+        return Import(tuple(_TaskSamples(file).suite() for file in files))
 
 
 def _files(path: Path) -> list[Path]:
@@ -55,7 +55,7 @@ def _files(path: Path) -> list[Path]:
     return [file for file in found if _FILE.fullmatch(file.name)]
 
 
-class _Samples:
+class _TaskSamples:
     """One file of samples. A document has a row for each filter of its answers."""
 
     def __init__(self, path: Path) -> None:

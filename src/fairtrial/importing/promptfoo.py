@@ -54,10 +54,10 @@ class PromptfooResults:
         rows = as_objects(results.get("results"))
         if not rows:
             raise DataError(f"{path} must be results of promptfoo (it has no results.results, or they are empty)")
-        return Import((_Eval(path, document, rows).suite(),))
+        return Import((_PromptfooEval(path, document, rows).suite(),))
 
 
-class _Eval:
+class _PromptfooEval:
     """One eval: its rows, and their place in a plan of samples, experiments and repeats."""
 
     def __init__(self, path: Path, document: Mapping[str, Any], rows: list[Row]) -> None:

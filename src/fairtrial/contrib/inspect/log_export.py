@@ -32,13 +32,13 @@ def write_log(store: RunStore, run: RunRecord, target: Path) -> list[Path]:
         path = target if len(run.experiments) == 1 else target.with_stem(f"{target.stem}-{_file_part(experiment)}")
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as archive:
-            _Log(store, run, experiment, archive).write()
+            _ExperimentLog(store, run, experiment, archive).write()
         os.replace(aside, path)
         files.append(path)
     return files
 
 
-class _Log:
+class _ExperimentLog:
     """One experiment of a run on its way into a ZIP file."""
 
     def __init__(self, store: RunStore, run: RunRecord, experiment: str, archive: zipfile.ZipFile) -> None:
