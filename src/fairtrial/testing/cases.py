@@ -84,7 +84,6 @@ def eval_cases(
 
     @pytest.mark.parametrize(("experiment_name", "sample_id"), cases)
     def test(experiment_name: str, sample_id: str) -> None:
-        __tracebackhide__ = True
         results = _run_sample(suite, experiment_name, sample_id)
         record = CaseRecord(
             suite.name,
@@ -100,7 +99,7 @@ def eval_cases(
             session.record({"case": dumps(record)})
         problems = [problem for result in results if (problem := _problem(result))]
         if problems:
-            raise AssertionError("\n".join(problems))
+            pytest.fail("\n".join(problems), pytrace=False)  # The traceback would be of our code.
 
     test.__doc__ = f"Every sample of suite {suite.name!r} passes."
     return test
