@@ -62,4 +62,4 @@ def release(session: nox.Session) -> None:
     """What a release is made of, checked; see docs/reference/releases.md."""
     session.install("--group", "release")
     session.run("python", "scripts/release", "--check")
-    session.run("zizmor", "--offline", ".github/workflows")
+    session.run("zizmor", "--offline", ".github/workflows", "action.yml")

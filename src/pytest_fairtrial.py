@@ -15,6 +15,7 @@ import pytest
 
 _PROPERTY = "fairtrial"
 _RUNS = pytest.StashKey[Any]()
+_DECISIONS = pytest.StashKey[list[Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,11 +43,37 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """If every sample of a suite had its test, the gate over all of them decides, not the single samples."""
+    config = session.config
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if hasattr(config, "workerinput") or reporter is None:
+        return  # A worker of pytest-xdist: what it found reaches the process that started it.
+    cases = [entry["case"] for entry in _entries(reporter) if "case" in entry]
+    if not cases:
+        return
+    from fairtrial.testing.cases import decide_cases
+
+    decisions = config.stash[_DECISIONS] = decide_cases(cases)
+    if not all(decision.accepted for decision in decisions if decision.status is not None):
+        session.exitstatus = max(session.exitstatus, pytest.ExitCode.TESTS_FAILED)
+    elif session.exitstatus == pytest.ExitCode.TESTS_FAILED and all(decision.accepted for decision in decisions):
+        failed = [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())]
+        if all(any(_is_case(entry) for entry in report.user_properties) for report in failed):
+            session.exitstatus = pytest.ExitCode.OK
+
+
+def _is_case(entry: tuple[str, Any]) -> bool:
+    return entry[0] == _PROPERTY and "case" in entry[1]
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """A section with a line for every eval; and Markdown for whoever offers a file for it."""
     if hasattr(config, "workerinput"):
         return  # A worker of pytest-xdist: what it found reaches the process that started it.
-    entries = list(_entries(terminalreporter))
+    entries = [entry for entry in _entries(terminalreporter) if "case" not in entry]
+    entries += [{"line": each.line, "markdown": each.markdown} for each in config.stash.get(_DECISIONS, [])]
     if not entries:
         return
     terminalreporter.section("evals")

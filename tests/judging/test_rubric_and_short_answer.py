@@ -83,7 +83,7 @@ async def test_each_sample_may_have_its_own_rubric_which_the_judge_sees_as_crite
 async def test_a_prompt_can_be_rebuilt_and_an_empty_output_is_not_judged() -> None:
     model = ScriptedAdapter([verdicts("yes", "yes", "no")])
     judge = rubric(model, ITEMS)
-    sample = Sample("s", "It hurts.")
+    sample: Sample[str, None] = Sample("s", "It hurts.")
     score = await judge.score(Case(sample, "See one."))
     digest = str(score.metrics[0].metadata["prompt_sha256"])
     rebuilt = rebuild_prompt(judge_notes(judge), sample, "See one.", digest)
@@ -206,7 +206,8 @@ def test_the_interval_of_the_f_score_covers_and_errors_count_as_not_attempted() 
 def test_a_run_is_summarised_also_inside_a_combination() -> None:
     labels = ["correct"] * 8 + ["incorrect"] * 3 + ["not_attempted"] * 4
     summary = short_answer_summary(labelled_run(labels).results)
-    assert (summary.samples, summary.correct) == (15, pytest.approx(8 / 15))
+    assert summary.samples == 15
+    assert summary.correct == pytest.approx(8 / 15)
     assert str(summary).startswith("F-score 61.5% (95% interval ")
     combined = labelled_run(labels, lambda judge: all_of(judge, exact_match))
     assert short_answer_summary(combined.results, name="short answer").f_score == summary.f_score

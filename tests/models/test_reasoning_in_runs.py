@@ -31,6 +31,7 @@ from fairtrial.models.cache import ResponseCache
 from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.models.tools import Tool
 from fairtrial.scoring.evaluator import Case, resolve
+from fairtrial.session.events import Retrieved
 from fairtrial.session.trajectory import Echo, Trajectory
 from fairtrial.testing.model_server import (
     CutOff,
@@ -216,16 +217,23 @@ EVALUATORS: dict[str, Callable[[], Any]] = {
     "all_of": lambda: scoring.all_of(contains, scoring.exact_match),
     "all_tools_succeeded": scoring.all_tools_succeeded,
     "any_of": lambda: scoring.any_of(contains, scoring.exact_match),
+    "bleu": scoring.bleu,
+    "chrf": scoring.chrf,
     "composite": lambda: scoring.composite(contains, scoring.exact_match),
     "contains": lambda: scoring.contains,
     "exact_match": lambda: scoring.exact_match,
     "fuzzy_match": scoring.fuzzy_match,
+    "json_diff": scoring.json_diff,
     "json_schema": lambda: scoring.json_schema({"not": {"required": ["reasoning"]}}),
     "json_subset": lambda: scoring.json_subset,
     "matches": lambda: scoring.matches(SECRET),
+    "math_equal": scoring.math_equal,
+    "multiple_choice": lambda: scoring.multiple_choice,
     "negate": lambda: scoring.negate(contains),
     "one_of": lambda: scoring.one_of,
+    "rouge": scoring.rouge,
     "slice_contains": lambda: scoring.slice_contains(ChatMessage, lambda message: SECRET in message.text),
+    "squad": scoring.squad,
     "threshold": lambda: scoring.threshold(contains, 0.5),
     "token_usage_under": lambda: scoring.token_usage_under(10),
     "tool_call_count": lambda: scoring.tool_call_count("weather"),
@@ -236,21 +244,29 @@ EVALUATORS: dict[str, Callable[[], Any]] = {
     "within_tolerance": lambda: scoring.within_tolerance(0.1),
 }
 JUDGES: dict[str, Callable[[ScriptedAdapter], Any]] = {
+    "answer_relevance": lambda model: judges_package.answer_relevance(model, model),
     "checklist": lambda model: checklist(model, ["Is it right?"]),
+    "context_precision": judges_package.context_precision,
+    "context_recall": judges_package.context_recall,
+    "faithfulness": judges_package.faithfulness,
     "label_judge": lambda model: label_judge(model, "Good?", labels=["yes", "no"], passing=["yes"]),
     "llm_judge": lambda model: llm_judge(model, "Good?"),
     "numeric_judge": lambda model: numeric_judge(model, "Good?"),
     "pairwise_judge": lambda model: pairwise_judge(model, "Better?"),
     "panel": lambda model: panel(llm_judge(model, "Good?"), llm_judge(model, "Short?")),
+    "rubric": lambda model: judges_package.rubric(model, {"Good.": 1}),
+    "semantic_similarity": judges_package.semantic_similarity,
+    "short_answer_judge": judges_package.short_answer_judge,
 }
 
 
 def test_every_evaluator_and_judge_is_tried_here() -> None:
-    made = {name for name in scoring.__all__ if name.islower()} - {"evaluator", "resolve"}
+    made = {name for name in scoring.__all__ if name.islower()} - {"evaluator", "extract_choice", "resolve"}
     assert set(EVALUATORS) == made
     assert set(JUDGES) == {name for name in judges_package.__all__ if name.islower()} - {
         "check_judge",
         "check_judge_sync",
+        "short_answer_summary",
     }
 
 
@@ -261,6 +277,7 @@ def case_with(thought: str, *, whole: bool) -> Case:
     session = Session()
     session.record(ChatMessage("user", "Where?"))
     session.record(message)
+    session.record(Retrieved("Where?", ("It snows.",)))
     output = Trajectory((message,)) if whole else message
     return Case(Sample("s", "Where?", SECRET), output, session.view())
 

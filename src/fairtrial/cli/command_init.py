@@ -3,23 +3,69 @@
 from __future__ import annotations
 
 import shlex
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
 
-# File in the package -> file in the project.
-FILES = {
-    "agent.py.txt": "agent.py",
-    "evals.py.txt": "evals.py",
-    "questions.jsonl": "questions.jsonl",
-    "pyproject.toml.txt": "pyproject.toml",
-    "gitignore.txt": ".gitignore",
+# Not overwritten if the project already has them.
+_SHARED_FILES = {"demo/pyproject.toml.txt": "pyproject.toml", "demo/gitignore.txt": ".gitignore"}
+
+
+class Template(StrEnum):
+    """The kinds of projects."""
+
+    AGENT = "agent"
+    RAG = "rag"
+    BENCHMARK = "benchmark"
+    JUDGE = "judge"
+    PAIRWISE = "pairwise"
+
+
+class _Project(NamedTuple):
+    """A file in the package -> a file in the project, and what its first run does."""
+
+    files: dict[str, str]
+    first_run: str
+
+
+_PROJECTS = {
+    Template.AGENT: _Project(
+        {
+            "demo/agent.py.txt": "agent.py",
+            "demo/evals.py.txt": "evals.py",
+            "demo/questions.jsonl": "questions.jsonl",
+        },
+        "40 questions, 2 experiments",
+    ),
+    Template.RAG: _Project(
+        {
+            "templates/rag/evals.py.txt": "evals.py",
+            "templates/rag/pages.jsonl": "pages.jsonl",
+            "templates/rag/questions.jsonl": "questions.jsonl",
+        },
+        "16 questions, 2 experiments",
+    ),
+    Template.BENCHMARK: _Project(
+        {
+            "templates/benchmark/evals.py.txt": "evals.py",
+            "templates/benchmark/questions.jsonl": "questions.jsonl",
+        },
+        "40 questions, 2 experiments, 3 repeats",
+    ),
+    Template.JUDGE: _Project(
+        {"templates/judge/evals.py.txt": "evals.py", "templates/judge/complaints.jsonl": "complaints.jsonl"},
+        "24 complaints, 2 experiments",
+    ),
+    Template.PAIRWISE: _Project(
+        {"templates/pairwise/evals.py.txt": "evals.py", "templates/pairwise/texts.jsonl": "texts.jsonl"},
+        "24 texts, 2 experiments",
+    ),
 }
-_SHARED = ("pyproject.toml", ".gitignore")  # Not overwritten if the project already has them.
 
 
 def register(app: typer.Typer) -> None:
@@ -29,25 +75,37 @@ def register(app: typer.Typer) -> None:
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Target folder, created if missing.")] = Path(),
+    template: Annotated[
+        Template,
+        typer.Option(
+            "--template",
+            metavar="NAME",
+            help="agent: tools; rag: retrieval; benchmark: multiple choice; judge: ratings; pairwise: preferences.",
+        ),
+    ] = Template.AGENT,
     json: options.Json = False,
 ) -> int:
     """Create a small project that runs without a key or network.
 
-    It has an agent with tools and a fake model, forty questions, an evaluator, and two experiments to compare.
+    By default it has an agent with tools and a fake model, forty questions, an evaluator, and two experiments to
+    compare. Other templates start other kinds of projects.
 
     \b
     Examples:
       fairtrial init demo
       cd demo && fairtrial run
+      fairtrial init search --template rag
     """
     from importlib.resources import files
 
     from fairtrial.cli.screen import commands, out, print_json, sentence
 
-    source = files("fairtrial.cli") / "demo"
+    source = files("fairtrial.cli")
+    project = _PROJECTS[template]
+    wanted = project.files | _SHARED_FILES
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a folder", "name a folder: fairtrial init demo")
-    taken = [name for name in FILES.values() if (folder / name).exists() and name not in _SHARED]
+    taken = [name for name in project.files.values() if (folder / name).exists()]
     if taken:
         raise UserError(
             f"{_shown(folder)} already has {', '.join(taken)}; existing files are not overwritten",
@@ -55,7 +113,7 @@ def init(
         )
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-    for resource, name in FILES.items():
+    for resource, name in wanted.items():
         target = folder / name
         if not target.exists():
             target.write_text((source / resource).read_text(encoding="utf-8"), encoding="utf-8")
@@ -73,7 +131,7 @@ def init(
         )
     console.print()
     run = f"{_cd(folder)}fairtrial run{'' if has_settings else ' evals.py'}"
-    commands(console, "next", [(run, "40 questions, 2 experiments")])
+    commands(console, "next", [(run, project.first_run)])
     return 0
 
 

@@ -86,7 +86,7 @@ class _Rules:
                 allowed *= abs(expected)
             # Rounding errors do not count: 0.3 is within 0.1 of 0.2.
             rounding = 4 * math.ulp(max(abs(float(output)), abs(float(expected))))
-            return abs(output - expected) <= allowed + rounding
+            return bool(abs(output - expected) <= allowed + rounding)
         return same_json(output, expected)
 
     def _aligned(self, output: list[Any], expected: list[Any], path: str) -> list[Any]:

@@ -153,9 +153,10 @@ class Retrieved:
 
     def __post_init__(self) -> None:
         check_text(self, "query", "source")
-        if isinstance(self.documents, str):
-            raise TypeError(f"Retrieved.documents must be a list of texts (got the text {self.documents[:40]!r})")
-        documents = tuple(self.documents)
+        given: Any = self.documents
+        if isinstance(given, str):
+            raise TypeError(f"Retrieved.documents must be a list of texts (got the text {given[:40]!r})")
+        documents = tuple(given)
         if not all(isinstance(document, str) for document in documents):
             raise TypeError(f"Retrieved.documents must be a list of texts (got {documents!r})")
         object.__setattr__(self, "documents", documents)

@@ -9,16 +9,18 @@ from fairtrial.testing.fakes import FakeClock, session_of
 
 if TYPE_CHECKING:
     from fairtrial.testing.assertions import assert_eval, eval_test
+    from fairtrial.testing.cases import eval_cases
     from fairtrial.testing.environments import check_environment
     from fairtrial.testing.model_server import ModelServer
 
-__all__ = ["FakeClock", "ModelServer", "assert_eval", "check_environment", "eval_test", "session_of"]
+__all__ = ["FakeClock", "ModelServer", "assert_eval", "check_environment", "eval_cases", "eval_test", "session_of"]
 
 if not TYPE_CHECKING:  # Loaded on first use: a test of an evaluator needs no statistics and no server.
     _MODULES = {
         "ModelServer": "model_server",
         "assert_eval": "assertions",
         "check_environment": "environments",
+        "eval_cases": "cases",
         "eval_test": "assertions",
     }
     __getattr__ = lazy_names(__name__, _MODULES)

@@ -74,6 +74,11 @@ def recording(
         _session.reset(token)
 
 
+def current_session() -> _Session | None:
+    """Return the session that runs this test; None outside of pytest."""
+    return _session.get()
+
+
 def assert_eval(
     suite: EvalSuite,
     *,
@@ -113,7 +118,7 @@ def assert_eval(
         AssertionError: the suite did not pass; the message contains the reasons and samples that failed.
     """
     __tracebackhide__ = True
-    wanted = _rules(floor, rules)
+    wanted = gate_rules(floor, rules)
     session = _session.get()
     settings = session.settings if session is not None else SessionSettings()
     limits = [number for number in (suite.config.max_samples, max_samples, settings.max_samples) if number is not None]
@@ -133,7 +138,7 @@ def assert_eval(
     for name in names:
         result = gate(parts[name], wanted, against)
         if session is not None:
-            session.record({"line": _line(suite, name, result), "markdown": result.to_markdown().rstrip()})
+            session.record({"line": gate_line(suite.name, name, result), "markdown": result.to_markdown().rstrip()})
         if result.status == "fail" or (result.status == "inconclusive" and inconclusive == "fail"):
             problems.append(_problem(suite, parts[name], result))
     if problems:
@@ -152,7 +157,8 @@ def eval_test(suite: EvalSuite, **wanted: Any) -> Callable[[], None]:
     return test
 
 
-def _rules(floor: float | None, rules: GateRules | Mapping[str, Any] | None) -> GateRules:
+def gate_rules(floor: float | None, rules: GateRules | Mapping[str, Any] | None) -> GateRules:
+    """Return the rules of a floor, or those given."""
     if (floor is None) == (rules is None):
         raise ConfigurationError("assert_eval needs a floor or rules, one of the two: assert_eval(suite, floor=0.8)")
     if floor is not None:
@@ -206,8 +212,9 @@ def _part(suite: EvalSuite, samples: int | None, names: tuple[str, ...]) -> Eval
     )
 
 
-def _line(suite: EvalSuite, experiment: str, result: GateResult) -> str:
-    return f"{result.status:<13}{suite.name} [{experiment}]  {plain(' '.join(result.reasons))}"
+def gate_line(suite: str, experiment: str, result: GateResult) -> str:
+    """Return the line of the summary about one gate."""
+    return f"{result.status:<13}{suite} [{experiment}]  {plain(' '.join(result.reasons))}"
 
 
 def _problem(suite: EvalSuite, part: ExperimentReport, result: GateResult) -> str:
