@@ -136,7 +136,7 @@ async def test_a_reply_mailbox_per_worker_that_vanishes_with_it(pg_url: str) -> 
         await serving
 
 
-@pytest.mark.proves("R60", "R61", "R67")
+@pytest.mark.proves("R60", "R61", "R67", "R146")
 @pytest.mark.timeout(300)
 def test_workers_that_are_killed_cost_no_trial(tmp_path: Path, pg_url: str) -> None:
     """Queue and store are one database; each kill loses only leases."""

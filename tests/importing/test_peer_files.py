@@ -76,6 +76,7 @@ def test_the_format_of_a_file_is_recognized(path: str, format: str) -> None:
     assert detect_format(FILES / path) == format
 
 
+@pytest.mark.proves("R144")
 @pytest.mark.parametrize("name", ["forecast.eval", "short.json"])
 def test_means_of_an_inspect_log_are_reproduced(store: RunStore, name: str) -> None:
     (run,) = imported(store, FILES / "inspect" / name)
@@ -139,6 +140,7 @@ def test_an_inspect_log_is_the_same_as_eval_and_as_json(store: RunStore) -> None
     assert {name for name, result in results.items() if not result.passed} == {"Cairo"}
 
 
+@pytest.mark.proves("R144")
 def test_counts_and_scores_of_promptfoo_are_reproduced(store: RunStore) -> None:
     path = file_of("promptfoo", "results.json")
     (run,) = imported(store, path)
@@ -176,6 +178,7 @@ def test_a_promptfoo_score_outside_0_to_1_is_a_metric_and_the_verdict_the_value(
     assert (peru.score.value, peru.passed, peru.sample.metadata) == (0.75, False, {"continent": "America"})
 
 
+@pytest.mark.proves("R144")
 def test_means_of_lm_eval_are_reproduced(store: RunStore) -> None:
     runs = {run.suite: run for run in imported(store, FILES / "lm-eval")}
     theirs = json.loads(file_of("lm-eval", "results_*.json").read_text())["results"]
@@ -203,6 +206,7 @@ def test_answers_of_several_filters_are_one_trial(store: RunStore) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.proves("R144")
 def test_averages_of_pydantic_evals_are_reproduced(store: RunStore) -> None:
     (run,) = imported(store, FILES / "pydantic-evals" / "report.json")
     results = list(store.results(run.run_id))

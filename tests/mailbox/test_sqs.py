@@ -22,7 +22,7 @@ from fairtrial.errors import (
 )
 from fairtrial.mailbox import S3ClaimCheck, SqsAddress, SqsConnection, SqsMailbox, send_all
 from fairtrial.mailbox.bulk import acknowledge_all
-from fairtrial.mailbox.sqs.batches import Batcher
+from fairtrial.mailbox.sqs.batches import RequestBatcher
 from fairtrial.mailbox.sqs.errors import entry_error
 from fairtrial.mailbox.sqs.mailbox import MAX_BODY_BYTES
 from fairtrial.mailbox.sqs.queues import EXPIRES_TAG, MAILBOX_TAG, OWNER_TAG, delete_abandoned, queue_name, tags_of
@@ -197,7 +197,7 @@ async def test_failures_of_single_entries_are_told_apart() -> None:
     async def run(operation: str, url: str, entries: list[dict[str, Any]], size: int) -> Any:
         return {"Failed": list(outcomes.values()), "Successful": [{"Id": "3"}]}
 
-    batcher = Batcher(run, 0)
+    batcher = RequestBatcher(run, 0)
     futures = [batcher.submit("delete_message_batch", "queue", {}) for _ in range(5)]
     failures = [await future for future in futures[:4]]
     kinds = [entry_error(failure, "testing").__class__ for failure in failures if failure is not None]
@@ -217,7 +217,7 @@ async def test_entries_wait_for_others_and_leave_in_full_batches() -> None:
         await running.wait()
         return {"Successful": [{"Id": entry["Id"]} for entry in entries]}
 
-    batcher = Batcher(run, 60)  # It would linger for a minute.
+    batcher = RequestBatcher(run, 60)  # It would linger for a minute.
     futures = [batcher.submit("send_message_batch", "queue", {}, 1) for _ in range(25)]
     await asyncio.sleep(0.01)
     assert sent == [10, 10]

@@ -41,7 +41,7 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.proves("R101", "R104")
+@pytest.mark.proves("R101", "R104", "R140")
 def test_trajectories_have_every_rollout_also_failed_ones(report: EvalReport, tmp_path: Path) -> None:
     counts = export(report, tmp_path / "trajectories.jsonl")
     rows = lines(tmp_path / "trajectories.jsonl")

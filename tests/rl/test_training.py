@@ -214,7 +214,7 @@ def said_yes(output: str, sample: Sample[Any, Any]) -> Score:
 
 
 class TestTrain:
-    @pytest.mark.proves("R101", "R104")
+    @pytest.mark.proves("R101", "R104", "R139")
     async def test_a_policy_learns_and_every_metric_is_logged(self) -> None:
         bandit, seen = Bandit(), list[Any]()
         config = TrainConfig(num_steps=12, batch_size=3, group_size=6, seed=5)

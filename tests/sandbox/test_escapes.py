@@ -21,6 +21,7 @@ from tests.sandbox.attacks import ATTACKS, LIMITS, carry_out, pid_of, processes_
 SLOW = {"a_gigabyte_of_output"}
 
 
+@pytest.mark.proves("R145")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] if n in SLOW else []) for n in ATTACKS])
 def test_an_attack_is_contained_and_the_sandbox_works_afterwards(name: str) -> None:
     anyio.run(carry_out, ATTACKS[name])

@@ -83,6 +83,7 @@ def answer(question: str) -> str:
     return {"add": "```python\ndef add(a, b): return a + b\n```", "wrong": "def add(a, b): return 0"}[question]
 
 
+@pytest.mark.proves("R145")
 def test_a_run_scores_code_and_reports_pass_at_k() -> None:
     samples = Dataset([Sample(name, name, TESTS) for name in ("add", "wrong")])
     report = EvalSuite("code", samples, answer, runs_tests(), config=EvalConfig(repeats=2)).run_sync(store="memory:")

@@ -123,7 +123,7 @@ def only(report: EvalReport[Any]) -> Any:
     return result
 
 
-@pytest.mark.proves("R90")
+@pytest.mark.proves("R90", "R143")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_spans_of_the_application_become_events_of_the_trial(backend: str) -> None:
     suite = suite_of(answer, TraceReceiver(trace_wait_seconds=LONG), count=3)

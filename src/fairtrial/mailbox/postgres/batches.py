@@ -29,7 +29,7 @@ class _Batch:
         self.size = 0
 
 
-class Batcher:
+class StatementBatcher:
     """Collects operations and executes them together."""
 
     def __init__(self) -> None:

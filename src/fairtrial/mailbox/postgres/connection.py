@@ -13,7 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fairtrial.errors import ConfigurationError, MailboxClosedError, MailboxError
-from fairtrial.mailbox.postgres.batches import Batcher
+from fairtrial.mailbox.postgres.batches import StatementBatcher
 from fairtrial.mailbox.postgres.errors import translated
 from fairtrial.mailbox.postgres.listener import Listener
 from fairtrial.mailbox.postgres.schema import MIGRATION_LOCK, MIGRATIONS, VERSION
@@ -58,7 +58,7 @@ class PostgresConnection:
         self._prepared = False
         self._preparing = asyncio.Lock()
         self._closed = False
-        self.batcher = Batcher()
+        self.batcher = StatementBatcher()
         self.listener = Listener(self._connect, self._notify)
         self.renewals = RenewalConnection(self._conninfo(), self._prepare_threshold())
 

@@ -96,7 +96,7 @@ class PostgresReceipt:
 class Settlement:
     """Settles many deliveries with one statement; each operation tells for each item whether its lease was valid.
 
-    Its methods are the operations of a `Batcher`, so each exists once.
+    Its methods are the operations of a `StatementBatcher`, so each exists once.
     """
 
     def __init__(self, connection: PostgresConnection) -> None:

@@ -58,7 +58,7 @@ class _Lane:
         return [self.waiting.popleft() for _ in range(count)]
 
 
-class Batcher:
+class RequestBatcher:
     """Collects operations and sends them in batches.
 
     Args:

@@ -18,7 +18,7 @@ from botocore.session import get_session as get_blocking_session
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.errors import MailboxClosedError, MailboxError
 from fairtrial.mailbox.sqs.address import MAX_POLL_SECONDS, SqsAddress
-from fairtrial.mailbox.sqs.batches import Batcher
+from fairtrial.mailbox.sqs.batches import RequestBatcher
 from fairtrial.mailbox.sqs.errors import FAILURES, translated
 
 _CONNECTIONS: Final = 64
@@ -66,7 +66,7 @@ class SqsConnection:
         self.clock = clock
         self.requests: Counter[str] = Counter()
         self.billed: Counter[str] = Counter()
-        self.batcher = Batcher(self._batch, self.address.linger_seconds)
+        self.batcher = RequestBatcher(self._batch, self.address.linger_seconds)
         self._timeout = timeout_seconds
         self._session = _with_loader(get_session())
         self._stack = AsyncExitStack()
