@@ -51,7 +51,7 @@ class GitHubApi:
                 outer.requests.append((self.command, self.path))
                 outer.tokens.append(self.headers.get("Authorization"))
                 length = int(self.headers.get("content-length") or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
+                body: Any = json.loads(self.rfile.read(length)) if length else None
                 path, _, query = self.path.partition("?")
                 if path.startswith("/zip/"):
                     self.answer(outer.artifacts[int(path.rpartition("/")[2])][1])

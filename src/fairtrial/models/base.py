@@ -214,7 +214,8 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
                 f"{type(self).__name__} has no embeddings: use an OpenAIAdapter of an embedding model, with "
                 "base_url=... for other servers"
             )
-        if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        given: Sequence[Any] = texts
+        if isinstance(texts, str) or not given or not all(isinstance(text, str) and text.strip() for text in given):
             raise ConfigurationError(f"embed needs a list of texts that are not empty (got {texts!r})")
         recorder, actor = _recorder(session, actor)
         messages = tuple(ChatMessage("user", text) for text in texts)
