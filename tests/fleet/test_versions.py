@@ -61,7 +61,7 @@ async def test_a_message_of_a_newer_format_waits_in_memory_for_a_worker_that_can
 async def test_a_message_of_a_newer_format_waits_on_redis_for_a_worker_that_can_read_it(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairtrial.mailbox.redis.receive.NEWER_FORMAT_DELAY", 0.05)
+    monkeypatch.setattr("fairtrial.mailbox.reading.NEWER_FORMAT_DELAY", 0.05)
     old: Mailbox[Any] = RedisMailbox("requests", EvalRequest, redis_url)
     new: Mailbox[Any] = RedisMailbox("requests", FromTheFuture, redis_url)
     async with old, new:

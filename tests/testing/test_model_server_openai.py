@@ -285,8 +285,8 @@ def test_the_models_are_listed(client: openai.OpenAI) -> None:
 
 
 def test_an_unknown_address_is_not_found(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="nothing is served at POST /v1/embeddings"):
-        client.embeddings.create(model="small", input="x")
+    with pytest.raises(openai.NotFoundError, match="nothing is served at POST /v1/moderations"):
+        client.moderations.create(model="small", input="x")
 
 
 @pytest.mark.anyio

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def import_runs(
     sources: Annotated[
-        list[Path], typer.Argument(metavar="SOURCE...", help="Folders or files saved by the other tool.")
+        list[Path], typer.Argument(metavar="SOURCE", help="Folders or files saved by the other tool.")
     ],
     format: Annotated[
         str,
@@ -48,7 +48,7 @@ def import_runs(
     Examples:
       fairtrial import logs/*.eval                          Inspect
       fairtrial import results.json --format promptfoo
-      fairtrial import samples_gsm8k_2026-11-16T10-00-00.jsonl    lm-evaluation-harness
+      fairtrial import samples_gsm8k_2026-11-16.jsonl    lm-evaluation-harness
       fairtrial import openai-evals --format openai-evals
       fairtrial import openai-evals --output evals --json
       fairtrial import traces.jsonl           OpenTelemetry traces (OTLP)
