@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import subprocess
 import sys
@@ -16,11 +18,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built once."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, str(ROOT / "scripts" / "site"), "--output", str(folder)]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert built.returncode == 0, built.stderr
+    """The site, built once for all processes of the tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            command = [sys.executable, str(ROOT / "scripts" / "site"), "--output", str(folder)]
+            built = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+            assert built.returncode == 0, built.stderr
     return folder / fairtrial.__version__
 
 

@@ -22,7 +22,6 @@ from fairtrial.errors import (
 )
 from fairtrial.lazy import lazy_names
 from fairtrial.scoring import (
-    ChoiceQuestion,
     EvalContext,
     Evaluator,
     Metric,
@@ -32,24 +31,17 @@ from fairtrial.scoring import (
     all_of,
     all_tools_succeeded,
     any_of,
-    bleu,
-    chrf,
     composite,
     contains,
     evaluator,
     exact_match,
     fuzzy_match,
-    json_diff,
     json_schema,
     json_subset,
     matches,
-    math_equal,
-    multiple_choice,
     negate,
     one_of,
-    rouge,
     slice_contains,
-    squad,
     threshold,
     token_usage_under,
     tool_call_count,
@@ -170,6 +162,16 @@ if TYPE_CHECKING:
         SampleEvaluated,
         TrialStarted,
     )
+    from fairtrial.scoring import (
+        ChoiceQuestion,
+        bleu,
+        chrf,
+        json_diff,
+        math_equal,
+        multiple_choice,
+        rouge,
+        squad,
+    )
     from fairtrial.store import (
         Label,
         RunStore,
@@ -263,6 +265,16 @@ _LATER = {
         "Observer",
         "SampleEvaluated",
         "TrialStarted",
+    ),
+    "scoring": (
+        "ChoiceQuestion",
+        "bleu",
+        "chrf",
+        "json_diff",
+        "math_equal",
+        "multiple_choice",
+        "rouge",
+        "squad",
     ),
     "store": (
         "Label",

@@ -13,7 +13,7 @@ from tests.fleet.chaos import Plan, run_chaos
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.proves("R60", "R61", "R79", "R82")
-@pytest.mark.parametrize(("queue", "trials"), [("redis", 8_000), ("postgresql", 6_000)])
+@pytest.mark.parametrize(("queue", "trials"), [("redis", 5_000), ("postgresql", 4_000)])
 def test_every_trial_is_stored_exactly_once_whatever_is_killed(
     queue: Literal["redis", "postgresql"], trials: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,9 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def import_runs(
-    sources: Annotated[
-        list[Path], typer.Argument(metavar="SOURCE", help="Folders or files saved by the other tool.")
-    ],
+    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE", help="Folders or files saved by the other tool.")],
     format: Annotated[
         str,
         typer.Option(

@@ -1,5 +1,8 @@
 """Evaluators: plain functions that turn an output, and the session behind it, into a score."""
 
+from typing import TYPE_CHECKING
+
+from fairtrial.lazy import lazy_names
 from fairtrial.scoring.behaviour import (
     SessionEvaluator,
     all_tools_succeeded,
@@ -9,18 +12,37 @@ from fairtrial.scoring.behaviour import (
     tool_called,
     tool_not_called,
 )
-from fairtrial.scoring.choice import ChoiceQuestion, ChoicesShown, extract_choice, multiple_choice
 from fairtrial.scoring.combine import adapt, all_of, any_of, composite, negate, threshold, weighted
 from fairtrial.scoring.evaluator import Case, EvalContext, Evaluator, Scorer, evaluator, resolve
-from fairtrial.scoring.json_difference import json_diff
-from fairtrial.scoring.mathematics import math_equal
 from fairtrial.scoring.numeric import within_tolerance
-from fairtrial.scoring.overlap import bleu, chrf, rouge
 from fairtrial.scoring.score import Metric, Score
-from fairtrial.scoring.squad import squad
 from fairtrial.scoring.structure import json_schema, json_subset
 from fairtrial.scoring.text import contains, exact_match, fuzzy_match, matches, one_of
 from fairtrial.scoring.tool_calls import tool_calls_match
+
+if TYPE_CHECKING:
+    from fairtrial.scoring.choice import ChoiceQuestion, ChoicesShown, extract_choice, multiple_choice
+    from fairtrial.scoring.json_difference import json_diff
+    from fairtrial.scoring.mathematics import math_equal
+    from fairtrial.scoring.overlap import bleu, chrf, rouge
+    from fairtrial.scoring.squad_answers import squad
+
+# The scorers of benchmarks, which most suites do without.
+_WHERE = {
+    "ChoiceQuestion": "choice",
+    "ChoicesShown": "choice",
+    "bleu": "overlap",
+    "chrf": "overlap",
+    "extract_choice": "choice",
+    "json_diff": "json_difference",
+    "math_equal": "mathematics",
+    "multiple_choice": "choice",
+    "rouge": "overlap",
+    "squad": "squad_answers",
+}
+
+if not TYPE_CHECKING:  # A type checker would take this to mean that every name exists.
+    __getattr__ = lazy_names(__name__, _WHERE)
 
 __all__ = [
     "Case",
