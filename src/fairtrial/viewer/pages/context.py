@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from fairtrial import formatting
+from fairtrial.analysis.source import run_totals
 from fairtrial.analysis.trial_columns import TrialColumns
 from fairtrial.errors import ConfigurationError
 from fairtrial.lru import LruCache
@@ -150,7 +151,7 @@ class Viewer:
             return self.store.totals(run.run_id)
         key = (run.run_id, run.finished_at, run.status)
         if key not in self._totals:
-            self._totals[key] = self.store.totals(run.run_id)
+            self._totals[key] = run_totals(self.store, run)
             while len(self._totals) > _KEPT_TOTALS:
                 self._totals.pop(next(iter(self._totals)))
         return self._totals[key]

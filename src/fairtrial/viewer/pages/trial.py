@@ -83,8 +83,7 @@ async def trial_page(viewer: Viewer, request: Request) -> Response:
     links = viewer.links(request)
     question, _ = read_question(parse_qsl(request.query_params.get("q", ""), keep_blank_values=True))
     await viewer.prepare_columns(run)
-    before, after = await viewer.read(_around, viewer, run, result, question)
-    addresses = [await viewer.read(_address, viewer, links, run, found, question) for found in (before, after)]
+    addresses = await viewer.read(_addresses, viewer, links, run, result, question)
     others = await viewer.read(_others, viewer, links, run, result)
     return viewer.render(
         request, "trial.html", title=f"{sample_id} {run.name}", run=run, result=result, others=others,
@@ -242,21 +241,19 @@ def _find(viewer: Viewer, run: RunRecord, experiment: str, sample_id: str, repea
     raise PageNotFound(f"run {run.name} has no result for sample {sample_id!r} of {experiment!r}, repeat {repeat}")
 
 
-def _around(viewer: Viewer, run: RunRecord, result: EvalResult, question: Question) -> tuple[int | None, int | None]:
-    return neighbours(open_columns_of(viewer.store, run), replace(question.first_page, text=""), result.ordinal)
-
-
-def _address(viewer: Viewer, links: Any, run: RunRecord, ordinal: int | None, question: Question) -> str | None:
-    if ordinal is None:
-        return None
-    found = viewer.store.previews(run.run_id, [ordinal], size=1)
-    if not found:
-        return None
-    _, experiment, repeat = run.split(ordinal)
-    query = [("o", str(ordinal))]
-    if question.pairs():
-        query.append(("q", urlencode(question.first_page.pairs())))
-    made: str | None = links.trial(run, run.experiments[experiment], found[0].sample_id, repeat, query)
+def _addresses(viewer: Viewer, links: Any, run: RunRecord, result: EvalResult, question: Question) -> list[str | None]:
+    """Return the addresses of the trials before and after this one, in the order of the question."""
+    columns = open_columns_of(viewer.store, run)
+    more = [("q", urlencode(question.first_page.pairs()))] if question.pairs() else []
+    made: list[str | None] = []
+    for ordinal in neighbours(columns, replace(question.first_page, text=""), result.ordinal):
+        if ordinal is None:
+            made.append(None)
+            continue
+        _, experiment, repeat = run.split(ordinal)
+        (sample_id,) = columns.sample_ids([ordinal])
+        query = [("o", str(ordinal)), *more]
+        made.append(links.trial(run, run.experiments[experiment], sample_id, repeat, query))
     return made
 
 
