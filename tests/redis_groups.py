@@ -159,4 +159,8 @@ def _is_ready(client: Any) -> bool:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    process.wait(timeout=20)
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:  # In the middle of a failover.
+        process.kill()
+        process.wait(timeout=20)
