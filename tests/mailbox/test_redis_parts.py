@@ -18,7 +18,7 @@ from fairtrial.errors import (
     MailboxError,
     MailboxFullError,
 )
-from fairtrial.mailbox import ClaimCheck, RedisConnection, RedisMailbox
+from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, RedisConnection, RedisMailbox
 from fairtrial.mailbox.redis.coalesce import Call, Coalescer
 from fairtrial.mailbox.redis.errors import is_gone, translated
 from fairtrial.mailbox.redis.queue import Consumers
@@ -259,3 +259,16 @@ class TestReaders:
         mailbox = RedisMailbox("nowhere", int, redis_url)
         assert (await mailbox.readers()).readers == ()
         await mailbox.close()
+
+
+async def test_a_mailbox_elsewhere_is_refused_for_replies_also_after_a_reply(redis_url: str) -> None:
+    async with (
+        RedisMailbox("requests", int, redis_url) as requests,
+        RedisMailbox("answers", str, redis_url) as answers,
+        InMemoryMailbox("elsewhere", str) as elsewhere,
+    ):
+        await requests.send(1, reply_to=answers)
+        (message,) = await requests.receive(1, 60, 1)
+        await message.reply("hello")
+        with pytest.raises(ConfigurationError, match="must be a mailbox on Redis"):
+            await requests.send(2, reply_to=elsewhere)

@@ -7,17 +7,18 @@ import select
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fairtrial.errors import ConfigurationError, MailboxClosedError, MailboxError
+from fairtrial.errors import ConfigurationError, MailboxClosedError
 from fairtrial.mailbox.postgres.batches import StatementBatcher
 from fairtrial.mailbox.postgres.errors import translated
 from fairtrial.mailbox.postgres.listener import Listener
 from fairtrial.mailbox.postgres.schema import MIGRATION_LOCK, MIGRATIONS, VERSION
 from fairtrial.mailbox.postgres.statements import VERSION as FIND_VERSION
+from fairtrial.mailbox.server import ServerConnection
 from fairtrial.store.postgres_options import POSTGRES_SETTINGS, warn_about_plain_text
 from fairtrial.store.redact import register_guess
 
@@ -32,7 +33,7 @@ type PostgresSource = PostgresConnection | str
 type Rows = list[tuple[Any, ...]]
 
 
-class PostgresConnection:
+class PostgresConnection(ServerConnection):
     """The connections of one process to one PostgreSQL database, shared by all its mailboxes there.
 
     Every statement is one transaction. Nothing is retried implicitly: a send that raised may have arrived, and only the
@@ -45,6 +46,8 @@ class PostgresConnection:
         timeout_seconds: Time limit for connecting.
         max_connections: The number of connections for statements; two more may be open for notifications and renewals.
     """
+
+    server = "PostgreSQL"
 
     def __init__(self, url: str, *, timeout_seconds: float = 10.0, max_connections: int = MAX_CONNECTIONS) -> None:
         if max_connections < 1:
@@ -76,24 +79,6 @@ class PostgresConnection:
 
     def __repr__(self) -> str:
         return f"PostgresConnection({self.address})"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    def check_loop(self) -> None:
-        """Raise `MailboxError` after `close`, or in another event loop than the first."""
-        if self._closed:
-            raise MailboxClosedError("the connection to PostgreSQL is closed")
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise MailboxError(
-                "a PostgresConnection belongs to the event loop in which it was first used: create another"
-            )
 
     async def run(self, doing: str, statement: str, parameters: Mapping[str, Any]) -> Rows:
         """Run a statement to its end, also if the caller is cancelled, and return its rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from typing import Any, Generic, Self, cast
+from typing import Any, cast
 
 from typing_extensions import TypeVar
 
@@ -13,13 +13,12 @@ from fairtrial.errors import (
     BodyError,
     CodecError,
     ConfigurationError,
-    MailboxClosedError,
     MailboxError,
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
-from fairtrial.mailbox.body import check_body_type, encode_body
-from fairtrial.mailbox.bulk import ANNOUNCEMENT_SECONDS, Reader, Readers, ServingWorker, send_all
+from fairtrial.mailbox.body import encode_body
+from fairtrial.mailbox.bulk import ANNOUNCEMENT_SECONDS, Reader, Readers, ServingWorker
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.postgres import statements as sql
 from fairtrial.mailbox.postgres.batches import MAX_BYTES, MAX_OPERATIONS
@@ -28,8 +27,9 @@ from fairtrial.mailbox.postgres.dead_letters import PostgresDeadLetters
 from fairtrial.mailbox.postgres.receipt import PostgresReceipt, PostgresRenewer, Settlement
 from fairtrial.mailbox.postgres.receive import RowReceiver
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, validate_name
-from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
+from fairtrial.mailbox.resolver import MailboxFactory, MailboxResolver
 from fairtrial.mailbox.sealing import queue_key, seal
+from fairtrial.mailbox.server import ServerMailbox
 
 MAX_BODY_BYTES = 1024 * 1024
 _MAX_ANNOUNCED = 10_000
@@ -43,7 +43,7 @@ type _Wire = tuple[bool, bytes, str]
 """A body as it is stored: whether it is in the claim check, the bytes or their hash, and the reply address."""
 
 
-class PostgresMailbox(Generic[T]):
+class PostgresMailbox(ServerMailbox[T]):
     """A mailbox in a PostgreSQL database, version 13 or newer: a row for each message. Requires asyncio.
 
     Args:
@@ -59,6 +59,8 @@ class PostgresMailbox(Generic[T]):
             after its owner ends.
         create: Whether sending may create the mailbox. Mailboxes for replies must not.
     """
+
+    server = "PostgreSQL"
 
     def __init__(
         self,
@@ -89,7 +91,6 @@ class PostgresMailbox(Generic[T]):
         self.renewer = PostgresRenewer(self.connection.renewals)
         self.dead_letters = PostgresDeadLetters(self)
         self._resolver = resolver or reply_resolver
-        self._neighbours: CompositeResolver | None = None
         self._receiver = RowReceiver(self)
         self._ttl = ttl_seconds
         self._create = create
@@ -99,28 +100,6 @@ class PostgresMailbox(Generic[T]):
 
     def __repr__(self) -> str:
         return f"PostgresMailbox({self.name!r}, {self.connection!r})"
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.open()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    def check_open(self) -> None:
-        """Refuse to be used after `close`."""
-        if self._closed:
-            raise MailboxClosedError(f"mailbox {self.name} is closed")
-
-    def bind_body_type(self, kind: type[Any]) -> None:
-        """Read bodies as `kind`, unless they are read as another type: then raise `ConfigurationError`."""
-        if self.body_type is object:
-            self.body_type = kind
-        check_body_type(self.name, self.body_type, kind)
 
     async def open(self, *, again: bool = False) -> int:
         """Create the mailbox if it does not exist, and return its id. Receiving does it too.
@@ -162,19 +141,6 @@ class PostgresMailbox(Generic[T]):
         if batch:
             ids += map(str, await self._insert_all(self.name, batch))
         return ids
-
-    async def reply_all(self, replies: Sequence[tuple[Message[T], Any]]) -> None:
-        """Send many messages of this mailbox their answers."""
-        addresses: dict[str, list[Any]] = {}
-        for message, body in replies:
-            if message.reply_to is None:
-                raise ReplyNotAvailableError(f"message {message.id} of {self.name} asks for no reply")
-            addresses.setdefault(message.reply_to, []).append(body)
-        for address, bodies in addresses.items():
-            try:
-                await send_all(self._resolved(address), bodies)
-            except MailboxClosedError as error:
-                raise ReplyNotAvailableError(str(error)) from None
 
     async def acknowledge_all(self, messages: Sequence[Message[T]]) -> Sequence[bool]:
         """Acknowledge many messages of this mailbox; False for those whose lease was lost."""
@@ -302,35 +268,8 @@ class PostgresMailbox(Generic[T]):
             ttl_seconds=ttl_seconds,
         )
 
-    async def send_reply(self, message_id: str, address: str | None, body: Any) -> str:
-        """Send a reply to the reply address of a message."""
-        self.check_open()
-        if address is None:
-            raise ReplyNotAvailableError(f"message {message_id} of {self.name} has no reply address")
-        try:
-            return await self._resolved(address).send(body)
-        except MailboxClosedError as error:
-            raise ReplyNotAvailableError(str(error)) from None
-
-    def _resolved(self, address: str) -> Mailbox[Any]:
-        if self._resolver is not None:
-            return self._resolver.resolve(address)
-        if self._neighbours is None:
-            factory = PostgresMailboxFactory(self.connection, object, claim_check=self.claim_check)
-            self._neighbours = CompositeResolver(factory=factory)
-        return self._neighbours.resolve(address)
-
-    async def _address(self, reply_to: str | Mailbox[Any]) -> str:
-        if isinstance(reply_to, str):
-            return validate_name(reply_to)
-        if isinstance(reply_to, PostgresMailbox):
-            await reply_to.open()  # A reply never creates a mailbox, so it must exist before the request is sent.
-        elif self._resolver is None:
-            raise ConfigurationError(
-                f"reply_to of a message on PostgreSQL must be a mailbox on PostgreSQL or a name (got {reply_to!r}): "
-                "the worker that replies may be another process"
-            )
-        return reply_to.name
+    def _factory(self) -> MailboxFactory:
+        return PostgresMailboxFactory(self.connection, object, claim_check=self.claim_check)
 
     async def _insert_all(self, _mailbox: str, items: Sequence[_Wire]) -> Sequence[int]:
         kept, bodies, addresses = map(list, zip(*items, strict=True))

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import redis
@@ -15,13 +15,14 @@ import redis.asyncio.retry
 import redis.backoff
 from redis.exceptions import AskError, MovedError, NoScriptError, RedisError
 
-from fairtrial.errors import ConfigurationError, MailboxClosedError, MailboxError
+from fairtrial.errors import ConfigurationError
 from fairtrial.mailbox.redis.address import Node, RedisAddress, invalid_address
 from fairtrial.mailbox.redis.coalesce import Call, Coalescer
 from fairtrial.mailbox.redis.errors import ServerNotDurable, lost_connections
 from fairtrial.mailbox.redis.scripts import ALL, LuaScript
 from fairtrial.mailbox.redis.thread_connection import ThreadConnection
 from fairtrial.mailbox.redis.topology import DISCOVERY_SECONDS, MAX_REDIRECTS, AsyncNodes, Topology
+from fairtrial.mailbox.server import ServerConnection
 from fairtrial.store.redact import register_guess
 
 MIN_VERSION = (7, 0)
@@ -48,7 +49,7 @@ def _address(options: dict[str, Any], *, tls: bool) -> str:
     return f"{'rediss' if tls else 'redis'}://{credentials}{host}:{options.get('port') or 6379}/{database}"
 
 
-class RedisConnection:
+class RedisConnection(ServerConnection):
     """The connections of one process to one Redis, shared by all its mailboxes there.
 
     Commands and blocking reads never share a connection, so that waiting readers do not delay the renewal of leases.
@@ -65,6 +66,8 @@ class RedisConnection:
             replication is asynchronous.
         options: Further connection options of redis-py, such as `ssl_ca_certs`.
     """
+
+    server = "Redis"
 
     def __init__(self, url: str, *, timeout_seconds: float = 10.0, durable: bool = False, **options: Any) -> None:
         url, asked = _without_durable(url)
@@ -127,22 +130,6 @@ class RedisConnection:
 
     def __repr__(self) -> str:
         return f"RedisConnection({self._address})"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    def check_loop(self) -> None:
-        """Raise `MailboxError` after `close`, or in another event loop than the first."""
-        if self._closed:
-            raise MailboxClosedError("the connection to Redis is closed")
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise MailboxError("a RedisConnection belongs to the event loop in which it was first used: create another")
 
     async def command(self, *args: Any) -> Any:
         """Run one command.

@@ -8,7 +8,7 @@ import re
 import secrets
 import socket
 from collections.abc import Sequence
-from typing import Any, Generic, Self, cast
+from typing import Any, cast
 
 from redis.exceptions import RedisError
 from typing_extensions import TypeVar
@@ -17,13 +17,12 @@ from fairtrial.errors import (
     BodyError,
     CodecError,
     ConfigurationError,
-    MailboxClosedError,
     MailboxError,
     MessageTooLargeError,
     ReplyNotAvailableError,
 )
-from fairtrial.mailbox.body import check_body_type, encode_body
-from fairtrial.mailbox.bulk import ANNOUNCEMENT_SECONDS, Reader, Readers, ServingWorker, send_all
+from fairtrial.mailbox.body import encode_body
+from fairtrial.mailbox.bulk import ANNOUNCEMENT_SECONDS, Reader, Readers, ServingWorker
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, validate_name
 from fairtrial.mailbox.redis.coalesce import MAX_BYTES, MAX_OPERATIONS, Call
@@ -50,8 +49,9 @@ from fairtrial.mailbox.redis.scripts import (
     LuaScript,
 )
 from fairtrial.mailbox.redis.sweeper import Sweeper
-from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
+from fairtrial.mailbox.resolver import MailboxFactory, MailboxResolver
 from fairtrial.mailbox.sealing import queue_key, seal
+from fairtrial.mailbox.server import ServerMailbox
 
 MAX_BODY_BYTES = 1024 * 1024
 SWEEP_SECONDS = 1.0
@@ -64,7 +64,7 @@ _ANNOUNCEMENT = re.compile(rb"([0-9A-Za-z]{0,64}) .{1,200}", re.DOTALL)
 T = TypeVar("T", default=Any)  # A mailbox without a body type carries any JSON.
 
 
-class RedisMailbox(Generic[T]):
+class RedisMailbox(ServerMailbox[T]):
     """A mailbox on Redis 7.0 or newer (or Valkey): a stream with a consumer group. Requires asyncio.
 
     Args:
@@ -83,6 +83,8 @@ class RedisMailbox(Generic[T]):
             after its owner ends.
         create: Whether sending may create the mailbox. Mailboxes for replies must not.
     """
+
+    server = "Redis"
 
     def __init__(
         self,
@@ -127,28 +129,6 @@ class RedisMailbox(Generic[T]):
 
     def __repr__(self) -> str:
         return f"RedisMailbox({self.name!r}, {self.connection!r})"
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.open()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    def check_open(self) -> None:
-        """Refuse to be used after `close`."""
-        if self._closed:
-            raise MailboxClosedError(f"mailbox {self.name} is closed")
-
-    def bind_body_type(self, kind: type[Any]) -> None:
-        """Read bodies as `kind`, unless they are read as another type: then raise `ConfigurationError`."""
-        if self.body_type is object:
-            self.body_type = kind
-        check_body_type(self.name, self.body_type, kind)
 
     async def open(self, *, again: bool = False) -> None:
         """Create the mailbox if it does not exist. Receiving does it too; a reply address must be opened first.
@@ -204,19 +184,6 @@ class RedisMailbox(Generic[T]):
                 raise ReplyNotAvailableError(f"mailbox {self.name} does not exist")
             ids += [id.decode() for id in answer]
         return ids
-
-    async def reply_all(self, replies: Sequence[tuple[Message[T], Any]]) -> None:
-        """Send many messages of this mailbox their answers."""
-        addresses: dict[str, list[Any]] = {}
-        for message, body in replies:
-            if message.reply_to is None:
-                raise ReplyNotAvailableError(f"message {message.id} of {self.name} asks for no reply")
-            addresses.setdefault(message.reply_to, []).append(body)
-        for address, bodies in addresses.items():
-            try:
-                await send_all(self._resolved(address), bodies)
-            except MailboxClosedError as error:
-                raise ReplyNotAvailableError(str(error)) from None
 
     async def acknowledge_all(self, messages: Sequence[Message[T]]) -> Sequence[bool]:
         """Acknowledge many messages of this mailbox; False for those whose lease was lost."""
@@ -430,34 +397,8 @@ class RedisMailbox(Generic[T]):
         except (RedisError, OSError) as error:
             raise translated(error, f"reading {self.name}") from None
 
-    async def send_reply(self, message_id: str, address: str | None, body: Any) -> str:
-        """Send a reply to the reply address of a message."""
-        self.check_open()
-        if address is None:
-            raise ReplyNotAvailableError(f"message {message_id} of {self.name} has no reply address")
-        try:
-            return await self._resolved(address).send(body)
-        except MailboxClosedError as error:
-            raise ReplyNotAvailableError(str(error)) from None
-
-    def _resolved(self, address: str) -> Mailbox[Any]:
-        if self._resolver is None:
-            self._resolver = CompositeResolver(
-                factory=RedisMailboxFactory(self.connection, object, claim_check=self.claim_check)
-            )
-        return self._resolver.resolve(address)
-
-    async def _address(self, reply_to: str | Mailbox[Any]) -> str:
-        if isinstance(reply_to, str):
-            return validate_name(reply_to)
-        if isinstance(reply_to, RedisMailbox):
-            await reply_to.open()  # A reply never creates a mailbox, so it must exist before the request is sent.
-        elif self._resolver is None:
-            raise ConfigurationError(
-                f"reply_to of a message on Redis must be a mailbox on Redis or a name (got {reply_to!r}): "
-                "the worker that replies may be another process"
-            )
-        return reply_to.name
+    def _factory(self) -> MailboxFactory:
+        return RedisMailboxFactory(self.connection, object, claim_check=self.claim_check)
 
     async def _send(self, body: Any, address: str) -> str:
         self.check_open()

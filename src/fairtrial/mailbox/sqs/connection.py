@@ -7,7 +7,7 @@ import functools
 import threading
 from collections import Counter
 from contextlib import AsyncExitStack
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -16,7 +16,8 @@ from botocore.loaders import Loader, create_loader
 from botocore.session import get_session as get_blocking_session
 
 from fairtrial.clock import SYSTEM_CLOCK, Clock
-from fairtrial.errors import MailboxClosedError, MailboxError
+from fairtrial.errors import MailboxClosedError
+from fairtrial.mailbox.server import ServerConnection
 from fairtrial.mailbox.sqs.address import MAX_POLL_SECONDS, SqsAddress
 from fairtrial.mailbox.sqs.batches import RequestBatcher
 from fairtrial.mailbox.sqs.errors import FAILURES, translated
@@ -42,7 +43,7 @@ def _with_loader(session: Any) -> Any:
     return session
 
 
-class SqsConnection:
+class SqsConnection(ServerConnection):
     """The clients of one process for the queues at one address, shared by all its mailboxes there.
 
     Credentials come from the AWS credential chain: the environment, the files of the AWS command line, web identity,
@@ -58,6 +59,8 @@ class SqsConnection:
         requests: The number of requests by operation.
         billed: The same, in units of 64 KB as SQS bills them.
     """
+
+    server = "SQS"
 
     def __init__(
         self, address: SqsAddress | str, *, timeout_seconds: float = 10.0, clock: Clock = SYSTEM_CLOCK
@@ -83,22 +86,6 @@ class SqsConnection:
 
     def __repr__(self) -> str:
         return f"SqsConnection({self.address})"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    def check_loop(self) -> None:
-        """Raise `MailboxError` after `close`, or in another event loop than the first."""
-        if self._closed:
-            raise MailboxClosedError("the connection to SQS is closed")
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise MailboxError("an SqsConnection belongs to the event loop in which it was first used: create another")
 
     async def call(self, operation: str, **arguments: Any) -> Any:
         """Call SQS, such as `get_queue_url`.

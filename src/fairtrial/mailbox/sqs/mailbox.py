@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Generic, Self, cast
+from typing import Any, cast
 
 from typing_extensions import TypeVar
 
@@ -15,18 +15,16 @@ from fairtrial.errors import (
     CodecError,
     ConfigurationError,
     LeaseLostError,
-    MailboxClosedError,
     MailboxConnectionError,
     MailboxError,
     MessageTooLargeError,
-    ReplyNotAvailableError,
 )
-from fairtrial.mailbox.body import check_body_type, encode_body
-from fairtrial.mailbox.bulk import send_all
+from fairtrial.mailbox.body import encode_body
 from fairtrial.mailbox.claim_check import ClaimCheck
 from fairtrial.mailbox.protocol import Mailbox, MailboxDepth, Message, Renewer, validate_name
-from fairtrial.mailbox.resolver import CompositeResolver, MailboxResolver
+from fairtrial.mailbox.resolver import MailboxFactory, MailboxResolver
 from fairtrial.mailbox.sealing import queue_key, seal
+from fairtrial.mailbox.server import ServerMailbox
 from fairtrial.mailbox.sqs.batches import MAX_BYTES, MAX_ENTRIES
 from fairtrial.mailbox.sqs.connection import SqsConnection, SqsSource
 from fairtrial.mailbox.sqs.dead_letters import SqsDeadLetters
@@ -43,7 +41,7 @@ _MAX_FOREIGN = 200_000
 T = TypeVar("T", default=Any)  # A mailbox without a body type carries any JSON.
 
 
-class SqsMailbox(Generic[T]):
+class SqsMailbox(ServerMailbox[T]):
     """A mailbox on standard queues of Amazon SQS. Requires asyncio.
 
     Leases last at most 12 hours. Counts are approximate, up to a minute late, and a receive without waiting may miss
@@ -62,6 +60,8 @@ class SqsMailbox(Generic[T]):
         create: Whether sending may create the mailbox. Mailboxes for replies must not.
         shards: The number of queues; by default that of the address, and one for mailboxes with an owner.
     """
+
+    server = "SQS"
 
     def __init__(
         self,
@@ -115,28 +115,6 @@ class SqsMailbox(Generic[T]):
     def __repr__(self) -> str:
         return f"SqsMailbox({self.name!r}, {self.connection!r})"
 
-    async def __aenter__(self) -> Self:
-        try:
-            await self.open()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    def check_open(self) -> None:
-        """Raise `MailboxClosedError` after `close`."""
-        if self._closed:
-            raise MailboxClosedError(f"mailbox {self.name} is closed")
-
-    def bind_body_type(self, kind: type[Any]) -> None:
-        """Read bodies as `kind`, unless they are read as another type: then raise `ConfigurationError`."""
-        if self.body_type is object:
-            self.body_type = kind
-        check_body_type(self.name, self.body_type, kind)
-
     async def open(self, *, again: bool = False) -> None:
         """Create the queues if they do not exist. Receiving does it too; a reply address must be opened first."""
         self.check_open()
@@ -168,19 +146,6 @@ class SqsMailbox(Generic[T]):
             if isinstance(outcome, BaseException):
                 raise outcome
         return [wire.id for wire in wires]
-
-    async def reply_all(self, replies: Sequence[tuple[Message[T], Any]]) -> None:
-        """Send many messages of this mailbox their answers."""
-        addresses: dict[str, list[Any]] = {}
-        for message, body in replies:
-            if message.reply_to is None:
-                raise ReplyNotAvailableError(f"message {message.id} of {self.name} has no reply address")
-            addresses.setdefault(message.reply_to, []).append(body)
-        for address, bodies in addresses.items():
-            try:
-                await send_all(self._resolved(address), bodies)
-            except MailboxClosedError as error:
-                raise ReplyNotAvailableError(str(error)) from None
 
     async def acknowledge_all(self, messages: Sequence[Message[T]]) -> Sequence[bool]:
         """Acknowledge many messages of this mailbox; False for those whose lease was lost."""
@@ -295,16 +260,6 @@ class SqsMailbox(Generic[T]):
             raise BodyError("it is in a claim check, and this mailbox has none")
         return await self.claim_check.fetch(wire.payload)
 
-    async def send_reply(self, message_id: str, address: str | None, body: Any) -> str:
-        """Send a reply to the reply address of a message."""
-        self.check_open()
-        if address is None:
-            raise ReplyNotAvailableError(f"message {message_id} of {self.name} has no reply address")
-        try:
-            return await self._resolved(address).send(body)
-        except MailboxClosedError as error:
-            raise ReplyNotAvailableError(str(error)) from None
-
     async def send_wire(self, wire: WireMessage, url: str | None = None) -> None:
         """Send a message to one of the queues, or to this one.
 
@@ -339,24 +294,8 @@ class SqsMailbox(Generic[T]):
         self._turn += 1
         return self.queues.urls[self._turn % len(self.queues.urls)]
 
-    def _resolved(self, address: str) -> Mailbox[Any]:
-        if self._resolver is None:
-            self._resolver = CompositeResolver(
-                factory=SqsMailboxFactory(self.connection, object, claim_check=self.claim_check)
-            )
-        return self._resolver.resolve(address)
-
-    async def _address(self, reply_to: str | Mailbox[Any]) -> str:
-        if isinstance(reply_to, str):
-            return validate_name(reply_to)
-        if isinstance(reply_to, SqsMailbox):
-            await reply_to.open()  # A reply never creates a mailbox, so it must exist before the request is sent.
-        elif self._resolver is None:
-            raise ConfigurationError(
-                f"reply_to of a message on SQS must be a mailbox on SQS or a name (got {reply_to!r}): "
-                "the worker that replies may be another process"
-            )
-        return reply_to.name
+    def _factory(self) -> MailboxFactory:
+        return SqsMailboxFactory(self.connection, object, claim_check=self.claim_check)
 
     async def _wire(self, body: Any, address: str) -> WireMessage:
         try:
