@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 
 from fairtrial import Dataset, EvalSuite, Score, TokenUsage, TrialKey, exact_match, open_store, sync
+from fairtrial.rates import rate_bounds
 from fairtrial.runs import progress
 from fairtrial.runs.events import EvalRunStarted, SampleEvaluated, TrialStarted
-from fairtrial.runs.progress import Display, Tally, interval, shown
-from fairtrial.stats import wilson
+from fairtrial.runs.progress import Display, Tally, shown
+from fairtrial.stats import Interval, rate_interval
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult
 
@@ -45,11 +46,14 @@ def lines(tally: Tally, width: int = 80) -> list[str]:
     return captured.get().splitlines()
 
 
-@pytest.mark.parametrize(("passed", "scored"), [(0, 1), (1, 1), (3, 10), (10, 10), (977, 1000)])
+@pytest.mark.parametrize(
+    ("passed", "scored"),
+    [(0, 1), (1, 1), (1, 2), (3, 10), (10, 10), (12, 24), (13, 26), (12, 500), (977, 1_000), (999_991, 1_000_000)],
+)
 def test_the_interval_is_the_one_reports_print(passed: int, scored: int) -> None:
-    found, wanted = interval(passed, scored), wilson(passed, scored)
-    assert found == pytest.approx((wanted.low, wanted.high))  # type: ignore[union-attr]
-    assert interval(0, 0) is None
+    wanted = rate_interval(passed, scored)
+    assert isinstance(wanted, Interval)
+    assert rate_bounds(passed, scored) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
 
 
 def test_it_counts_what_happens() -> None:
@@ -65,7 +69,7 @@ def test_it_counts_what_happens() -> None:
     first, second, third = lines(tally)
     assert first.startswith("support ")
     assert "4/10 40% eta " in first
-    assert second.rstrip() == "  passed 50.0% [9.5%, 90.5%]   2 timeouts"
+    assert second.rstrip() == "  passed 50.0% [1.3%, 98.7%]   2 timeouts"
     assert third.split("   ")[0] == "  2 in flight"
     assert third.rstrip().endswith("/s   120 tokens   $0.5000")
     tally.remark = "interrupted: finishing"
@@ -122,7 +126,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None
             if file.getvalue():
                 break
             threading.Event().wait(0.01)
-    assert file.getvalue().startswith("support: 1 of 10 trials, passed 100.0% [20.7%, 100.0%], no errors, ")
+    assert file.getvalue().startswith("support: 1 of 10 trials, passed 100.0% [2.5%, 100.0%], no errors, ")
 
 
 def test_quiet_shows_nothing() -> None:

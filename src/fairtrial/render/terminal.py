@@ -102,10 +102,17 @@ class RichDocument:
 def as_text(document: Document, *, width: int = WIDTH, encoding: str | None = None) -> str:
     """Return the document as plain text for an encoding (default: UTF-8)."""
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, color_system=None, highlight=False, markup=False, emoji=False)
+    console = _console(buffer, width)
     for line in _document(document, width, glyphs_for(encoding)):
         console.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
     return writable("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()), encoding)
+
+
+def _console(file: io.StringIO, width: int) -> Console:
+    # In a notebook, a console would display each line as a cell's output and write nothing into the file.
+    return Console(
+        file=file, width=width, color_system=None, highlight=False, markup=False, emoji=False, force_jupyter=False
+    )
 
 
 def _lines(content: Document | Block, width: int, glyphs: Glyphs) -> Iterator[Text]:
@@ -143,7 +150,7 @@ def _block(block: Block, width: int, glyphs: Glyphs) -> Iterator[Text]:
 
 def _paragraph(text: str, width: int, style: str = "", *, hanging: int = 0) -> Iterator[Text]:
     """Wrap text; a word longer than a line is broken."""
-    console = Console(width=max(width - hanging, 10), file=io.StringIO(), color_system=None)
+    console = _console(io.StringIO(), max(width - hanging, 10))
     for at, line in enumerate(Text(plain(text), style=style).wrap(console, max(width - hanging, 10))):
         line.rstrip()
         yield Text(" " * hanging if at else "") + line if hanging else line

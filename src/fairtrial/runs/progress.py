@@ -18,21 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from fairtrial.formatting import money
+from fairtrial.rates import rate_bounds
 from fairtrial.render.safe_text import plain
 from fairtrial.runs.events import EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
 from fairtrial.store.protocol import RunStore
-from fairtrial.wilson import Z_95, wilson_bounds
 
 _PER_SECOND = 6
 _WINDOW_SECONDS = 20.0
 _PLAIN_SECONDS = 15.0
 _NOTEBOOK_SECONDS = 0.5
 _ERRORS: frozenset[Any] = frozenset({"task_error", "scorer_error", "timeout", "dead_letter"})
-
-
-def interval(passed: int, scored: int) -> tuple[float, float] | None:
-    """Return the Wilson interval of a rate."""
-    return wilson_bounds(passed / scored, scored, Z_95) if scored else None
 
 
 class Tally:
@@ -196,12 +191,12 @@ def passed_so_far(tally: Tally) -> str:
 
     Several trials of a sample are not independent, so that an interval of them all would be too narrow.
     """
-    bounds = interval(tally.passed, tally.scored)
-    if bounds is None:
+    if not tally.scored:
         return "nothing scored yet"
     if not tally.one_each:
         return f"passed {tally.passed / tally.scored:.1%} of {tally.scored:,} scored"
-    return f"passed {tally.passed / tally.scored:.1%} [{bounds[0]:.1%}, {bounds[1]:.1%}]"
+    low, high = rate_bounds(tally.passed, tally.scored)
+    return f"passed {tally.passed / tally.scored:.1%} [{low:.1%}, {high:.1%}]"
 
 
 def _line(parts: list[tuple[str, str]]) -> Text:

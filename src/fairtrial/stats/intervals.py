@@ -9,6 +9,7 @@ from math import ceil, floor, sqrt
 import numpy as np
 from scipy.special import betaincinv
 
+from fairtrial.rates import FEW_OUTCOMES, wilson_bounds
 from fairtrial.stats._arrays import (
     Clusters,
     FloatArray,
@@ -28,7 +29,6 @@ from fairtrial.stats._arrays import (
     two_sided,
 )
 from fairtrial.stats.results import Interval, Undefined
-from fairtrial.wilson import wilson_bounds
 
 FEW_CLUSTERS = 3.5
 """Below this effective number of clusters there is an interval but no verdict: the error itself is poorly known."""
@@ -38,9 +38,6 @@ FEW_IMPERFECT = 10
 
 FEW_LARGE_IMPERFECT = 8
 """The same as an effective number of clusters, if it is also below half of that of all: a few large ones decide."""
-
-FEW_OUTCOMES = 12
-"""Up to this many passes, or failures, Clopper-Pearson takes the place of Wilson."""
 
 HEAVY_SHARES = ((1_000, 0.6), (100, 0.4), (50, 0.35), (0, 0.3))
 """From how many values on which share of the sum, carried by the largest 5%, makes the mean unreliable. By simulation:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr, ndtri, stdtrit
 
+from fairtrial.rates import wilson_bounds
 from fairtrial.stats._arrays import (
     FloatArray,
     IntArray,
@@ -29,7 +30,6 @@ from fairtrial.stats.corrected import CorrectedMean
 from fairtrial.stats.intervals import FEW_IMPERFECT, few_clusters_note
 from fairtrial.stats.paired import PairedDifference
 from fairtrial.stats.results import Interval
-from fairtrial.wilson import wilson_bounds
 
 LABELS_TEST = "interval of corrected rates"
 """The name of the test where a difference rests on labels."""

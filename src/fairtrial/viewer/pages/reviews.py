@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.rates import Z_95, wilson_bounds
 from fairtrial.report.run_names import RunName
 from fairtrial.store.notes import ReviewScale, write_notes
 from fairtrial.store.protocol import Label, RunRecord
@@ -32,7 +33,6 @@ from fairtrial.viewer.review import (
 )
 from fairtrial.viewer.run_columns import open_columns_of
 from fairtrial.viewer.text import Html, markdown
-from fairtrial.wilson import Z_95, wilson_bounds
 
 _SIZES = (50, 100, 200, 400)
 _LISTED = 200
