@@ -178,6 +178,10 @@ class PostgresConnection(ServerConnection):
             self._conninfo(), autocommit=True, prepare_threshold=self._prepare_threshold()
         )
 
+    def connect_blocking(self) -> psycopg.Connection[Any]:
+        """Open a further connection to this database, for use by threads; the caller closes it."""
+        return psycopg.connect(self._conninfo(), prepare_threshold=self._prepare_threshold())
+
     def _conninfo(self) -> str:
         return make_conninfo(**self._parameters)
 
