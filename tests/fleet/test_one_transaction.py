@@ -6,6 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
@@ -16,13 +20,15 @@ import psycopg
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, TrialKey, open_store
-from fairtrial.errors import LeaseLostError
+from fairtrial.errors import LeaseLostError, StoreUnavailableError
 from fairtrial.fleet import EvalLoopConfig, EvalReply, EvalRequest, PostgresBroker
 from fairtrial.fleet.client import dispatch
+from fairtrial.fleet.worker import one_transaction
 from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.fleet.worker.delivery import ToSender
 from fairtrial.fleet.worker.one_transaction import OneTransaction, delivery_to
 from fairtrial.mailbox import PostgresConnection, PostgresMailbox
+from fairtrial.mailbox.postgres import connection as connections
 from fairtrial.mailbox.protocol import Message
 from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.store.notes import FleetNote, write_notes
@@ -31,7 +37,7 @@ from fairtrial.store.sql import SqlStore
 from fairtrial.suites.worker import run_worker
 from tests.fleet.dispatching import Watcher, suite_of, until
 from tests.fleet.fake_worker import FakeWorker, answer
-from tests.fleet.processes import Processes, said, wait_for_lines
+from tests.fleet.processes import ROOT, Processes, environment, said, wait_for_lines
 from tests.servers import PgBouncer, PostgresServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_waits")]
@@ -192,6 +198,34 @@ async def test_a_result_that_the_store_refuses_is_sent_to_the_client(bench: Benc
     assert await bench.state() == (0, 1, 0, 1)
 
 
+async def test_a_worker_that_is_frozen_in_a_transaction_does_not_hold_the_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stores nothing, and when it goes on, it does it again."""
+    monkeypatch.setattr(connections, "_IDLE_SECONDS", 0.3)
+    frozen, waking = threading.Event(), threading.Event()
+    checked = one_transaction._Settling.check
+
+    def freeze(*given: Any) -> None:
+        checked(*given)
+        frozen.set()
+        waking.wait(20)
+
+    monkeypatch.setattr(one_transaction._Settling, "check", freeze)
+    message = await bench.take()
+    delivering = asyncio.create_task(bench.delivery.deliver(message, answer(message.body)))
+    await asyncio.to_thread(frozen.wait, 20)
+    await asyncio.to_thread(bench.store.update_run, "run", notes={})  # Waits for the lock on the run.
+    assert (await bench.state())[:2] == (0, 1)
+    waking.set()
+    with pytest.raises(StoreUnavailableError):
+        await delivering
+    monkeypatch.undo()
+    assert not message.settled
+    await bench.delivery.deliver(message, answer(message.body))
+    assert await bench.state() == (1, 0, 0, 0)
+
+
 async def test_requests_that_do_not_allow_it_are_replied_to(bench: Bench) -> None:
     message = await bench.take(commit=False)
     await bench.delivery.deliver_all([(message, answer(message.body))])
@@ -293,7 +327,7 @@ def stored_rows(url: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-@pytest.mark.proves("R70")
+@pytest.mark.proves("R146")
 async def test_both_paths_store_the_same_rows(pg_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOTH_API_KEY", "tooth-brush-4711-x")
     rows, events = [], []
@@ -420,3 +454,16 @@ def test_workers_store_while_the_client_is_dead_and_the_next_client_goes_on(tmp_
         assert (answer["status"], answer["successful"]) == ("finished", trials), fleet.logs()
         assert stored() == trials
         assert log.read_bytes().count(b"\n") == trials  # Nothing was executed twice.
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.proves("R61", "R146")
+def test_workers_killed_at_random_moments_store_everything_once(pg_url: str) -> None:
+    """A short run of the benchmark, which has the checks in SQL."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "one_transaction.py"), "--kills", "20", "--url", pg_url]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=170, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = json.loads(done.stdout)
+    assert (outcome["status"], outcome["stored"]) == ("finished", outcome["trials"])
+    assert outcome["extra_executions"] > 0  # Kills hit workers in the middle of trials.
