@@ -132,6 +132,21 @@ def test_postgresql_is_checked_for_schema_rights_and_clock(cli: Cli, postgres: P
     assert PASSWORD not in done.out + done.err
 
 
+def test_it_tells_who_stores_the_results_of_a_fleet_on_postgresql(cli: Cli, postgres: PostgresServer) -> None:
+    url, other = postgres.new_database(), postgres.new_database()
+    one = found(cli("doctor", "--store", url, "--mailbox", url, "--json"))
+    assert one["results"] == (
+        "ok",
+        "stored by workers, as they acknowledge the requests: one database for both",
+        "",
+    )
+    two = found(cli("doctor", "--store", url, "--mailbox", other, "--json"))
+    assert two["results"][:2] == ("ok", "sent to the client, which stores them: queue and store are separate")
+    assert "results" not in found(cli("doctor", "--mailbox", url, "--json"))  # The store is a file.
+    migrate_store(url)
+    assert found(cli("doctor", "--store", url, "--mailbox", url, "--json"))["results"] == one["results"]
+
+
 def test_servers_that_do_not_answer_fail_with_a_remedy_and_without_the_password(cli: Cli) -> None:
     done = cli(
         "doctor", "--store", f"postgresql://me:{PASSWORD}@127.0.0.1:1/db", "--mailbox", f"redis://:{PASSWORD}@127.0.0.1:1"

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairtrial.fleet.client import dispatch
 from fairtrial.fleet.client.dispatch import DispatchConfig
+from fairtrial.fleet.queues import MemoryBroker, PostgresBroker
 from tests.redis_server import RedisServer
 
 
@@ -27,6 +30,29 @@ def redis_url(redis_server: RedisServer) -> Iterator[str]:
     yield redis_server.url
     with redis_server.client() as client:
         client.flushall()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a fleet has its queue and its store, and so how results reach the store."""
+
+    broker: Any
+    store: str
+
+    async def count_requests(self) -> int:
+        return int(await (await self.broker.requests("numbers")).approximate_count())
+
+
+@pytest.fixture(params=["replies", "postgresql"], ids=["replies", "one-transaction-postgresql"])
+async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+    """A fleet whose client stores the results that workers send it, and one whose workers store them themselves."""
+    if request.param == "replies":
+        yield Place(MemoryBroker(), f"{tmp_path}/runs.db")
+        return
+    url = str(request.getfixturevalue("pg_url"))
+    broker = PostgresBroker(url)
+    yield Place(broker, url)
+    await broker.close()
 
 
 @pytest.fixture

@@ -12,6 +12,9 @@ from fairtrial import EvalResult, Score
 from fairtrial.errors import MailboxError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.queues import Broker
+from fairtrial.fleet.worker.counters import LoopCounters
+from fairtrial.fleet.worker.delivery import Delivery
+from fairtrial.fleet.worker.one_transaction import delivery_to
 from fairtrial.mailbox.protocol import Message
 from fairtrial.trials.result import NO_USAGE
 
@@ -46,16 +49,22 @@ class FakeWorker:
     seen: list[EvalRequest] = field(default_factory=list)
     twice: bool = False
     refuses: str = ""  # A run whose requests it hands back.
+    counters: LoopCounters = field(default_factory=LoopCounters)
+    delivery: Delivery = field(init=False)
 
     async def run(self) -> None:
         requests = await self.broker.requests(self.suite)
-        while True:
-            try:
-                messages = await requests.receive(self.concurrency, 30, 1)
-            except MailboxError:
-                await asyncio.sleep(0.05)
-                continue
-            await asyncio.gather(*(self.one(message) for message in messages))
+        self.delivery = delivery_to(None, requests, self.counters)
+        try:
+            while True:
+                try:
+                    messages = await requests.receive(self.concurrency, 30, 1)
+                except MailboxError:
+                    await asyncio.sleep(0.05)
+                    continue
+                await asyncio.gather(*(self.one(message) for message in messages))
+        finally:
+            self.delivery.close()
 
     async def one(self, message: Message[EvalRequest]) -> None:
         if message.body.key.run_id == self.refuses:
@@ -66,10 +75,11 @@ class FakeWorker:
             await self.delay(message.body)
         reply = self.treat(message.body)
         if reply is not None:
-            await message.reply(reply)
+            await self.delivery.deliver(message, reply)
             if self.twice:
                 await message.reply(reply)
-        await message.acknowledge()
+        if not message.settled:
+            await message.acknowledge()
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[FakeWorker]:

@@ -109,6 +109,8 @@ class TestLedger:
                 ledger.mark_done(ordinal)
             assert ledger.missing == len(missing) - len(back)
             left: Sequence[int] = sorted(i for i in missing - set(back) if i < ledger.position)
+            for _ in range(2):  # The second time, it skips what was complete before.
+                assert ledger.awaited() == [i for i in left if i not in attempts]
             assert [trial.ordinal for trial in ledger.take_lost()] == left
             assert ledger.outstanding == 0
 

@@ -17,6 +17,7 @@ from fairtrial.runs.identity import identify
 from fairtrial.runs.runner import Interrupt
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import Committed, RunStore
+from tests.fleet.conftest import Place
 from tests.fleet.dispatching import Watcher, suite_of, until
 from tests.fleet.fake_worker import FakeWorker, answer
 
@@ -77,8 +78,10 @@ async def test_a_client_that_comes_back_resubmits_nothing_that_is_queued_and_rer
 
 
 @pytest.mark.proves("R61")
-async def test_what_the_queue_lost_is_sent_again_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    broker = MemoryBroker()
+async def test_what_the_queue_lost_is_sent_again_and_nothing_else(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = place.broker
     dropped: set[int] = set()
 
     def treat(request: EvalRequest) -> EvalReply | None:
@@ -88,7 +91,7 @@ async def test_what_the_queue_lost_is_sent_again_and_nothing_else(caplog: pytest
         return answer(request)
 
     async with FakeWorker(broker, "numbers", treat).at_work() as worker:
-        report = await suite_of(100).run(store="memory:", mailbox=broker)
+        report = await suite_of(100).run(store=place.store, mailbox=broker)
     assert (report.status, report.total) == ("finished", 100)
     assert len(worker.seen) == 100 + len(dropped) == 115
     assert "were lost or never sent; sending them now" in caplog.text
@@ -119,14 +122,14 @@ async def test_requests_that_no_worker_accepts_do_not_delay_the_recovery_of_othe
     assert await requests.approximate_count() == 3  # They are another client's, who may come back for them.
 
 
-async def test_what_is_never_answered_ends_as_a_dead_letter() -> None:
-    broker = MemoryBroker()
+async def test_what_is_never_answered_ends_as_a_dead_letter(place: Place) -> None:
+    broker = place.broker
 
     def treat(request: EvalRequest) -> EvalReply | None:
         return None if request.ordinal == 5 else answer(request)
 
     async with FakeWorker(broker, "numbers", treat).at_work() as worker:
-        report = await suite_of(20).run(store="memory:", mailbox=broker)
+        report = await suite_of(20).run(store=place.store, mailbox=broker)
     assert report.status == "finished"
     assert dict(report.errors) == {"dead_letter": 1}
     assert sum(request.ordinal == 5 for request in worker.seen) == 4

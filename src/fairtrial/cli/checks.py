@@ -69,6 +69,8 @@ def run_checks(store: str | None, mailbox: str | None) -> list[Check]:
     queue = mailbox or settings["mailbox"]
     if queue:
         checks += _guarded("queue", lambda: iter(asyncio.run(_queue(queue))))
+        if not any(check.status == "failed" for check in checks if check.name in ("store", "queue")):
+            checks += _guarded("results", lambda: iter(asyncio.run(_way_of_results(store or settings.store, queue))))
     redact = current().text
     return [Check(check.name, check.status, redact(check.detail), redact(check.remedy)) for check in checks]
 
@@ -353,6 +355,29 @@ async def _postgres_queue(connection: PostgresConnection) -> Any:
         remedy = "grant CREATE on the schema, or let an owner start the first worker"
         yield Check("queue rights", "failed", "there are no tables, and the user may not create them", remedy)
     yield _clock("queue clock", clock - (before + time.time()) / 2)
+
+
+async def _way_of_results(store: str, queue: str) -> list[Check]:
+    """Tell who stores the results of a fleet, if that could be its workers."""
+    from fairtrial.store.open import find_database
+
+    database = find_database(store)
+    if not isinstance(database, str) or queue.partition(":")[0] not in ("postgresql", "postgres"):
+        return []
+    from fairtrial.fleet.client.shared_database import find_shared_database
+    from fairtrial.fleet.queues import PostgresBroker
+    from fairtrial.store import engine as engines
+    from fairtrial.store.sql import SqlStore
+
+    opened, broker = SqlStore(engines.postgres_engine(database), "the store"), PostgresBroker(queue)
+    try:
+        shared = await find_shared_database(broker, opened)
+    finally:
+        await broker.close()
+        opened.close()
+    if shared is not None:
+        return [Check("results", "ok", "stored by workers, as they acknowledge the requests: one database for both")]
+    return [Check("results", "ok", "sent to the client, which stores them: queue and store are separate")]
 
 
 def _postgres_mailbox(connection: PostgresConnection) -> Any:

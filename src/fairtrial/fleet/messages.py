@@ -112,6 +112,9 @@ class EvalRequest(Generic[InputT, ExpectedT]):
         tags: Labels of the run, for the trial's session.
         types: The type names of input and expected value, for workers that do not have the dataset; determined when
             the request is sent by default. Empty for plain JSON.
+        commit: Whether a worker whose queue is in the database of the run's store may store the result there itself,
+            instead of sending it to the client.
+        code: With `commit`, the index of the code version in the run's list.
     """
 
     key: TrialKey = None  # type: ignore[assignment]  # made from the sample
@@ -127,6 +130,8 @@ class EvalRequest(Generic[InputT, ExpectedT]):
     created_at: float = field(default_factory=time.time)
     tags: Mapping[str, str] = EMPTY
     types: tuple[str, str] | None = field(default=None, compare=False)
+    commit: bool = False
+    code: int = 0
 
     def __post_init__(self) -> None:
         if self.sample is None:
@@ -189,6 +194,10 @@ class EvalRequest(Generic[InputT, ExpectedT]):
         names = self.type_names
         if names != PLAIN:
             tree["types"] = names
+        if self.commit:
+            tree["commit"] = True
+            if self.code:
+                tree["code"] = self.code
         tree["id"] = self.request_id
         tree["at"] = self.created_at
         return write(tree)
@@ -577,6 +586,8 @@ _REQUEST = BodyReader(
     number("at"),
     mapping("tags", _read_tags),
     array("types", "the names of two types", _read_types, PLAIN),
+    flag("commit"),
+    whole("code", 0),
 )
 _REPLY = BodyReader(
     "an EvalReply",

@@ -39,6 +39,11 @@ def results_name(suite: str, run_id: str) -> str:
     return f"{_part(suite)}.results.{_part(run_id)}"
 
 
+def committed_channel(run_id: str) -> str:
+    """Return the channel on which PostgreSQL notifies the clients of a run that a worker has stored results."""
+    return f"fairtrial_run_{hashlib.sha256(run_id.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
+
+
 def _part(text: str) -> str:
     """Return the text if it may be part of a mailbox name, else a readable substitute with a hash of the text."""
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", text) and len(text) <= _MAX_PART:

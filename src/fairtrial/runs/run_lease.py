@@ -115,7 +115,11 @@ def with_current_status(store: RunStore, run: RunRecord) -> RunRecord:
 
 def is_client(store: RunStore, run_id: str) -> bool:
     """Return whether the owner of a run is a fleet client."""
-    owner = store.run_owner(run_id).owner
+    return is_client_owner(store.run_owner(run_id).owner)
+
+
+def is_client_owner(owner: str | None) -> bool:
+    """Return whether the owner in a run's row is a fleet client."""
     return owner is not None and _read(owner).get("client") is True
 
 

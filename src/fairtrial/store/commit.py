@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
@@ -13,7 +13,8 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, SecretInDataError, StoreUnavailableError
 from fairtrial.store.bulk import BulkInsert
-from fairtrial.store.protocol import Committed, RunRecord
+from fairtrial.store.notes import RunNotes
+from fairtrial.store.protocol import Committed, RunRecord, RunStatus
 from fairtrial.store.redact import Redactor
 from fairtrial.store.rows import (
     DETAIL_COLUMNS,
@@ -36,6 +37,26 @@ from fairtrial.trials.result import EvalResult
 _KNOWN = 5_000  # Samples remembered as stored; trials of one sample come close together.
 _KNOWN_DATASETS = 8
 _RACES = 100
+
+
+class RunState(NamedTuple):
+    """What decides whether a run still takes results: its status, its owner if any, and its notes."""
+
+    status: RunStatus
+    owner: str | None
+    notes: RunNotes
+
+
+class CommitCompanion(Protocol):
+    """Changes that are made in the transaction of a commit. What either method raises undoes the whole."""
+
+    def begin(self, connection: Connection) -> None:
+        """Make the changes, before the results are written."""
+        ...
+
+    def check(self, connection: Connection, committed: Committed, run: RunState) -> None:
+        """Check what was written, and the state of the run, which cannot change until the transaction ends."""
+        ...
 
 
 class OrderConflict(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,13 @@ def postgres_engine(url: str) -> Engine:
         max_overflow=28,
         hide_parameters=True,
         connect_args=_connection_settings(parsed),
+    )
+
+
+def postgres_engine_from(connect: Callable[[], Any]) -> Engine:
+    """Create an engine whose connections are opened by a function: those of a queue in the same database."""
+    return create_engine(
+        "postgresql+psycopg://", creator=connect, pool_pre_ping=True, pool_size=2, max_overflow=2, hide_parameters=True
     )
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
+    BigInteger,
     ColumnElement,
     Connection,
     Double,
     and_,
+    any_,
+    bindparam,
     delete,
     event,
     func,
@@ -32,9 +37,18 @@ from fairtrial.codec.escape import escape_text
 from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError, StoreVersionError, UnknownRunError
 from fairtrial.store.column_cache import delete_columns
-from fairtrial.store.commit import Batch, BatchWriter, OrderConflict
+from fairtrial.store.commit import Batch, BatchWriter, CommitCompanion, OrderConflict, RunState
 from fairtrial.store.compress import compress, decompress
-from fairtrial.store.engine import WRITE, file_identity, postgres_engine, prepare, sqlite_engine, translated
+from fairtrial.store.engine import (
+    WRITE,
+    file_identity,
+    postgres_engine,
+    postgres_engine_from,
+    prepare,
+    sqlite_engine,
+    translated,
+)
+from fairtrial.store.notes import RunNotes
 from fairtrial.store.protocol import NO_SAMPLES, Committed, Label, RunOwner, RunRecord, RunStatus
 from fairtrial.store.reads import SqlReads
 from fairtrial.store.records import (
@@ -47,6 +61,7 @@ from fairtrial.store.records import (
     run_values,
 )
 from fairtrial.store.redact import current, refuse_secret
+from fairtrial.store.rows import NOT_RUN
 from fairtrial.store.schema import VERSION, blobs, datasets, details, labels, results, runs, samples, session_snapshots
 from fairtrial.store.upkeep import backup_sqlite, delete_unnamed_blobs, postgres_size, sqlite_size, vacuum
 from fairtrial.trials.result import EvalResult
@@ -82,6 +97,16 @@ class SqlStore(SqlReads):
         """Open the store in a PostgreSQL database."""
         engine = postgres_engine(url)
         return cls._opened(engine, engine.url.set(drivername="postgresql").render_as_string(hide_password=True), False)
+
+    @classmethod
+    def beside_queue(cls, connect: Callable[[], Any], place: str) -> SqlStore:
+        """Open the store that shares the PostgreSQL database of a queue; raises `StoreError` if there is none.
+
+        Args:
+            connect: Opens a connection of psycopg to the database.
+            place: The address, for messages.
+        """
+        return cls._opened(postgres_engine_from(connect), place, True)
 
     @classmethod
     def _opened(cls, engine: Any, place: str, read_only: bool) -> SqlStore:
@@ -285,23 +310,56 @@ class SqlStore(SqlReads):
         epoch: int | None = None,
     ) -> Committed:
         """Store results durably in one transaction, with their samples."""
+        return self._commit_all(run_id, results, samples, epoch, None)
+
+    def commit_with(
+        self,
+        run_id: str,
+        results: Sequence[EvalResult],
+        samples: Mapping[int, Sample[Any, Any]],
+        companion: CommitCompanion,
+    ) -> Committed:
+        """Store results as `commit` does, together with other changes in the same database, or nothing of both."""
+        return self._commit_all(run_id, results, samples, None, companion)
+
+    def _commit_all(
+        self,
+        run_id: str,
+        results: Sequence[EvalResult],
+        samples: Mapping[int, Sample[Any, Any]],
+        epoch: int | None,
+        companion: CommitCompanion | None,
+    ) -> Committed:
         number, run = self._plan(run_id)
         # Rows are encoded before the transaction, which holds locks.
         batch = Batch(run, number, results, samples, current(), compress)
         self._writer.encode_samples(batch, self._datasets.get(run_id, 0))
         try:
-            return self._commit(run_id, batch, epoch)
+            return self._commit(run_id, batch, epoch, companion)
         except OrderConflict:
             self._own_dataset(number)
-            return self._commit(run_id, batch, epoch)
+            return self._commit(run_id, batch, epoch, companion)
 
-    def _commit(self, run_id: str, batch: Batch, epoch: int | None) -> Committed:
+    def _commit(self, run_id: str, batch: Batch, epoch: int | None, companion: CommitCompanion | None) -> Committed:
         with self._write() as connection:
             dataset, own = self._locked_dataset(connection, run_id, batch.number, epoch)
+            if companion is not None:
+                companion.begin(connection)
             committed = self._writer.write(connection, batch, dataset, own=own)
+            if companion is not None:
+                companion.check(connection, committed, self._shared_run(connection, batch.number))
         self._writer.remember(batch)
         self._datasets[run_id] = dataset
         return committed
+
+    def _shared_run(self, connection: Connection, number: int) -> RunState:
+        """Return the state of a run, locked against changes until the transaction ends.
+
+        It is locked last, and so only for a moment: heartbeats of the run's owner wait for this lock.
+        """
+        query = select(runs.c.status, runs.c.owner, runs.c.notes).where(runs.c.id == number)
+        status, owner, notes = connection.execute(query.with_for_update(read=True)).one()
+        return RunState(status, owner, RunNotes(decode(dict[str, Any], notes)))
 
     def _plan(self, run_id: str) -> tuple[int, RunRecord]:
         # The plan of a run never changes, so it is read once; a deleted run is detected later.
@@ -341,6 +399,37 @@ class SqlStore(SqlReads):
             )
             connection.execute(insert(samples).from_select(samples.c.keys(), copied))
             connection.execute(update(runs).where(runs.c.id == number).values(dataset=own))
+
+    def stored_among(self, run_id: str, ordinals: Sequence[int]) -> list[int]:
+        """Return which of these trials have a stored result, in plan order; at a cost that the run does not add to."""
+        number, _run = self._plan(run_id)
+        if not ordinals:
+            return []
+        with self._read() as connection:
+            query = select(results.c.ordinal).where(
+                results.c.run == number,
+                results.c.outcome != NOT_RUN,
+                results.c.ordinal == any_(bindparam("wanted", list(ordinals), ARRAY(BigInteger))),
+            )
+            return sorted(connection.execute(query).scalars())
+
+    def is_database_of(self, look: Callable[[int], tuple[bool, int | None]]) -> bool:
+        """Return whether another connection reaches this store: the same tables in the same PostgreSQL database.
+
+        Equal addresses prove little: names have aliases, and a backup has the same runs. A lock is seen only within
+        its database.
+
+        Args:
+            look: Returns, for the key of an advisory lock, whether the other connection finds it locked, and the
+                object id of its table `runs`.
+        """
+        if self._engine.dialect.name != "postgresql":
+            return False
+        key = secrets.randbits(62)
+        with self._read() as connection:
+            query = text("SELECT to_regclass('runs')::oid::bigint, pg_advisory_xact_lock(:key)")
+            table = connection.execute(query, {"key": key}).one()[0]
+            return look(key) == (True, table)
 
     def put_blob(self, data: bytes) -> str:
         """Store bytes under their SHA-256 (hex), once. Raises `SecretInDataError` if they contain a known secret."""

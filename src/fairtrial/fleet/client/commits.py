@@ -72,6 +72,8 @@ class ResultCommitter:
     async def publish_stored(self, result: EvalResult) -> None:
         """Publish a result that another process has stored, as if it had been committed here."""
         fleet = self._fleet
+        if fleet.work.progress is not None:
+            fleet.work.progress.cost_usd += result.total_cost_usd
         fleet.observers.publish(SampleEvaluated(fleet.run_id, result))
         self._limits.check(result, fleet.stop)
         if fleet.work.on_result is not None:

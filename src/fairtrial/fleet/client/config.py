@@ -23,6 +23,7 @@ class DispatchConfig:
         ahead: With adaptive stopping, how far trials may be sent ahead of the first one without a result.
         max_rounds: How often lost requests are resent without a single result in between before they are given up.
         open_seconds: How long to wait at the start for the mailbox server.
+        one_transaction: Whether workers store results themselves if the queue is in the store's own database.
     """
 
     batch: int = 500
@@ -36,3 +37,4 @@ class DispatchConfig:
     ahead: int = 10_000
     max_rounds: int = 3
     open_seconds: float = 30.0
+    one_transaction: bool = True

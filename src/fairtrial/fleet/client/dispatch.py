@@ -1,8 +1,8 @@
 """Executes a run on a fleet: windowed submission, collection of results, recovery of lost requests.
 
 The store is authoritative; the mailboxes only transport. Each part keeps its own state: `Submission` the requests sent,
-`ResultReceivers` the results, `Recovery` the lost requests, `Silence` the time without results. `Dispatch` decides
-which of them acts next.
+`ResultReceivers` the results, `CommittedResults` those that workers store themselves, `Recovery` the lost requests,
+`Silence` the time without results. `Dispatch` decides which of them acts next.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import time
 from fairtrial.backoff import retry_while_unavailable
 from fairtrial.errors import MailboxConnectionError, MailboxError, MailboxFullError
 from fairtrial.fleet.client.commits import ResultCommitter
+from fairtrial.fleet.client.committed_results import CommittedResults
 from fairtrial.fleet.client.config import DispatchConfig
 from fairtrial.fleet.client.fleet_run import FleetRun, RunOwnership, Wakeup, raise_if_cancelled
 from fairtrial.fleet.client.ledger import Ledger
 from fairtrial.fleet.client.recovery import Recovery
 from fairtrial.fleet.client.result_receivers import ResultReceivers
+from fairtrial.fleet.client.shared_database import find_shared_database
 from fairtrial.fleet.client.silence import Silence
+from fairtrial.fleet.client.stored_results import StoredResults
 from fairtrial.fleet.client.submission import StoredCursor, Submission
 from fairtrial.fleet.client.withdrawal import withdraw_requests
 from fairtrial.fleet.log import log
@@ -67,7 +70,8 @@ async def _carry(work: OpenRun, broker: Broker, fingerprint: str, config: Dispat
     results = await retry_while_unavailable(lambda: broker.results(suite, run_id), opening, log, seconds=seconds)
     complete = False
     try:
-        dispatch = await open_dispatch(FleetRun(work, requests, results, fingerprint, config))
+        shared = await find_shared_database(broker, work.request.store) if config.one_transaction else None
+        dispatch = await open_dispatch(FleetRun(work, requests, results, fingerprint, config, shared))
         complete = await dispatch.run()
     finally:
         try:
@@ -136,7 +140,11 @@ class Dispatch:
         self._silence = Silence(fleet)
         self._submission = Submission(fleet, ledger, cursor, committer)
         self._lanes = ResultReceivers(fleet, ledger, committer, self._silence, self._wakeup)
-        self._recovery = Recovery(fleet, ledger, self._submission, committer, self._silence, stale=cursor.is_stale)
+        stored = StoredResults(fleet, ledger, committer, self._silence)
+        self._committed = CommittedResults(fleet, stored, self._wakeup)
+        self._recovery = Recovery(
+            fleet, ledger, self._submission, committer, self._silence, stored, stale=cursor.is_stale
+        )
         self._looked = 0.0
 
     async def run(self) -> bool:
@@ -145,6 +153,7 @@ class Dispatch:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watch_stop())
                 self._lanes.start(group)
+                self._committed.start(group)
                 try:
                     await self._submit()
                 except (MailboxConnectionError, MailboxFullError):
@@ -153,6 +162,7 @@ class Dispatch:
                 if self._fleet.is_stopped():
                     await self._stop()
                 self._lanes.close()
+                self._committed.close()
                 watching.cancel()
         await self._ownership.acquire(ending=True)
         complete = self._ledger.missing == 0

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from fairtrial.backoff import retry_while_unavailable
 from fairtrial.errors import RunBusyError
 from fairtrial.fleet.client.config import DispatchConfig
+from fairtrial.fleet.client.shared_database import SharedDatabase
 from fairtrial.fleet.log import log
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.mailbox.protocol import Mailbox
@@ -28,7 +29,10 @@ class FleetRun:
         results: Mailbox[EvalReply],
         fingerprint: str,
         config: DispatchConfig,
+        shared: SharedDatabase | None = None,
     ) -> None:
+        """Initialize; `shared` is the database of queue and store, if that is one and the same."""
+        self.shared = shared
         self.work = work
         self.run = work.run
         self.run_id = work.run.run_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from itertools import chain
@@ -13,6 +14,8 @@ from fairtrial.fleet.messages import EvalReply
 from fairtrial.frozen import EMPTY
 from fairtrial.runs.plan import PlannedTrial, missing_trials
 from fairtrial.store.protocol import RunRecord
+
+_INCOMPLETE = re.compile(rb"[^\xff]", re.DOTALL)
 
 
 class Ledger:
@@ -44,6 +47,7 @@ class Ledger:
             done[ordinal >> 3] &= ~(1 << (ordinal & 7))
         self._out: dict[int, Sample[Any, Any]] = {}
         self._committing: set[int] = set()
+        self._all_done = 0  # All trials before this ordinal have a result.
         self.returned = 0  # Results that counted.
         self.cursor = self.position = min(cursor, run.planned)
         self.missing = run.planned - sum(byte.bit_count() for byte in done)
@@ -145,6 +149,18 @@ class Ledger:
             found += [8 * place + bit for bit in range(8) if new >> bit & 1] if new else ()
         return [ordinal for ordinal in found if ordinal not in self._attempts and ordinal not in self._committing]
 
+    def awaited(self) -> list[int]:
+        """Return the trials that were sent and have no result, in plan order, without those that are retried."""
+        whole, end = self._all_done >> 3, self.position + 7 >> 3
+        found = [
+            ordinal
+            for place in _INCOMPLETE.finditer(self._done, whole, end)
+            for ordinal in range(8 * place.start(), min(8 * place.end(), self.position))
+            if self.awaits_result(ordinal)
+        ]
+        self._all_done = found[0] if found else self.position
+        return [ordinal for ordinal in found if ordinal not in self._attempts] if self._attempts else found
+
     def done_snapshot(self) -> bytes:
         """Return the bitmap of the trials known to be stored, for `reopen`."""
         return bytes(self._done)
@@ -162,6 +178,7 @@ class Ledger:
                 if ours & ~theirs & 1 << bit and ordinal not in refused and self.is_done(ordinal):
                     again[place] &= ~(1 << bit)
                     self._done[place] &= ~(1 << bit)
+                    self._all_done = min(self._all_done, ordinal)
                     self.missing += 1
         if again == b"\xff" * len(again):
             return None

@@ -31,6 +31,7 @@ class Recovery:
         submission: Submission,
         committer: ResultCommitter,
         silence: Silence,
+        stored: StoredResults,
         *,
         stale: bool,
     ) -> None:
@@ -41,7 +42,7 @@ class Recovery:
         self._committer = committer
         self._silence = silence
         self._stale = stale
-        self._stored = StoredResults(fleet, ledger, committer, silence)
+        self._stored = stored
         self._rounds = 0  # Consecutive losses without a result in between.
         self._returned_before: int | None = None  # Number of results at the last loss.
         self._next_search = 0.0

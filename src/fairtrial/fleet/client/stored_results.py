@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import batched, islice
 
 from fairtrial.fleet.client.commits import ResultCommitter
 from fairtrial.fleet.client.fleet_run import FleetRun
@@ -16,6 +16,7 @@ from fairtrial.runs.plan import PlannedTrial
 from fairtrial.trials.result import EvalResult
 
 _RETRIES_READ = 200
+_PAGE = 256
 
 
 class StoredResults:
@@ -46,16 +47,41 @@ class StoredResults:
         self._next_read = now + max(fleet.config.recovery_seconds / 4, 10 * (now - began))
         retried = await fleet.ask_store(self._retried_elsewhere)
         news = ledger.find_new(done) + [ordinal for ordinal in retried if ledger.awaits_result(ordinal)]
-        for ordinal in news:
-            ledger.mark_done(ordinal)
         if news:
             self._silence.restart()
-            if self._committer.has_listeners:
-                for ordinal in news:
-                    result = await fleet.ask_store(partial(self._result, ordinal, outputs=True))
-                    if result is not None:
-                        await self._committer.publish_stored(result)
-        return len(news)
+        return await self._count(news)
+
+    async def read_committed(self) -> int:
+        """Record the results that workers have stored; reads only what the client waits for. Returns their number."""
+        fleet = self._fleet
+        if fleet.shared is None or not (awaited := self._ledger.awaited()):
+            return 0
+        stored_among = fleet.shared.store.stored_among
+        found = await fleet.ask_store(lambda: stored_among(fleet.run_id, awaited))
+        counted = await self._count(found)
+        if counted:
+            self._silence.end()
+        return counted
+
+    async def _count(self, ordinals: Sequence[int]) -> int:
+        """Count results that other processes have stored and publish them; returns how many were new."""
+        fleet, ledger, committer = self._fleet, self._ledger, self._committer
+        if fleet.shared is None and not committer.has_listeners:  # Nobody asks what they are.
+            for ordinal in ordinals:
+                ledger.mark_done(ordinal)
+            return len(ordinals)
+        counted = 0
+        for some in batched(ordinals, _PAGE):
+            read = partial(fleet.store.results, fleet.run_id, ordinals=some, outputs=committer.has_listeners)
+            results = await fleet.ask_store(lambda read=read: list(read()))  # type: ignore[misc]  # a default value
+            # Another task may have counted some of them meanwhile.
+            new = [result for result in results if ledger.awaits_result(result.ordinal)]
+            for result in new:
+                ledger.mark_done(result.ordinal)
+            counted += len(new)
+            for result in new:
+                await committer.publish_stored(result)
+        return counted
 
     async def find_vanished(self) -> Iterator[PlannedTrial] | None:
         """Return the trials whose committed results are not in the store, to be resent; None if there are none.
@@ -82,12 +108,12 @@ class StoredResults:
         """Return the retried trials that have a new result by now, which the bitmap does not show."""
         found = []
         for ordinal, attempt in islice(self._ledger.retries_out(), _RETRIES_READ):
-            stored = self._result(ordinal, outputs=False)
+            stored = self._result(ordinal)
             if stored is not None and (stored.success or stored.attempt >= attempt):
                 found.append(ordinal)
         return found
 
-    def _result(self, ordinal: int, *, outputs: bool) -> EvalResult | None:
-        page = self._fleet.store.results(self._fleet.run_id, after=ordinal - 1, limit=1, outputs=outputs)
+    def _result(self, ordinal: int) -> EvalResult | None:
+        page = self._fleet.store.results(self._fleet.run_id, after=ordinal - 1, limit=1, outputs=False)
         result = next(iter(page), None)
         return result if result is not None and result.ordinal == ordinal else None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Self
 
+from fairtrial.errors import SecretInDataError
 from fairtrial.fleet.client.batches import send_all
 from fairtrial.fleet.client.commits import ResultCommitter
 from fairtrial.fleet.client.fleet_run import FleetRun
@@ -20,6 +21,8 @@ from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.runs.events import TrialStarted
 from fairtrial.runs.plan import PlannedTrial
 from fairtrial.store.notes import FleetNote, write_notes
+from fairtrial.store.redact import Redactor, current
+from fairtrial.store.rows import refuse_secrets
 
 
 class StoredCursor:
@@ -125,6 +128,7 @@ class Submission:
     def _bodies(self, trials: list[PlannedTrial]) -> list[EvalRequest]:
         request = self._fleet.work.request
         tags = dict(request.rules.tags)
+        shared, redactor = self._fleet.shared is not None, current()
         return [
             EvalRequest(
                 trial.key,
@@ -137,9 +141,22 @@ class Submission:
                 self._fleet.fingerprint,
                 tags=tags,
                 types=PLAIN,  # Workers know the types from the suite's dataset.
+                commit=shared and _may_be_stored_by_worker(trial, redactor),
+                code=self._fleet.work.code,
             )
             for trial in trials
         ]
+
+
+def _may_be_stored_by_worker(trial: PlannedTrial, redactor: Redactor) -> bool:
+    """Return False for results to which the client adds what only it knows: earlier costs, and its secrets."""
+    if trial.attempt > 1:
+        return False
+    try:
+        refuse_secrets(redactor, trial.sample, trial.sample_ordinal)
+    except SecretInDataError:
+        return False
+    return True
 
 
 def count_requests(depth: MailboxDepth) -> int:

@@ -20,6 +20,9 @@ class LoopCounters:
         dead_lettered: Messages dead-lettered here; the mailbox itself dead-letters bodies that cannot be read.
         lease_losses: Messages whose lease expired while they were being processed.
         delivery_retries: Retried deliveries of results.
+        committed: Results stored in the transaction that settled their request (see `EvalRequest.commit`).
+        commits_refused: Results that could not be stored in this way: their run had ended, was deleted or had another
+            owner, or the store did not take them.
         receive_errors: Receives that failed.
         refused: Messages refused because of a different fingerprint.
         suspects: Suspected poison messages, which are executed in child processes.
@@ -36,6 +39,8 @@ class LoopCounters:
     dead_lettered: int = 0
     lease_losses: int = 0
     delivery_retries: int = 0
+    committed: int = 0
+    commits_refused: int = 0
     receive_errors: int = 0
     refused: int = 0
     suspects: int = 0

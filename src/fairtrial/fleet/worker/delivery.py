@@ -1,4 +1,7 @@
-"""Delivers results: to the sender's reply address, to one mailbox, or directly into a store."""
+"""Delivers results: to the sender's reply address, to one mailbox, or directly into a store.
+
+`one_transaction` has a further way: into the store, in the transaction that settles the request.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from fairtrial.errors import BodyError, StoreError
 from fairtrial.fleet.messages import EvalReply, EvalRequest, by_run
@@ -20,12 +23,21 @@ _log = logging.getLogger("fairtrial.fleet")
 
 
 class Delivery(Protocol):
-    """The destination of results. When `deliver` returns, the result is durable and its request may be acknowledged."""
+    """The destination of results. When `deliver` returns, the result is durable and its request may be settled.
+
+    A delivery that has settled the request itself says so by `message.settled`.
+    """
 
     needs_sample: bool
 
-    async def deliver(self, message: Message[EvalRequest], reply: EvalReply) -> None:
+    async def deliver(self, message: Message[EvalRequest], reply: EvalReply, *, death: str | None = None) -> None:
         """Deliver one result.
+
+        Args:
+            message: The request.
+            reply: The result.
+            death: The type of the error because of which the request will be a dead letter; None if it will be
+                acknowledged.
 
         Raises:
             BodyError: this result can never be delivered.
@@ -34,7 +46,14 @@ class Delivery(Protocol):
         ...
 
     async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
-        """Deliver many results; raises if any fails, and the caller must then deliver each one separately."""
+        """Deliver many results whose requests will be acknowledged.
+
+        Raises if any fails, and the caller must then deliver each one whose request is not settled separately.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close connections; a later delivery opens them again."""
         ...
 
 
@@ -46,13 +65,16 @@ class ToSender:
     def __init__(self, requests: Mailbox[EvalRequest]) -> None:
         self._requests = requests
 
-    async def deliver(self, message: Message[EvalRequest], reply: EvalReply) -> None:
+    async def deliver(self, message: Message[EvalRequest], reply: EvalReply, *, death: str | None = None) -> None:
         """See `Delivery`."""
         await message.reply(reply)
 
     async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
         """See `Delivery`."""
         await reply_all(self._requests, batch)
+
+    def close(self) -> None:
+        """See `Delivery`."""
 
 
 class ToMailbox:
@@ -63,13 +85,16 @@ class ToMailbox:
     def __init__(self, mailbox: Mailbox[Any]) -> None:
         self._mailbox = mailbox
 
-    async def deliver(self, message: Message[EvalRequest], reply: EvalReply) -> None:
+    async def deliver(self, message: Message[EvalRequest], reply: EvalReply, *, death: str | None = None) -> None:
         """See `Delivery`."""
         await self._mailbox.send(reply)
 
     async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
         """See `Delivery`."""
         await send_all(self._mailbox, [reply for _, reply in batch])
+
+    def close(self) -> None:
+        """See `Delivery`."""
 
 
 class ToStore:
@@ -83,7 +108,7 @@ class ToStore:
         self._waiting: list[tuple[EvalReply, asyncio.Future[None]]] = []
         self._committing: asyncio.Task[None] | None = None
 
-    async def deliver(self, message: Message[EvalRequest], reply: EvalReply) -> None:
+    async def deliver(self, message: Message[EvalRequest], reply: EvalReply, *, death: str | None = None) -> None:
         """See `Delivery`."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -95,6 +120,9 @@ class ToStore:
     async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
         """See `Delivery`."""
         await asyncio.gather(*(self.deliver(message, reply) for message, reply in batch))
+
+    def close(self) -> None:
+        """See `Delivery`."""
 
     async def _commit_all(self) -> None:
         try:
@@ -135,12 +163,3 @@ def _settle(batch: Sequence[tuple[EvalReply, asyncio.Future[None]]], problems: d
             done.set_result(None)
         else:
             done.set_exception(problem)
-
-
-def delivery_to(results: Mailbox[Any] | RunStore | None, requests: Mailbox[EvalRequest]) -> Delivery:
-    """Return the delivery to `results`, or by default to the senders of the requests."""
-    if results is None:
-        return ToSender(requests)
-    if hasattr(results, "commit"):
-        return ToStore(cast(RunStore, results))
-    return ToMailbox(results)

@@ -13,9 +13,9 @@ from fairtrial.fleet.messages import EvalRequest, ExpectedT, InputT, MainLoopReq
 from fairtrial.fleet.worker.code_version import FingerprintCheck, WorkerAnnouncement
 from fairtrial.fleet.worker.config import EvalLoopConfig
 from fairtrial.fleet.worker.counters import LoopCounters
-from fairtrial.fleet.worker.delivery import delivery_to
 from fairtrial.fleet.worker.execution import SuspectExecutor, TrialExecutor, executor_of_task
 from fairtrial.fleet.worker.isolated import ExecuteInChild
+from fairtrial.fleet.worker.one_transaction import delivery_to
 from fairtrial.fleet.worker.outbox import Outbox
 from fairtrial.fleet.worker.remote import RemoteMainLoop
 from fairtrial.fleet.worker.request_handler import RequestHandler
@@ -104,10 +104,11 @@ class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have 
             self._executor = TrialExecutor(rules, None, None, types, counters, KnownTypes(output_type, rules.scorer))
         self._suspects = SuspectExecutor(self._executor, settings, counters, isolated)
         self._announcement = WorkerAnnouncement(requests, self.name, settings)
+        self._delivery = delivery_to(results, requests, counters)
         handler = RequestHandler(
             self._executor,
             self._suspects,
-            Outbox(delivery_to(results, requests), requests, self.name, settings, counters),
+            Outbox(self._delivery, requests, self.name, settings, counters),
             FingerprintCheck(settings, counters, lambda seconds: self._worker.pause(seconds)),
             settings,
             counters,
@@ -167,6 +168,7 @@ class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have 
             if self._remote is not None:
                 await stack.enter_async_context(self._remote)
             stack.callback(self._executor.rules.isolated.close)
+            stack.callback(self._delivery.close)
             await stack.enter_async_context(self._announcement)
             await self._worker.run(max_iterations=max_iterations, until_empty=until_empty)
 

@@ -4,7 +4,7 @@
                 │                     └── failed: each request is acknowledged separately
                 └── failed: each result is delivered separately, with backoff, until it arrives or is given up
 
-A request is settled only after its result is delivered.
+A request is settled only after its result is delivered, or together with that (`one_transaction`).
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ class ResultDelivery:
         fields = trial_fields(request.key, request.attempt)
         _log.error("dead-lettering trial %s: %s", request.key, reason, extra=fields)
         job.executed()
-        if await self._deliver(job, self.reply(request, failed(request, "dead_letter", "task", reason))):
-            await self._settle(job, lambda: job.message.dead_letter(reason, error=type(error).__name__))
+        reply, name = self.reply(request, failed(request, "dead_letter", "task", reason)), type(error).__name__
+        if await self._deliver(job, reply, death=name):
+            await self._settle(job, lambda: job.message.dead_letter(reason, error=name))
             self._counters.dead_lettered += 1
 
     async def set_aside(self, message: Message[EvalRequest], reason: str, error: str = "") -> None:
@@ -94,8 +95,8 @@ class ResultDelivery:
         self._counters.dead_lettered += 1
         self._counters.finished += 1
 
-    async def _deliver(self, job: Job[EvalRequest], reply: EvalReply) -> bool:
-        """Deliver a result; False if that failed, and its message has been settled."""
+    async def _deliver(self, job: Job[EvalRequest], reply: EvalReply, *, death: str | None = None) -> bool:
+        """Deliver a result; False if that failed, and its message is a dead letter."""
         message = job.message
         attempts = DeliveryAttempts(job, self._config, self._counters)
         address = message.reply_to or ""
@@ -103,7 +104,7 @@ class ResultDelivery:
         replaced = False
         while True:
             try:
-                await self._delivery.deliver(message, reply)
+                await self._delivery.deliver(message, reply, death=death)
             except LeaseLostError:
                 raise
             except BodyError as error:
@@ -131,11 +132,12 @@ class ResultDelivery:
                 return True
 
     async def _settle(self, job: Job[EvalRequest], settle: Callable[[], Awaitable[None]]) -> None:
-        """Settle a message whose result is delivered, with retries while the lease lasts."""
+        """Settle a message whose result is delivered, unless the delivery has; with retries while the lease lasts."""
         failures = 0
         while True:
             try:
-                await settle()
+                if not job.message.settled:
+                    await settle()
             except MailboxConnectionError as error:
                 failures += 1
                 _log.warning("settling message %s again: %s", job.message.id, error)
@@ -189,15 +191,28 @@ class Outbox:
             try:
                 await self._delivery.deliver_all([(job.message, reply) for job, reply in batch])
             except BaseException as error:
-                self._counters.delivery_retries += len(batch)
+                self._end_settled(batch)
                 for job, reply in batch:
-                    job.schedule(partial(self.single.finish, reply=reply))
+                    if not job.message.settled:
+                        self._counters.delivery_retries += 1
+                        job.schedule(partial(self.single.finish, reply=reply))
                 if not isinstance(error, Exception):
                     raise
                 continue
-            for _, reply in batch:
+            self._end_settled(batch)
+            unsettled = [(job, reply) for job, reply in batch if not job.message.settled]
+            for _, reply in unsettled:
                 self._counters.outcomes[reply.result.outcome] += 1
-            await self._acknowledge([job for job, _ in batch])
+            if unsettled:
+                await self._acknowledge([job for job, _ in unsettled])
+
+    def _end_settled(self, batch: list[tuple[Job[EvalRequest], EvalReply]]) -> None:
+        """End the jobs whose requests were settled with the delivery of their results."""
+        for job, reply in batch:
+            if job.message.settled:
+                self._counters.outcomes[reply.result.outcome] += 1
+                self._counters.finished += 1
+                job.end()
 
     async def _acknowledge(self, jobs: list[Job[EvalRequest]]) -> None:
         try:

@@ -26,6 +26,7 @@ MAX_CONNECTIONS = 2
 """Connections for statements: one, and another while a statement takes long. They are opened when needed."""
 _STATEMENT_SECONDS = 60
 _LOCK_SECONDS = 10
+_IDLE_SECONDS = 10.0
 
 type PostgresSource = PostgresConnection | str
 """A connection or a URL."""
@@ -177,6 +178,16 @@ class PostgresConnection(ServerConnection):
         return await psycopg.AsyncConnection.connect(
             self._conninfo(), autocommit=True, prepare_threshold=self._prepare_threshold()
         )
+
+    def connect_blocking(self) -> psycopg.Connection[Any]:
+        """Open a further connection to this database, for transactions of threads; the caller closes it.
+
+        A process that is frozen within a transaction would hold its locks: the server ends the connection.
+        """
+        name, parameters = "idle_in_transaction_session_timeout", dict(self._parameters)
+        if not self.pooled and name not in parameters["options"]:
+            parameters["options"] += f" -c {name}={round(_IDLE_SECONDS * 1000)}"
+        return psycopg.connect(make_conninfo(**parameters), prepare_threshold=self._prepare_threshold())
 
     def _conninfo(self) -> str:
         return make_conninfo(**self._parameters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -117,6 +117,25 @@ class Settlement:
     ) -> Sequence[bool]:
         rows = await self._connection.run(f"{doing} messages of {mailbox}", statement, _columns(names, items))
         return _kept(rows, [item[0] for item in items])
+
+
+def settle_within(
+    execute: Callable[[str, Any], Iterable[Any]],
+    receipts: Sequence[PostgresReceipt],
+    deaths: Sequence[tuple[str, str]] | None = None,
+) -> int:
+    """Settle deliveries in a transaction of the caller; returns the number of those whose lease was valid.
+
+    Args:
+        execute: Executes a statement of psycopg in the transaction, in a thread or not, and returns its rows.
+        receipts: The deliveries.
+        deaths: The reason and the error of each, if they become dead letters; otherwise they are acknowledged.
+    """
+    leases = [(receipt.row, receipt.lease) for receipt in receipts]
+    if deaths is None:
+        return len(list(execute(ACKNOWLEDGE, _columns(("ids", "leases"), leases))))
+    items = [(*lease, _storable(why), _storable(error)) for lease, (why, error) in zip(leases, deaths, strict=True)]
+    return len(list(execute(DEAD_LETTER, _columns(("ids", "leases", "reasons", "errors"), items))))
 
 
 class PostgresRenewer:
