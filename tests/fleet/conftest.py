@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairtrial.fleet.client import dispatch
 from fairtrial.fleet.client.dispatch import DispatchConfig
+from tests.fleet.limit_servers import ENGINES, PostgresState, RedisState, SharedServer
 from tests.redis_server import RedisServer
 
 
@@ -38,3 +40,25 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         return DispatchConfig(**{**base, **changes})
 
     monkeypatch.setattr(dispatch, "DispatchConfig", made)
+
+
+@pytest.fixture(params=ENGINES)
+def limits(request: pytest.FixtureRequest) -> Iterator[SharedServer]:
+    """A server for limits and budgets, with none on it."""
+    if request.param == "redis":
+        yield RedisState(request.getfixturevalue("redis_url"))
+    else:
+        database = PostgresState(request.getfixturevalue("mailbox_database"))
+        yield database
+        database.clear()
+
+
+@pytest.fixture(params=ENGINES)
+def refusing_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of a server, with a password that it does not accept."""
+    if request.param == "redis":
+        with RedisServer(tmp_path / "locked", "--requirepass", "sesame-open") as server:
+            yield f"redis://:wrong-password@127.0.0.1:{server.port}"
+    else:
+        port = request.getfixturevalue("pg_server").port
+        yield f"postgresql://tester:wrong-password@127.0.0.1:{port}/postgres"
