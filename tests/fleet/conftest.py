@@ -45,12 +45,13 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=ENGINES)
 def limits(request: pytest.FixtureRequest) -> Iterator[SharedServer]:
     """A server for limits and budgets, with none on it."""
+    server: SharedServer
     if request.param == "redis":
-        yield RedisState(request.getfixturevalue("redis_url"))
+        server = RedisState(request.getfixturevalue("redis_url"))
     else:
-        database = PostgresState(request.getfixturevalue("mailbox_database"))
-        yield database
-        database.clear()
+        server = PostgresState(request.getfixturevalue("mailbox_database"))
+    yield server
+    server.clear()
 
 
 @pytest.fixture(params=ENGINES)

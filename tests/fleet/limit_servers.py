@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import psycopg
 import redis
-from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 
 from tests.redis_server import RedisServer, free_port
@@ -43,20 +43,40 @@ class SharedServer(Protocol):
     def change(self, name: str, **fields: float) -> None:
         """Store something else."""
 
+    def begin(self, name: str, now: float, state: Mapping[str, float]) -> None:
+        """Store this state and nothing else, last used at this time."""
+
+    def clear(self) -> None:
+        """Forget all limits and budgets."""
+
 
 @dataclass
 class RedisState:
     url: str
     title: str = "Redis"
 
+    @cached_property
+    def _client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url, protocol=2)
+
     def state(self, name: str) -> dict[str, float]:
-        with redis.Redis.from_url(self.url, protocol=2) as client:
-            found: Any = client.hgetall(f"{{fairtrial:limits:{name}}}:state")
+        found: Any = self._client.hgetall(_key(name))
         return {field.decode(): float(value) for field, value in found.items()}
 
     def change(self, name: str, **fields: float) -> None:
-        with redis.Redis.from_url(self.url) as client:
-            client.hset(f"{{fairtrial:limits:{name}}}:state", mapping=fields)
+        self._client.hset(_key(name), mapping=fields)
+
+    def begin(self, name: str, now: float, state: Mapping[str, float]) -> None:
+        self._client.delete(_key(name))
+        self.change(name, **state)
+
+    def clear(self) -> None:
+        self._client.flushall()
+        self._client.close()
+
+
+def _key(name: str) -> str:
+    return f"{{fairtrial:limits:{name}}}:state"
 
 
 @dataclass
@@ -64,24 +84,34 @@ class PostgresState:
     url: str
     title: str = "PostgreSQL"
 
+    @cached_property
+    def _client(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.url, autocommit=True)
+
     def state(self, name: str) -> dict[str, float]:
-        with psycopg.connect(self.url, row_factory=dict_row) as client:
-            row = client.execute("SELECT * FROM fleet_limits WHERE name = %s", (name,)).fetchone() or {}
+        statement = SQL("SELECT {} FROM fleet_limits WHERE name = %s").format(
+            SQL(", ").join(map(Identifier, COLUMNS.values()))
+        )
+        row = self._client.execute(statement, (name,)).fetchone() or ()
         # Redis has no field for what was never set.
-        return {field: float(row[column]) for field, column in COLUMNS.items() if row.get(column)}
+        return {field: float(value) for field, value in zip(COLUMNS, row, strict=False) if value}
 
     def change(self, name: str, **fields: float) -> None:
-        with psycopg.connect(self.url) as client:
-            for field, value in fields.items():
-                statement = SQL("UPDATE fleet_limits SET {} = %s WHERE name = %s").format(Identifier(COLUMNS[field]))
-                assert client.execute(statement, (value, name)).rowcount == 1
+        for field, value in fields.items():
+            statement = SQL("UPDATE fleet_limits SET {} = %s WHERE name = %s").format(Identifier(COLUMNS[field]))
+            assert self._client.execute(statement, (value, name)).rowcount == 1
+
+    def begin(self, name: str, now: float, state: Mapping[str, float]) -> None:
+        self._client.execute("DELETE FROM fleet_limits WHERE name = %s", (name,))
+        insert = "INSERT INTO fleet_limits (name, used_at) VALUES (%s, to_timestamp(%s))"
+        self._client.execute(insert, (name, now))
+        self.change(name, **state)
 
     def clear(self) -> None:
-        """Forget all limits and budgets."""
-        with psycopg.connect(self.url) as client:
-            for table in ("fleet_limits", "fleet_spending"):
-                if client.execute("SELECT to_regclass(%s)", (table,)).fetchone() != (None,):
-                    client.execute(SQL("DELETE FROM {}").format(Identifier(table)))
+        for table in ("fleet_limits", "fleet_spending"):
+            if self._client.execute("SELECT to_regclass(%s)", (table,)).fetchone() != (None,):
+                self._client.execute(SQL("DELETE FROM {}").format(Identifier(table)))
+        self._client.close()
 
 
 class OwnServer(Protocol):

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
-from fairtrial.errors import ConfigurationError
+from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.fleet.limits.servers import LimitServer
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def limit_server(source: LimitSource, **options: Any) -> LimitServer:
         from fairtrial.fleet.limits.postgres import PostgresLimits
 
         return PostgresLimits.of(source, **options)
-    from fairtrial.fleet.limits.redis import RedisLimits
-
+    try:
+        from fairtrial.fleet.limits.redis import RedisLimits
+    except ImportError:
+        raise MissingExtraError("shared limits on Redis", "redis") from None
     return RedisLimits.of(source, **options)

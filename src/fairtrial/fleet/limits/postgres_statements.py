@@ -49,7 +49,7 @@ RESERVE: Final[LiteralString] = f"""{_LOCKED}, settings AS (
         ) AS demand,
         -- The full rate was in demand and nothing was refused: increase it, slowly near the rate of the last refusal.
         LATERAL (
-            SELECT CASE
+            SELECT first > 0 AND (is_idle OR is_time_to_grow) AS is_adjusted, CASE
                 WHEN is_idle OR NOT is_time_to_grow THEN old_rate
                 WHEN ceiling IS NULL THEN least(largest, old_rate * 2)
                 WHEN old_rate < ceiling * 0.9 OR old_rate > ceiling * 1.1 THEN least(largest, old_rate * 1.05)
@@ -87,8 +87,8 @@ RESERVE: Final[LiteralString] = f"""{_LOCKED}, settings AS (
             WHEN granted > 0 THEN token_start + granted * token_step
             ELSE token_due
         END,
-        rate = CASE WHEN first > 0 THEN new_rate ELSE kept.rate END,
-        grown_at = CASE WHEN first > 0 AND (is_idle OR is_time_to_grow) THEN now ELSE kept.grown_at END,
+        rate = CASE WHEN is_adjusted THEN new_rate ELSE kept.rate END,
+        grown_at = CASE WHEN is_adjusted THEN now ELSE kept.grown_at END,
         used_at = clock_timestamp()
     FROM block WHERE kept.name = block.name
     RETURNING kept.epoch, CASE WHEN granted = 0 AND count > 0 THEN too_early + 1000 ELSE 0 END, 1e6 / cost,
