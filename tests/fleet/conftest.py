@@ -10,6 +10,7 @@ import pytest
 from fairtrial.fleet.client import dispatch
 from fairtrial.fleet.client.dispatch import DispatchConfig
 from fairtrial.fleet.queues import MemoryBroker, PostgresBroker
+from tests.fleet.limit_servers import ENGINES, PostgresState, RedisState, SharedServer
 from tests.redis_server import RedisServer
 
 
@@ -64,3 +65,26 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         return DispatchConfig(**{**base, **changes})
 
     monkeypatch.setattr(dispatch, "DispatchConfig", made)
+
+
+@pytest.fixture(params=ENGINES)
+def limits(request: pytest.FixtureRequest) -> Iterator[SharedServer]:
+    """A server for limits and budgets, with none on it."""
+    server: SharedServer
+    if request.param == "redis":
+        server = RedisState(request.getfixturevalue("redis_url"))
+    else:
+        server = PostgresState(request.getfixturevalue("mailbox_database"))
+    yield server
+    server.clear()
+
+
+@pytest.fixture(params=ENGINES)
+def refusing_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of a server, with a password that it does not accept."""
+    if request.param == "redis":
+        with RedisServer(tmp_path / "locked", "--requirepass", "sesame-open") as server:
+            yield f"redis://:wrong-password@127.0.0.1:{server.port}"
+    else:
+        port = request.getfixturevalue("pg_server").port
+        yield f"postgresql://tester:wrong-password@127.0.0.1:{port}/postgres"

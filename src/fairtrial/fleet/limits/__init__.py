@@ -1,1 +1,1 @@
-"""Provider quotas and budgets that the workers of a fleet share through Redis."""
+"""Provider quotas and budgets that the workers of a fleet share through Redis or PostgreSQL."""

@@ -1,4 +1,4 @@
-"""A rate limiter for a provider quota that a whole fleet shares through Redis."""
+"""A rate limiter for a provider quota that a whole fleet shares through Redis or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
 
-from redis.exceptions import RedisError
-
-from fairtrial.backoff import backoff
-from fairtrial.errors import ConfigurationError, MailboxAccessError, MailboxError
-from fairtrial.fleet.limits.connections import LoopConnections, running_loop
-from fairtrial.fleet.limits.scripts import LEASE, LISTEN, LONGEST_COOLDOWN, REFUSED
+from fairtrial.backoff import UNAVAILABLE, backoff
+from fairtrial.errors import ConfigurationError, FairtrialError, MailboxError
+from fairtrial.fleet.limits.connections import LimitSource, LoopConnections, running_loop
+from fairtrial.fleet.limits.servers import LONGEST_COOLDOWN, CooldownState, LimitServer, Quota
 from fairtrial.mailbox.protocol import validate_name
-from fairtrial.mailbox.redis import RedisConnection
-from fairtrial.mailbox.redis.errors import translated
-from fairtrial.mailbox.redis.scripts import LuaScript
 from fairtrial.models.limiter import Permit, Verdict
 
 _log = logging.getLogger(__name__)
@@ -30,10 +25,10 @@ _log = logging.getLogger(__name__)
 BLOCK_SECONDS: Final = 0.05
 """A block is this much of the fleet's rate, at least one call: small, so that all processes are served in turn."""
 FRESH_SECONDS: Final = 0.5
-"""A call that begins this long after the last answer of Redis first checks for new refusals."""
+"""A call that begins this long after the last answer of the server first checks for new refusals."""
 _LATE_SECONDS = 0.1
 _LATE_GAPS = 5
-_INEXACT = 0.01  # Seconds by which two answers of Redis about the same time may differ in this process.
+_INEXACT = 0.01  # Seconds by which two answers of the server about the same time may differ in this process.
 _MOST_AT_ONCE = 100_000.0
 _LONGEST_BACKOFF = 5.0
 
@@ -45,31 +40,19 @@ class FleetPermit(Permit):
     tokens: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    key: str
-    cost_us: float  # Per request; if adaptive, at the largest rate.
-    burst: float
-    token_cost_us: float
-    token_burst: float
-    first: float
-    largest: float
-    share: float | None
-
-
 class FleetLimiter:
     """Limits the rate of calls to one model across all processes that use the same limiter name.
 
-    Each process reserves blocks of start times in Redis, one per waiting call and at most a twentieth of a second's
-    worth, so one round trip serves many calls and all processes are served in turn. A `retry-after` that one call
-    receives holds back the whole fleet within half a second. A process that crashes loses its block: a moment of the
-    rate, and nothing else.
+    Each process reserves blocks of start times on the server, one per waiting call and at most a twentieth of a
+    second's worth, so one round trip serves many calls and all processes are served in turn. A `retry-after` that one
+    call receives holds back the whole fleet within half a second. A process that crashes loses its block: a moment of
+    the rate, and nothing else.
 
-    While Redis is unavailable, calls wait for it, within their own deadlines: a worker without Redis has no work
-    anyway. With `share_without_redis` they continue at that share of the rate instead.
+    While the server is unavailable, calls wait for it, within their own deadlines: a worker without its queue has no
+    work anyway. With `share_without_server` they continue at that share of the rate instead.
 
     Args:
-        source: The URL of a Redis server, or a `RedisConnection`.
+        source: The URL of a Redis server or a PostgreSQL database, or a `RedisConnection` or `PostgresConnection`.
         name: The name of the quota, such as "openai:gpt-6.1-sol". Processes that use the same name share it.
         requests_per_second: Maximum rate of calls. Alternatively `requests_per_minute`.
         requests_per_minute: The same per minute, as most providers state it.
@@ -80,13 +63,14 @@ class FleetLimiter:
         initial: The initial rate if adaptive.
         fill: The share of the quota to use: clocks and networks are inexact, and refusals cost more than short waits.
         tokens_per_call: The expected usage of the first calls.
-        share_without_redis: The share of the rate that this process may use while Redis is unavailable.
-        options: Options of the connection, as `RedisConnection` takes them.
+        share_without_server: The share of the rate that this process may use while the server is unavailable.
+        share_without_redis: The former name of `share_without_server`.
+        options: Options of the connection, as `RedisConnection` or `PostgresConnection` takes them.
     """
 
     def __init__(
         self,
-        source: str | RedisConnection,
+        source: LimitSource,
         name: str,
         *,
         requests_per_second: float | None = None,
@@ -96,6 +80,7 @@ class FleetLimiter:
         initial: float = 5.0,
         fill: float = 0.97,
         tokens_per_call: float = 1000.0,
+        share_without_server: float | None = None,
         share_without_redis: float | None = None,
         **options: Any,
     ) -> None:
@@ -105,7 +90,8 @@ class FleetLimiter:
         if rate is None and tokens_per_minute is None and not adaptive:
             raise ConfigurationError("FleetLimiter requires a rate of requests or of tokens, or adaptive=True")
         numbers = {"rate": rate, "tokens_per_minute": tokens_per_minute, "initial": initial}
-        numbers |= {"tokens_per_call": tokens_per_call, "share_without_redis": share_without_redis}
+        share = share_without_redis if share_without_server is None else share_without_server
+        numbers |= {"tokens_per_call": tokens_per_call, "share_without_server": share}
         for what, number in numbers.items():
             if number is not None and not 0 < number < float("inf"):
                 raise ConfigurationError(f"{what} must be a finite number more than 0 (got {number})")
@@ -114,16 +100,16 @@ class FleetLimiter:
         used = min(_MOST_AT_ONCE, _MOST_AT_ONCE if rate is None else rate * fill)
         per_second = 0.0 if tokens_per_minute is None else tokens_per_minute * fill / 60
         self.name = validate_name(name)
-        self._settings = _Settings(
-            key=f"{{fairtrial:limits:{name}}}:state",
+        self._quota = Quota(
+            name=self.name,
             cost_us=1e6 / used,
             burst=max(1.0, used * BLOCK_SECONDS),
             token_cost_us=1e6 / per_second if per_second else 0.0,
             token_burst=per_second,
             first=min(initial, used) if adaptive else 0.0,
             largest=used,
-            share=share_without_redis,
         )
+        self._share = share
         self._tokens_per_call = tokens_per_call
         self._connections = LoopConnections(source, **options)
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopLimiter] = WeakKeyDictionary()
@@ -183,7 +169,7 @@ class FleetLimiter:
         limiter = self._by_loop.get(loop)
         if limiter is None:
             limiter = self._by_loop[loop] = _LoopLimiter(
-                self.name, self._settings, self._connections, self._tokens_per_call
+                self._quota, self._connections, self._tokens_per_call, self._share
             )
         return limiter
 
@@ -191,18 +177,18 @@ class FleetLimiter:
 class _LoopLimiter:
     """The state of the limiter in one event loop: waiting calls, and the start times reserved for them."""
 
-    def __init__(self, name: str, settings: _Settings, connections: LoopConnections, tokens: float) -> None:
-        self._name = name
-        self._settings = settings
+    def __init__(self, quota: Quota, connections: LoopConnections, tokens: float, share: float | None) -> None:
+        self._quota = quota
         self._connections = connections
+        self._share = share
         self._waiting: deque[asyncio.Future[FleetPermit]] = deque()
         self._slots: deque[float] = deque()
-        self._expected = tokens if settings.token_cost_us else 0.0  # Tokens of one call.
+        self._expected = tokens if quota.token_cost_us else 0.0  # Tokens of one call.
         self._slot_tokens = self._expected  # The tokens per call for which the start times were reserved.
         self._debt = 0.0
         self._not_before = 0.0
         self._heard_at = 0.0
-        self._own_turn = 0.0  # When the next call may begin while Redis is away.
+        self._own_turn = 0.0  # When the next call may begin while the server is unavailable.
         self._away = 0
         self._pump: asyncio.Task[None] | None = None
         self._chores: set[asyncio.Task[None]] = set()
@@ -230,7 +216,7 @@ class _LoopLimiter:
             raise
 
     def refused(self, permit: Permit, retry_after: float | None) -> None:
-        """Hold back this process at once, and the others through Redis."""
+        """Hold back this process at once, and the others through the server."""
         self.refusals += 1
         if isinstance(permit, FleetPermit):
             self._debt -= permit.tokens  # A refused call has used none.
@@ -243,7 +229,7 @@ class _LoopLimiter:
 
     def settle(self, permit: Permit, tokens: int) -> None:
         """Correct the expected usage of a call to the actual one."""
-        if not self._settings.token_cost_us or not isinstance(permit, FleetPermit):
+        if not self._quota.token_cost_us or not isinstance(permit, FleetPermit):
             return
         self._debt += tokens - permit.tokens
         self._expected += 0.1 * (tokens - self._expected)
@@ -281,9 +267,10 @@ class _LoopLimiter:
                     self._slots.popleft()
                     self._admit()
         except Exception as error:  # Waiting calls must receive any error.
-            if not isinstance(error, MailboxError):
-                _log.exception("the limiter %s failed", self._name)
-            said = error if isinstance(error, MailboxError) else MailboxError(f"the limiter {self._name}: {error!r}")
+            said = error
+            if not isinstance(error, FairtrialError):
+                _log.exception("the limiter %s failed", self._quota.name)
+                said = MailboxError(f"the limiter {self._quota.name}: {error!r}")
             for future in self._waiting:
                 if not future.done():
                     future.set_exception(said)
@@ -296,7 +283,7 @@ class _LoopLimiter:
 
         Otherwise a process that was stuck, or the whole fleet, would make all these calls at once.
         """
-        late = max(_LATE_SECONDS, _LATE_GAPS / (self.rate or self._settings.largest))
+        late = max(_LATE_SECONDS, _LATE_GAPS / (self.rate or self._quota.largest))
         end = max(time.monotonic() - late, self._not_before - _INEXACT)
         while self._slots and self._slots[0] < end:
             self._slots.popleft()
@@ -312,55 +299,53 @@ class _LoopLimiter:
         self._debt -= self._slot_tokens  # The call for this slot was cancelled.
 
     def _block(self) -> int:
-        rate = self.rate if self._settings.first and self.rate else self._settings.largest
-        return max(1, int(rate * BLOCK_SECONDS)) if self.rate or not self._settings.first else 1
+        rate = self.rate if self._quota.first and self.rate else self._quota.largest
+        return max(1, int(rate * BLOCK_SECONDS)) if self.rate or not self._quota.first else 1
 
     async def _lease(self, count: int) -> None:
-        settings, debt = self._settings, self._debt
-        args = (count, settings.cost_us, settings.burst, settings.token_cost_us, settings.token_burst)
-        expected, self._debt = self._expected, 0.0
+        debt, self._debt = self._debt, 0.0
+        expected = self._expected
         try:
-            answer = await self._script(LEASE, (*args, expected, debt, settings.first, settings.largest))
+            block = await self._ask(lambda server: server.reserve(self._quota, count, expected, debt))
         except BaseException:
             self._debt += debt
             raise
-        if answer is None:
+        if block is None:
             self._debt += debt
             if count:
-                await self._without_redis()
+                await self._without_server()
             return
-        epoch, wait, rate, *offsets = answer
-        self.epoch, self.rate = epoch, rate / 1000
+        self.epoch, self.rate = block.epoch, block.rate
         self.blocks += 1
         self._slot_tokens = expected
-        self._slots.extend(self._heard_at + offset / 1e6 for offset in offsets)
-        if not offsets and count:
-            await asyncio.sleep(wait / 1e6 * (1 + 0.1 * random.random()))  # noqa: S311 - only to spread them
+        self._slots.extend(self._heard_at + offset / 1e6 for offset in block.offsets_us)
+        if not block.offsets_us and count:
+            await asyncio.sleep(block.wait_us / 1e6 * (1 + 0.1 * random.random()))  # noqa: S311 - only to spread them
 
     async def _listen(self) -> None:
-        answer = await self._script(LISTEN, ())
-        if answer is not None:
-            self._learn(*answer)
+        state = await self._ask(lambda server: server.listen(self._quota))
+        if state is not None:
+            self._learn(state)
         else:
             self._heard_at = time.monotonic()  # Reserved start times remain valid.
 
     async def _tell(self, epoch: int, retry_after: float | None) -> None:
-        told = -1 if retry_after is None else round(retry_after * 1e6)
+        told = -1.0 if retry_after is None else retry_after * 1e6
         try:
-            answer = await self._script(REFUSED, (epoch, told, self._settings.cost_us, self._settings.first))
-        except MailboxError as error:
+            state = await self._ask(lambda server: server.refuse(self._quota, epoch, told))
+        except FairtrialError as error:
             _log.warning("a refusal could not be published to the fleet: %s", error)
             return
-        if answer is not None:
-            self._learn(*answer)
+        if state is not None:
+            self._learn(state)
 
-    def _learn(self, epoch: int, wait: int) -> None:
-        if epoch != self.epoch:
-            self.epoch = epoch
+    def _learn(self, state: CooldownState) -> None:
+        if state.epoch != self.epoch:
+            self.epoch = state.epoch
             self._debt -= len(self._slots) * self._slot_tokens
             self._slots.clear()  # Reserved before the refusal: reserve new ones.
-        if wait > 0:
-            self._not_before = max(self._not_before, time.monotonic() + wait / 1e6)
+        if state.wait_us > 0:
+            self._not_before = max(self._not_before, time.monotonic() + state.wait_us / 1e6)
 
     async def _settle_soon(self) -> None:
         # Usually sent with the next block; otherwise send it soon, so that others can use the unused tokens.
@@ -368,41 +353,37 @@ class _LoopLimiter:
         try:
             if self._debt:
                 await self._lease(0)
-        except MailboxError as error:
+        except FairtrialError as error:
             _log.warning("token usage could not be published to the fleet: %s", error)
         finally:
             self._settling = None
 
-    async def _script(self, script: LuaScript, args: tuple[Any, ...]) -> Any:
-        """Run a script and return its answer; None while Redis is unavailable.
+    async def _ask[Answer](self, operation: Callable[[LimitServer], Awaitable[Answer]]) -> Answer | None:
+        """Ask the server and return its answer; None while it is unavailable.
 
         Raises:
-            MailboxAccessError: Redis denies access, so waiting would not help.
+            FairtrialError: any other error, such as denied access: waiting would not help.
         """
         try:
-            connection = await self._connections.get()
-            answer = await connection.script(script, (self._settings.key,), args)
-        except (RedisError, OSError, MailboxError) as problem:
-            error = translated(problem, f"asking for the limit {self._name}")
-            if isinstance(error, MailboxAccessError):
-                raise error from None
+            answer = await operation(await self._connections.get())
+        except UNAVAILABLE as error:
             if not self._away:
-                _log.warning("the limiter waits for Redis: %s", error)
+                _log.warning("the limiter waits for %s: %s", self._connections.server, error)
             self._away += 1
             return None
         if self._away:
-            _log.warning("the limiter reaches Redis again")
+            _log.warning("the limiter reaches %s again", self._connections.server)
         self._away = 0
         self._heard_at = time.monotonic()
         return answer
 
-    async def _without_redis(self) -> None:
+    async def _without_server(self) -> None:
         pause = backoff(self._away + 1, first=0.05, longest=_LONGEST_BACKOFF)
-        if self._settings.share is None:
+        if self._share is None:
             await asyncio.sleep(pause)
             return
-        # A local block at this process's share of the rate; then Redis is tried again.
-        gap = 1 / (self._settings.share * (self.rate or self._settings.first or self._settings.largest))
+        # A local block at this process's share of the rate; then the server is asked again.
+        gap = 1 / (self._share * (self.rate or self._quota.first or self._quota.largest))
         now = time.monotonic()
         turn = max(self._own_turn, now, self._not_before)
         count = max(1, round(pause / gap))

@@ -7,31 +7,25 @@ import logging
 import re
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
-
-from redis.exceptions import RedisError
+from typing import Any, Self
 
 from fairtrial.codec import digest
-from fairtrial.errors import ConfigurationError, MailboxAccessError, MailboxError
-from fairtrial.fleet.limits.connections import LoopConnections
-from fairtrial.fleet.limits.scripts import SPEND
+from fairtrial.errors import ConfigurationError, FairtrialError, MailboxAccessError, MailboxError
+from fairtrial.fleet.limits.connections import LimitSource, LoopConnections
 from fairtrial.lru import LruCache
-from fairtrial.mailbox.redis import RedisConnection
-from fairtrial.mailbox.redis.errors import translated
 from fairtrial.session.events import TokenUsage
 
 _log = logging.getLogger(__name__)
 
-REMEMBERED_DAYS: Final = 30
 _MAX_RUNS = 256
 _PLAIN = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
 
 
 @dataclass(slots=True)
 class _RunSpending:
-    known: TokenUsage = field(default_factory=TokenUsage)  # The last total of all processes from Redis.
+    known: TokenUsage = field(default_factory=TokenUsage)  # The last total of all processes from the server.
     known_requests: int = 0
-    own: TokenUsage = field(default_factory=TokenUsage)  # Usage of this process not yet sent to Redis.
+    own: TokenUsage = field(default_factory=TokenUsage)  # Usage of this process not yet sent to the server.
     own_requests: int = 0
     told: TokenUsage = field(default_factory=TokenUsage)  # Usage that is being sent.
     told_requests: int = 0
@@ -40,19 +34,19 @@ class _RunSpending:
 
 
 class FleetSpending:
-    """Counts the usage of runs for all processes that share a Redis server. Pass it to adapters as `spending`.
+    """Counts the usage of runs for all processes that share a server. Pass it to adapters as `spending`.
 
     Each process publishes its usage once per `refresh_seconds`; its own usage counts locally at once. A budget can
-    therefore be exceeded by the usage of the fleet in that time and by calls in progress. While Redis is unavailable,
-    each process continues from the last known total.
+    therefore be exceeded by the usage of the fleet in that time and by calls in progress. While the server is
+    unavailable, each process continues from the last known total.
 
     Args:
-        source: The URL of a Redis server, or a `RedisConnection`.
+        source: The URL of a Redis server or a PostgreSQL database, or a `RedisConnection` or `PostgresConnection`.
         refresh_seconds: Maximum age of the usage of other processes.
-        options: Options of the connection, as `RedisConnection` takes them.
+        options: Options of the connection, as `RedisConnection` or `PostgresConnection` takes them.
     """
 
-    def __init__(self, source: str | RedisConnection, *, refresh_seconds: float = 1.0, **options: Any) -> None:
+    def __init__(self, source: LimitSource, *, refresh_seconds: float = 1.0, **options: Any) -> None:
         if not refresh_seconds > 0:
             raise ConfigurationError(f"refresh_seconds must be more than 0 (got {refresh_seconds})")
         self._connections = LoopConnections(source, **options)
@@ -82,7 +76,7 @@ class FleetSpending:
         """Read the usage of other processes unless it is recent.
 
         Raises:
-            MailboxAccessError: Redis denies access; the budget could not be enforced.
+            MailboxAccessError: the server denies access; the budget could not be enforced.
         """
         run = self._run(run_id)
         if time.monotonic() - run.heard_at >= self._refresh_seconds:
@@ -115,11 +109,11 @@ class FleetSpending:
         if run.own_requests:
             try:
                 await self._exchanged(run_id, run)
-            except MailboxError as error:
+            except FairtrialError as error:
                 _log.warning("the usage of run %s could not be published: %s", run_id, error)
 
     async def _exchanged(self, run_id: str, run: _RunSpending) -> None:
-        """Exchange usage with Redis, one exchange per run at a time."""
+        """Exchange usage with the server, one exchange per run at a time."""
         if run.asking is None or run.asking.done():
             run.asking = asyncio.get_running_loop().create_task(self._exchange(run_id, run))
         await asyncio.shield(run.asking)
@@ -128,30 +122,22 @@ class FleetSpending:
         told, requests = run.own, run.own_requests
         run.told, run.told_requests = told, requests
         run.own, run.own_requests = TokenUsage(), 0
-        dollars = "" if told.cost_usd is None else repr(told.cost_usd)
-        args = (requests, told.input_tokens, told.output_tokens, told.cached_tokens, dollars)
         try:
-            connection = await self._connections.get()
-            said = await connection.script(SPEND, (_key(run_id),), (*args, REMEMBERED_DAYS * 86_400_000))
-        except BaseException as problem:
+            server = await self._connections.get()
+            known, known_requests = await server.spend(_name(run_id), told, requests)
+        except BaseException as error:
             # It is unknown whether the usage arrived: rather count it twice than not at all.
             run.own, run.own_requests = told + run.own, requests + run.own_requests
-            if not isinstance(problem, RedisError | OSError | MailboxError):
+            if not isinstance(error, MailboxError) or isinstance(error, MailboxAccessError):
                 raise
-            error = translated(problem, f"counting the usage of run {run_id}")
-            if isinstance(error, MailboxAccessError):
-                raise error from None
             _log.warning("%s; this process continues with the last known total", error)
         else:
-            counts = [int(number or 0) for number in said[:4]]
-            cost = None if said[4] is None else float(said[4])
-            run.known, run.known_requests = TokenUsage(counts[1], counts[2], counts[3], cost), counts[0]
+            run.known, run.known_requests = known, known_requests
         finally:
             run.told, run.told_requests = TokenUsage(), 0
         run.heard_at = time.monotonic()
 
 
-def _key(run_id: str) -> str:
-    # Calls outside any run have an empty run id. The id is escaped, so that it cannot leave our key prefix.
-    name = run_id if _PLAIN.fullmatch(run_id) else digest([run_id])
-    return f"{{fairtrial:spent:{name}}}:run"
+def _name(run_id: str) -> str:
+    # Calls outside any run have an empty run id. Others are escaped, so that they cannot leave our key prefix.
+    return run_id if _PLAIN.fullmatch(run_id) else digest([run_id])

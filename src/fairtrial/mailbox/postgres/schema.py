@@ -73,6 +73,30 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (queue, worker)
         )""",
     ),
+    # Times in microseconds; half of each page stays free, so that new versions of a row fit beside the old ones.
+    (
+        """CREATE TABLE fleet_limits (
+            name text PRIMARY KEY,
+            requests_at float8,
+            tokens_at float8,
+            paused_until float8,
+            epoch bigint NOT NULL DEFAULT 0,
+            began_at float8,
+            rate float8,
+            ceiling float8,
+            grown_at float8,
+            used_at timestamptz NOT NULL DEFAULT clock_timestamp()
+        ) WITH (fillfactor = 50)""",
+        """CREATE TABLE fleet_spending (
+            name text PRIMARY KEY,
+            requests bigint NOT NULL,
+            input_tokens bigint NOT NULL,
+            output_tokens bigint NOT NULL,
+            cached_tokens bigint NOT NULL,
+            dollars float8,
+            used_at timestamptz NOT NULL DEFAULT clock_timestamp()
+        ) WITH (fillfactor = 50)""",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)

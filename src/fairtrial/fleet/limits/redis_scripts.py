@@ -1,4 +1,4 @@
-"""Lua scripts for the limits and budgets that a fleet shares.
+"""Lua scripts for the limits and budgets that a fleet shares through Redis.
 
 GCRA with reserved start times: for each limit the state is one number, the time at which the next call may begin.
 Reserving a block of calls advances that time and returns the start times of the calls. Processes are served in the
@@ -19,13 +19,7 @@ Only the server's clock counts. The reservations of a process that crashes are l
 
 from __future__ import annotations
 
-from typing import Final
-
 from fairtrial.mailbox.redis.scripts import LuaScript
-
-LONGEST_COOLDOWN: Final = 120.0
-LONGEST_AHEAD: Final = 10.0
-"""Start times are reserved at most this many seconds ahead."""
 
 _COMMON = """
 local time = redis.call('TIME')
