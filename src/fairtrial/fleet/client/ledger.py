@@ -44,6 +44,7 @@ class Ledger:
             done[ordinal >> 3] &= ~(1 << (ordinal & 7))
         self._out: dict[int, Sample[Any, Any]] = {}
         self._committing: set[int] = set()
+        self.received = 0  # Replies that arrived here, also those that are still to be committed, and duplicates.
         self.returned = 0  # Results that counted.
         self.cursor = self.position = min(cursor, run.planned)
         self.missing = run.planned - sum(byte.bit_count() for byte in done)
