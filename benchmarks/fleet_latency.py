@@ -1,9 +1,9 @@
-"""How long a request to a MainLoop takes from being sent to being answered, over Redis, one at a time.
+"""How long a request to a MainLoop takes from being sent to being answered, one at a time.
 
-python benchmarks/fleet_latency.py [--requests 1000] [--limit-ms 5]
+python benchmarks/fleet_latency.py [--mailbox redis|postgres] [--requests 1000] [--limit-ms 5]
 
-Starts its own redis-server on the loopback, and the MainLoop in a process of its own. Prints one JSON line per figure.
-With --limit-ms it fails when the median is above it.
+Starts its own server on the loopback, and the MainLoop in a process of its own. Prints one JSON line per figure. With
+--limit-ms it fails when the median is above it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fairtrial import MainLoop, Session, exact_match
 from fairtrial.data import Sample
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
-from fairtrial.mailbox import RedisConnection, RedisMailbox
+from fairtrial.mailbox import PostgresConnection, PostgresMailbox, RedisConnection, RedisMailbox
 from fairtrial.trials import TrialContext, TrialKey
 from fairtrial.trials.experiment import Experiment
 
@@ -31,8 +33,18 @@ async def answer(input: str) -> str:
     return input
 
 
+def connect(url: str) -> RedisConnection | PostgresConnection:
+    return PostgresConnection(url) if url.startswith("postgresql") else RedisConnection(url)
+
+
+def mailbox_of(connection: RedisConnection | PostgresConnection, name: str, body_type: type[Any]) -> Any:
+    if isinstance(connection, PostgresConnection):
+        return PostgresMailbox(name, body_type, connection)
+    return RedisMailbox(name, body_type, connection)
+
+
 async def serve(url: str) -> None:
-    async with RedisConnection(url) as connection, RedisMailbox("main", MainLoopRequest, connection) as requests:
+    async with connect(url) as connection, mailbox_of(connection, "main", MainLoopRequest) as requests:
         await MainLoop(answer, requests=requests).run()
 
 
@@ -48,11 +60,11 @@ def served(url: str) -> Iterator[None]:
         process.wait()
 
 
-async def main_loop(connection: RedisConnection, count: int) -> list[float]:
+async def main_loop(connection: RedisConnection | PostgresConnection, count: int) -> list[float]:
     """Request to reply, in milliseconds."""
     from fairtrial.fleet.worker.remote import RemoteMainLoop
 
-    requests = RedisMailbox("main", MainLoopRequest, connection)
+    requests = mailbox_of(connection, "main", MainLoopRequest)
     async with requests, requests.for_replies("main.replies.bench", MainLoopResult, 60) as replies:
         key = TrialKey("run", "baseline", "s")
         context = TrialContext(key, Sample("s", "x"), Experiment(), Session())
@@ -65,12 +77,12 @@ async def main_loop(connection: RedisConnection, count: int) -> list[float]:
         return took
 
 
-async def two_hops(connection: RedisConnection, count: int) -> list[float]:
+async def two_hops(connection: RedisConnection | PostgresConnection, count: int) -> list[float]:
     """A trial through EvalLoop and MainLoop and back, in milliseconds."""
     async with (
-        RedisMailbox("requests", EvalRequest, connection) as requests,
-        RedisMailbox("results", EvalReply, connection) as results,
-        RedisMailbox("main", MainLoopRequest, connection) as main,
+        mailbox_of(connection, "requests", EvalRequest) as requests,
+        mailbox_of(connection, "results", EvalReply) as results,
+        mailbox_of(connection, "main", MainLoopRequest) as main,
     ):
         config = EvalLoopConfig(concurrency=1)
         loop = EvalLoop(
@@ -93,7 +105,7 @@ async def two_hops(connection: RedisConnection, count: int) -> list[float]:
 async def measure(url: str, count: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     with served(url):
-        async with RedisConnection(url) as connection:
+        async with connect(url) as connection:
             for name, way in (("request_to_reply", main_loop), ("trial_over_two_hops", two_hops)):
                 await way(connection, 20)  # Connections and scripts are there.
                 took = sorted(await way(connection, count))
@@ -104,6 +116,7 @@ async def measure(url: str, count: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mailbox", choices=["redis", "postgres"], default="redis")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--limit-ms", type=float, default=0.0)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -112,9 +125,9 @@ def main() -> None:
         asyncio.run(serve(options.serve))
         return
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from benchmarks.mailbox import server
+    from benchmarks.fleet_throughput import queue
 
-    with server() as url:
+    with tempfile.TemporaryDirectory() as folder, queue(Path(folder), options.mailbox) as (url, _):
         figures = asyncio.run(measure(url, options.requests))
     for name, value in figures.items():
         print(json.dumps({"figure": name, "value": value}))

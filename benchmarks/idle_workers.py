@@ -1,11 +1,11 @@
 """What idle workers cost the server of a queue: connections, memory, CPU.
 
-    python benchmarks/idle_workers.py [--workers 1000] [--seconds 30] [--mailbox URL]
+    python benchmarks/idle_workers.py [--engine redis|postgres] [--workers 1000] [--seconds 30]
 
 Each worker is a mailbox with connections of its own that waits for messages as a worker does. They share a few
-processes: a thousand interpreters would need tens of gigabytes. Without --mailbox, a Redis is started; with it, the
-engine follows from the address. Connections, memory and CPU are those of the server process that --pid names, with its
-children. Fails if a message is not answered afterwards, or if idle workers take more than half a core of the server.
+processes: a thousand interpreters would need tens of gigabytes. A server is started for them; --mailbox names another
+one, and --pid its main process. Connections, memory and CPU are those of the server's processes. Fails if a message is
+not answered afterwards, or if idle workers take more than half a core of the server.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fairtrial.errors import MailboxConnectionError
+from fairtrial.fleet import EvalLoopConfig
 from fairtrial.fleet.queues import connect_broker
+from fairtrial.mailbox.bulk import ANNOUNCEMENT_SECONDS
 from tests.fleet.build import request
 from tests.redis_server import RedisServer
+from tests.servers import PostgresServer
 
 SUITE = "idle"
 PER_PROCESS = 250
@@ -37,6 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--engine", choices=["redis", "postgres"], default="redis")
     parser.add_argument("--mailbox")
     parser.add_argument("--pid", type=int, help="main process of the server of --mailbox")
     parser.add_argument("--wait", type=int, help=argparse.SUPPRESS)
@@ -46,8 +50,11 @@ def main() -> int:
         return 0
     if options.mailbox:
         return measure(options.mailbox, options.pid, options.workers, options.seconds)
-    with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder), "--maxclients", "20000") as server:
-        return measure(server.url, server.pid, options.workers, options.seconds)
+    if options.engine == "postgres":
+        with PostgresServer(max_connections=4 * options.workers + 20) as postgres:
+            return measure(postgres.new_database(), postgres.pids()[0], options.workers, options.seconds)
+    with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder), "--maxclients", "20000") as redis:
+        return measure(redis.url, redis.pid, options.workers, options.seconds)
 
 
 def measure(url: str, pid: int | None, workers: int, seconds: float) -> int:
@@ -123,16 +130,22 @@ async def wait_for_work(url: str, count: int) -> None:
         nonlocal answered
         while not done.is_set():
             try:
-                for message in await box.receive(1, 60, 5):
+                for message in await box.receive(1, 60, EvalLoopConfig().wait_seconds):
                     await message.acknowledge()
                     answered += 1
             except MailboxConnectionError:  # Many connect at once; a worker tries again too.
                 await asyncio.sleep(1)
 
+    async def announce(box: Any, number: int) -> None:
+        await asyncio.sleep(number % 100 * ANNOUNCEMENT_SECONDS / 300)  # Workers do not start in the same moment.
+        while not done.is_set():
+            await box.announce(f"{os.getpid()} idle-{number}", "", ANNOUNCEMENT_SECONDS)
+            await asyncio.sleep(ANNOUNCEMENT_SECONDS / 3)
+
     tasks = []
-    for box in boxes:
-        await box.announce("idle", "", 60)
-        tasks.append(asyncio.create_task(work(box)))
+    for number, box in enumerate(boxes):
+        await box.announce(f"{os.getpid()} idle-{number}", "", ANNOUNCEMENT_SECONDS)
+        tasks += [asyncio.create_task(work(box)), asyncio.create_task(announce(box, number))]
     began, used = time.monotonic(), time.process_time()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)

@@ -29,8 +29,9 @@ def free_port() -> int:
 class PostgresServer:
     """A PostgreSQL server on 127.0.0.1; `stop` and `start` again at will, the data stays."""
 
-    def __init__(self, password: str = "store-test-password") -> None:
+    def __init__(self, password: str = "store-test-password", *, max_connections: int = 60) -> None:
         self.password = password
+        self._max_connections = max_connections
         self.port = free_port()
         # Not under pytest's own folders: the server's user must be able to walk there.
         self._folder = Path(tempfile.mkdtemp(prefix="fairtrial-pg-"))
@@ -68,7 +69,8 @@ class PostgresServer:
                 [
                     self._bin / "postgres",
                     *("-D", self._folder / "data", "-p", str(self.port), "-h", "127.0.0.1"),
-                    *("-k", self._folder, "-c", "fsync=off", "-c", "shared_buffers=32MB", "-c", "max_connections=60"),
+                    *("-k", self._folder, "-c", "fsync=off", "-c", "shared_buffers=32MB"),
+                    *("-c", f"max_connections={self._max_connections}"),
                 ],
                 stdout=log,
                 stderr=log,

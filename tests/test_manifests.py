@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import hashlib
 import json
@@ -13,9 +14,11 @@ from typing import Any
 
 import jsonschema
 import kubernetes_validate  # type: ignore[import-untyped]
+import psycopg
 import pytest
 
 from fairtrial.cli import command_worker
+from fairtrial.mailbox import PostgresConnection, PostgresMailbox
 from tests.test_deploy import DEPLOY, read_yaml
 
 pytestmark = pytest.mark.proves("R83", "R84")
@@ -90,6 +93,36 @@ def test_the_scalers_count_the_requests_of_the_suite() -> None:
     assert "name = 'suite.requests'" in query
     queue = objects("keda-sqs.yaml")[1]["spec"]["triggers"][0]["metadata"]["queueURL"]
     assert queue == f"fairtrial-suite-requests-{hashlib.sha256(b'suite.requests').hexdigest()[:16]}"
+
+
+def test_the_query_of_the_scaler_counts_what_is_waiting_delayed_and_in_flight(pg_url: str) -> None:
+    """The very query of the manifest, in a database with more than the requests of its suite."""
+    query = objects("keda-postgresql.yaml")[1]["spec"]["triggers"][0]["metadata"]["query"]
+
+    async def fill() -> None:
+        async with PostgresConnection(pg_url) as connection:
+            await PostgresMailbox("suite.results.run", object, connection).send_all(["a result"] * 3)
+            await PostgresMailbox("other.requests", object, connection).send_all(["of another suite"] * 5)
+            async with PostgresMailbox("suite.requests", object, connection) as requests:
+                await requests.send_all(list(range(20)))
+                taken = await requests.receive(8, 60, 0)
+                await taken[0].dead_letter("cannot be done")
+                await taken[1].nack(600)
+                await taken[2].acknowledge()
+
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        asyncio.run(fill())
+        assert connection.execute(query).fetchall() == [(20 - 1 - 1,)]
+        # The rights that the comment of the manifest names are enough.
+        connection.execute("CREATE ROLE keda")
+        try:
+            connection.execute("GRANT SELECT ON mailbox_queues, mailbox_messages TO keda")
+            connection.execute("SET ROLE keda")
+            assert connection.execute(query).fetchall() == [(18,)]
+        finally:
+            connection.execute("RESET ROLE")
+            connection.execute("DROP OWNED BY keda")
+            connection.execute("DROP ROLE keda")
 
 
 def worker_flags(command: str) -> dict[str, str]:

@@ -293,3 +293,23 @@ async def test_a_run_is_incomplete_when_the_store_takes_nothing_for_a_trial() ->
             report = await suite_of(20).run(store=Picky(), mailbox=broker)
     assert (report.status, report.successful, report.not_run) == ("incomplete", 19, 1)
     assert len(worker.seen) == 20
+
+
+@pytest.mark.parametrize("lag", [0.0, 1.5])
+async def test_requests_are_not_taken_for_lost_while_the_counts_of_the_server_may_be_late(lag: float) -> None:
+    """SQS counts late: a queue that seems empty is no sign of loss until `count_lag_seconds` have passed."""
+    broker = MemoryBroker()
+    requests: Any = await broker.requests("numbers")
+    requests.count_lag_seconds = lag
+    times: list[float] = []
+
+    def treat(request: EvalRequest) -> EvalReply | None:
+        if request.ordinal != 3:
+            return answer(request)
+        times.append(asyncio.get_running_loop().time())
+        return None if len(times) == 1 else answer(request)
+
+    async with FakeWorker(broker, "numbers", treat).at_work():
+        report = await suite_of(10).run(store="memory:", mailbox=broker)
+    assert (report.status, report.total, len(times)) == ("finished", 10, 2)
+    assert (times[1] - times[0] >= 1.5) is (lag > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -9,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from fairtrial import open_store
-from fairtrial.fleet import SqsBroker, connect_broker
+from fairtrial import TrialContext, exact_match, open_store
+from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, SqsBroker, connect_broker
+from fairtrial.mailbox import SqsConnection, SqsMailbox
 from fairtrial.mailbox.sqs.queues import EXPIRES_TAG, delete_abandoned, tags_of
+from tests.fleet.build import request
 from tests.fleet.processes import Processes, end, said, wait_for_lines
 from tests.sqs_server import SqsServer
 
@@ -110,3 +113,34 @@ def test_every_trial_is_stored_once_although_workers_and_client_are_killed_and_s
             f"\nSQS: {trials} trials in {seconds:.0f} s, {kills} workers killed, {executed - trials} extra executions"
         )
     assert 0 <= executed - trials < trials / 2
+
+
+async def count_receives(url: str) -> tuple[int, float]:
+    """Work on forty requests in ten slots that become free one by one; return how often the worker has received."""
+    async with SqsConnection(url) as connection:
+        requests: SqsMailbox[EvalRequest] = SqsMailbox("requests", EvalRequest, connection)
+        results: SqsMailbox[EvalReply] = SqsMailbox("results", EvalReply, connection)
+        async with requests, results:
+            await requests.send_all([request(number) for number in range(40)])
+            before = connection.requests["ReceiveMessage"]
+
+            async def work(input: str, ctx: TrialContext) -> str:
+                await asyncio.sleep(0.03 * (1 + int(ctx.key.sample_id.removeprefix("s")) % 10))
+                return input
+
+            config = EvalLoopConfig(concurrency=10)
+            loop = EvalLoop(requests=requests, evaluator=exact_match, loop=work, results=results, config=config)
+            await asyncio.wait_for(loop.run(until_empty=True), 50)
+            assert loop.counters.finished == 40
+            return connection.requests["ReceiveMessage"] - before, requests.gather_seconds
+
+
+@pytest.mark.anyio
+async def test_a_worker_gathers_free_slots_before_it_receives_because_requests_cost_money(
+    sqs_url: str, sqs_server: SqsServer
+) -> None:
+    at_once, gather = await count_receives(sqs_server.url("at-once", poll=1, linger=0, lag=2))
+    assert gather == 0
+    gathered, gather = await count_receives(sqs_server.url("gathered", poll=1, linger=0.2, lag=2))
+    assert gather == 0.2
+    assert gathered < at_once / 2

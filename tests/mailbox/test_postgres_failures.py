@@ -21,7 +21,9 @@ from fairtrial.errors import (
     MailboxError,
 )
 from fairtrial.mailbox import PostgresConnection, PostgresMailbox
+from fairtrial.mailbox.postgres import receive
 from fairtrial.mailbox.postgres.schema import VERSION
+from fairtrial.mailbox.postgres.statements import CHANNEL
 from tests.fleet.build import until
 from tests.mailbox.ageing import age_rows
 from tests.servers import PgBouncer, PostgresServer, free_port
@@ -345,3 +347,26 @@ async def test_another_event_loop_is_refused(mailbox_database: str) -> None:
 
         with pytest.raises(MailboxError, match="event loop"):
             await asyncio.to_thread(elsewhere)
+
+
+async def test_a_waiting_receiver_follows_a_mailbox_that_was_removed_and_created_again(
+    pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new id has another channel: on the old one, no notification would ever arrive."""
+    monkeypatch.setattr(receive, "_LISTENING_SECONDS", 0.2)
+    async with PostgresMailbox("box", int, pg_url) as mailbox, PostgresMailbox("box", int, pg_url) as other:
+        waiting = asyncio.create_task(mailbox.receive(1, 60, 20))
+        first = await mailbox.open()
+        channel = f"{CHANNEL}{first}"
+        await until(lambda: mailbox.connection.listener.listens(channel))
+        with psycopg.connect(pg_url, autocommit=True) as connection:
+            connection.execute("DELETE FROM mailbox_queues")
+        channel = f"{CHANNEL}{await other.open(again=True)}"
+        await until(lambda: mailbox.connection.listener.listens(channel))
+        monkeypatch.setattr(receive, "_LISTENING_SECONDS", 60.0)
+        await asyncio.sleep(0.3)  # The last look of the old length is over: only a notification ends this wait.
+        assert not waiting.done()
+        await other.send(7)
+        (message,) = await asyncio.wait_for(waiting, 5)
+        assert message.body == 7
+        assert await mailbox.open() != first

@@ -75,7 +75,8 @@ def run(
         typer.Option(
             "--mailbox",
             metavar="URL",
-            help="Submit to this queue, for a fleet of workers: redis://host:port or postgresql://host/database.",
+            help="Submit to this queue, for a fleet of workers: redis://host:port, postgresql://host/database or "
+            "sqs://region/prefix.",
         ),
     ] = None,
     fleet: Annotated[

@@ -37,7 +37,8 @@ MailboxUrl = Annotated[
     typer.Option(
         "--mailbox",
         metavar="URL",
-        help="Queue of the fleet: redis://host:port or postgresql://host/database (default: FAIRTRIAL_MAILBOX).",
+        help="Queue of the fleet: redis://host:port, postgresql://host/database or sqs://region/prefix (default: "
+        "FAIRTRIAL_MAILBOX).",
     ),
 ]
 LogFormat = Annotated[

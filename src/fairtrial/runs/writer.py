@@ -25,6 +25,7 @@ from fairtrial.trials.result import EvalResult
 BATCH_COUNT = 500
 BATCH_BYTES = 16 * 1024 * 1024
 SLOW_COMMIT_SECONDS = 10.0
+_SCALARS = frozenset({int, float, bool, type(None)})
 _WAIT_SECONDS = 0.2
 
 
@@ -228,6 +229,8 @@ def size_of(item: Item) -> int:
 
 
 def _text_size(value: Any, depth: int = 4) -> int:
+    if type(value) in _SCALARS:
+        return 16
     if isinstance(value, str | bytes):
         return len(value)
     if depth and isinstance(value, Mapping):

@@ -107,6 +107,7 @@ class Encoder:
         self._redactor = redactor
         self._compress = compress
         self._redacted: set[RedactedPart] = set()  # Of the current result.
+        self._score_names: dict[str, str] = {}  # As JSON, those without secrets.
 
     def entry(self, result: EvalResult) -> Entry:
         """Return the rows of one result or, if it cannot be stored, of the error that replaces it.
@@ -235,11 +236,21 @@ class Encoder:
             values[name] = metric.value
         return dumps(values)
 
+    def _score_name(self, name: str) -> str:
+        """Return the name of a score as JSON; most results of a run have the same."""
+        text = self._score_names.get(name)
+        if text is None:
+            written = dumps(name)
+            text = self._json("score", written)
+            if text is written:
+                self._score_names[name] = text
+        return text
+
     def _score_rest(self, score: Score) -> str | None:
         """Return the parts of a score without a column; only their text can contain secrets."""
         parts: list[str] = []
         if score.name:
-            parts.append(f'"name":{self._json("score", dumps(score.name))}')
+            parts.append(f'"name":{self._score_name(score.name)}')
         if score.metrics:
             if any(metric.weight for metric in score.metrics):
                 parts.append(f'"weights":{dumps([metric.weight for metric in score.metrics])}')
@@ -360,6 +371,8 @@ def _json(value: Any) -> str:
     """Return the same text as `dumps`, but faster for plain JSON values."""
     if type(value) is str:
         return _quoted(value) if value.isascii() and "\0" not in value else dumps(value)
+    if type(value) is int and -_INT64 <= value <= _INT64:
+        return str(value)
     if type(value) is dict or type(value) is FrozenDict:
         try:
             text = compact(value)

@@ -41,11 +41,12 @@ class ResultCommitter:
         items: list[Item] = []
         seen: set[int] = set()
         for reply in replies:
-            if ledger.is_fresh(reply) and reply.result.ordinal not in seen:
-                seen.add(reply.result.ordinal)
-                fresh.append(self._complete(reply.result))
+            result = self._complete(reply.result)
+            if ledger.is_fresh(reply) and result.ordinal not in seen:
+                seen.add(result.ordinal)
+                fresh.append(result)
             # Samples of late duplicates are stored too: a failover may have lost result and sample.
-            items.append((self._complete(reply.result), reply.sample_ordinal, ledger.sample(reply)))
+            items.append((result, reply.sample_ordinal, ledger.sample(reply)))
         with ledger.committing(seen):
             if fleet.observers:
                 for result in fresh:

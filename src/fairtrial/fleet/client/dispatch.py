@@ -186,10 +186,11 @@ class Dispatch:
                 return
             if await self._submission.send_next():
                 continue
-            if time.monotonic() - self._looked >= config.poll_seconds:
+            pause = self._looked + self._submission.poll_seconds - time.monotonic()
+            if pause <= 0:
                 await self._look()
             else:
-                await self._wakeup.pause(config.poll_seconds)
+                await self._wakeup.pause(pause)
 
     async def _look(self) -> None:
         """Check the mailboxes: adjust the window, look for lost requests and for workers."""

@@ -48,6 +48,7 @@ class Ledger:
         self._out: dict[int, Sample[Any, Any]] = {}
         self._committing: set[int] = set()
         self._all_done = 0  # All trials before this ordinal have a result.
+        self.received = 0  # Results that arrived, also those that are still to be committed, and duplicates.
         self.returned = 0  # Results that counted.
         self.cursor = self.position = min(cursor, run.planned)
         self.missing = run.planned - sum(byte.bit_count() for byte in done)

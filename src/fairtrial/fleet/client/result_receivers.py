@@ -61,6 +61,8 @@ class ResultReceivers:
             raise_if_cancelled()
             messages = await self._receive()
             if messages:
+                self._ledger.received += len(messages)
+                self._wakeup.wake()  # There is room for requests, while these are committed.
                 async with handed_back_on_error(messages):
                     await self._settle(messages)
 

@@ -58,6 +58,7 @@ class StoredResults:
             return 0
         stored_among = fleet.shared.store.stored_among
         found = await fleet.ask_store(lambda: stored_among(fleet.run_id, awaited))
+        self._ledger.received += len(found)  # Their requests have left the mailbox.
         counted = await self._count(found)
         if counted:
             self._silence.end()

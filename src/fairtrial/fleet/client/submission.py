@@ -6,6 +6,7 @@ requests that are still queued.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Self
@@ -23,6 +24,9 @@ from fairtrial.runs.plan import PlannedTrial
 from fairtrial.store.notes import FleetNote, write_notes
 from fairtrial.store.redact import Redactor, current
 from fairtrial.store.rows import refuse_secrets
+
+_STARVED_LOOKS = 4
+_BATCHES_AHEAD = 4
 
 
 class StoredCursor:
@@ -63,12 +67,15 @@ class Submission:
         self._window = Window(fleet.config.floor)
         self._unsent: Iterator[PlannedTrial] = ledger.to_send()
         self._was_full = False  # Whether the window was the limit since it was last adjusted.
-        self._elsewhere = 0  # Outstanding trials that are not among the requests: results in flight, or lost.
+        self._queued: float = math.inf  # Requests in the mailbox at the last look and sent since; unknown before.
+        self._received = 0  # Replies received before that look.
 
     async def send_next(self) -> bool:
         """Send the next batch if the window has room; returns whether anything was sent."""
         batch = self._fleet.config.batch
-        room = self._window.size - max(0, self._ledger.outstanding - self._elsewhere)
+        # Every reply received since the last look was a request in the mailbox then, also while it is being committed.
+        queued = max(0, self._queued - (self._ledger.received - self._received))
+        room = self._window.size - int(min(self._ledger.outstanding, queued))
         if room < max(1, min(self._window.size // 8, batch)):
             self._was_full = True
             return False
@@ -88,7 +95,13 @@ class Submission:
         crowded = results_waiting > 2 * config.receivers * config.batch
         self._window.look(depth, full=self._was_full, crowded=crowded)
         self._was_full = False
-        self._elsewhere = 0 if crowded else max(0, self._ledger.outstanding - count_requests(depth))
+        self._queued = math.inf if crowded else count_requests(depth)
+        self._received = self._ledger.received
+
+    @property
+    def poll_seconds(self) -> float:
+        """Return the time until the next look at the mailbox: short while workers wait for requests."""
+        return self._fleet.config.poll_seconds / (_STARVED_LOOKS if self._window.is_starved else 1)
 
     async def save_position(self) -> None:
         """Store the final position. With nothing outstanding, the next client can send at once."""
@@ -112,9 +125,13 @@ class Submission:
         fleet, ledger = self._fleet, self._ledger
         end = max(trial.ordinal for trial in trials) + 1
         if end > ledger.cursor:
-            ledger.cursor = end  # Stored before sending: a client killed in between leaves a batch to recover.
-            await self._cursor.save(end)
+            # Stored before sending: a client killed in between leaves these trials to recover. A fast fleet would wait
+            # for the store with every batch, so its position is stored for several batches.
+            ahead = _BATCHES_AHEAD * fleet.config.batch
+            ledger.cursor = min(end + (ahead if self._window.size > ahead else 0), fleet.run.planned)
+            await self._cursor.save(ledger.cursor)
         ledger.mark_sent(trials)
+        self._queued += len(trials)
         if fleet.observers:
             for trial in trials:
                 fleet.observers.publish(TrialStarted(fleet.run_id, trial.key))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fairtrial.mailbox.protocol import MailboxDepth
 
 _GROWTH = 1.5
+_STARVED_GROWTH = 2.0
 _DECAY = 0.9
 
 
@@ -16,11 +17,15 @@ class Window:
 
     Args:
         floor: The minimum number of waiting requests.
+
+    Attributes:
+        is_starved: Whether workers had taken every request at the last look, so that another look should follow soon.
     """
 
     def __init__(self, floor: int) -> None:
         self._floor = floor
         self.size = floor
+        self.is_starved = False
 
     def look(self, depth: MailboxDepth, *, full: bool, crowded: bool) -> None:
         """Adjust the window to the state of the mailbox.
@@ -31,7 +36,8 @@ class Window:
             crowded: Whether there is a backlog of results, which more requests would only increase.
         """
         aim = max(self._floor, depth.in_flight)
+        self.is_starved = full and not crowded and depth.waiting == 0
         if full and not crowded and 2 * depth.waiting < aim:
-            self.size = round(self.size * _GROWTH)
+            self.size = round(self.size * (_STARVED_GROWTH if self.is_starved else _GROWTH))
         elif depth.waiting > 2 * aim:
             self.size = max(self._floor, round(self.size * _DECAY))

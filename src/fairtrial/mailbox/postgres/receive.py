@@ -17,8 +17,8 @@ from fairtrial.mailbox.protocol import Message, validate_receive
 from fairtrial.mailbox.reading import UNREADABLE, BodySource, read_body
 
 _log = logging.getLogger(__name__)
-_LISTENING_SECONDS = 2.0
-"""The longest wait between two looks while notifications arrive: leases expire without one."""
+_LISTENING_SECONDS = 10.0
+"""The longest wait between two looks while notifications arrive and no lease or delay ends sooner."""
 _BRIEF = 0.05
 """A wait this short needs no look at what is due next: under load, messages come sooner."""
 _FIRST_POLL = 0.02
@@ -55,19 +55,25 @@ class RowReceiver[T]:
         validate_receive(max_messages, visibility, wait)
         end = asyncio.get_running_loop().time() + wait
         connection = self._mailbox.connection
-        channel = f"{CHANNEL}{await self._mailbox.open()}"
-        # Subscribed before the first look, so that nothing that arrives after it is missed.
-        event = asyncio.Event() if connection.pooled or not wait else connection.listener.subscribe(channel)
-        self._waiting.add(event)
-        try:
-            return await self._receive(max_messages, visibility, end, channel, event)
-        finally:
-            self._waiting.discard(event)
-            connection.listener.unsubscribe(channel, event)
+        while True:
+            id = await self._mailbox.open()
+            channel = f"{CHANNEL}{id}"
+            # Subscribed before the first look, so that nothing that arrives after it is missed.
+            event = asyncio.Event() if connection.pooled or not wait else connection.listener.subscribe(channel)
+            self._waiting.add(event)
+            try:
+                messages = await self._receive(max_messages, visibility, end, id, event)
+            finally:
+                self._waiting.discard(event)
+                connection.listener.unsubscribe(channel, event)
+            if messages is not None:
+                return messages
+            await self._mailbox.open(again=True)
 
     async def _receive(
-        self, count: int, visibility: float, end: float, channel: str, event: asyncio.Event
-    ) -> Sequence[Message[T]]:
+        self, count: int, visibility: float, end: float, id: int, event: asyncio.Event
+    ) -> Sequence[Message[T]] | None:
+        """Return messages, or none at the end; None if the mailbox no longer has this id."""
         loop = asyncio.get_running_loop()
         poll, opened = _FIRST_POLL, loop.time()
         while True:
@@ -76,23 +82,30 @@ class RowReceiver[T]:
             left = end - loop.time()
             if messages or left <= 0:
                 return messages
-            if self._mailbox.connection.listener.listens(channel):
-                await self._listen(event, left)
-            else:
-                await _wait(event, min(poll * _spread(), left))
-                poll = min(1.5 * poll, _LONGEST_POLL)
+            if self._mailbox.connection.listener.listens(f"{CHANNEL}{id}"):
+                if not await self._listen(event, left, id):
+                    return None
+                continue
+            await _wait(event, min(poll * _spread(), left))
+            poll = min(1.5 * poll, _LONGEST_POLL)
             if loop.time() - opened > _REOPEN_SECONDS:  # It may have been lost with the database.
                 opened = loop.time()
                 await self._mailbox.open(again=True)
 
-    async def _listen(self, event: asyncio.Event, seconds: float) -> None:
-        """Wait for a notification, until a lease or delay ends, or for a while."""
+    async def _listen(self, event: asyncio.Event, seconds: float, id: int) -> bool:
+        """Wait for a notification, until a lease or delay ends, or for a while; False if nobody would notify this id.
+
+        A mailbox that was lost with the database, or has expired, is created again with another id and channel.
+        """
         if await _wait(event, min(seconds, _BRIEF)) or seconds <= _BRIEF:
-            return
+            return True
         doing = f"receiving from {self._mailbox.name}"
         rows = await self._mailbox.connection.run(doing, NEXT_DUE, {"name": self._mailbox.name})
-        due = rows[0][0] + 0.001 if rows else _LISTENING_SECONDS
+        if not rows or rows[0][0] != id:
+            return False
+        due = _LISTENING_SECONDS * _spread() if rows[0][1] is None else rows[0][1] + 0.001
         await _wait(event, min(seconds - _BRIEF, due, _LISTENING_SECONDS * _spread()))
+        return True
 
     async def close(self) -> None:
         """End all waits, and hand back the messages that unfinished and cancelled receives claimed."""

@@ -94,9 +94,11 @@ CLAIM: Final[LiteralString] = f"""
         message.reply_to, extract(epoch FROM message.leased_at - due.visible_at)::float8, due.visible_at
 """
 
-NEXT_DUE: Final[LiteralString] = f"""
-    SELECT greatest(0, extract(epoch FROM visible_at - clock_timestamp()))::float8
-    FROM {_UNSETTLED} ORDER BY visible_at LIMIT 1
+NEXT_DUE: Final[LiteralString] = """
+    SELECT id, (
+        SELECT greatest(0, extract(epoch FROM visible_at - clock_timestamp()))::float8 FROM mailbox_messages
+        WHERE queue = queues.id AND death IS NULL ORDER BY visible_at LIMIT 1
+    ) FROM mailbox_queues AS queues WHERE name = %(name)s
 """
 
 _HELD: Final = """
