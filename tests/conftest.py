@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for program, names in PROGRAMS.items():
             if used & names:
                 item.add_marker(program)
+        for stage in ("long", "measured"):
+            if item.get_closest_marker(stage) is not None and f"mark.{stage}" not in _source(item.path):
+                raise pytest.UsageError(
+                    f"{item.nodeid}: write pytest.mark.{stage} in its file: scripts/check looks for it"
+                )
+
+
+@cache
+def _source(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def pytest_collection_finish() -> None:
