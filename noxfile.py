@@ -13,15 +13,16 @@ WITHOUT_PROGRAMS = f"not ({PROGRAMS} or long or measured or soak)"
 UNITS = ("analysis", "codec", "data", "judging", "report", "scoring", "session", "stats", "trials")
 
 
-def install(session: nox.Session) -> None:
-    """Install the project with everything that its tests use."""
-    session.install("--constraint", "constraints.txt", "--editable", ".[all]", "--group", "dev")
+def install(session: nox.Session, group: str = "dev") -> None:
+    """Install the project with everything that a dependency group of pyproject.toml needs."""
+    session.install("pip>=25.1")  # Older ones do not know groups, and new environments of Python 3.12 have one.
+    session.install("--constraint", "constraints.txt", "--editable", ".[all]", "--group", group)
 
 
 @nox.session(python="3.12")
 def unit(session: nox.Session) -> None:
     """The tests that need nothing but Python, in less than two minutes."""
-    install(session)
+    install(session, "test")
     folders = [f"tests/{name}" for name in UNITS]
     session.run("pytest", "-q", "-n", "auto", "-m", WITHOUT_PROGRAMS, *(session.posargs or folders))
 
@@ -29,10 +30,10 @@ def unit(session: nox.Session) -> None:
 @nox.session(python="3.12")
 def lint(session: nox.Session) -> None:
     """Format, lint and import layers."""
-    install(session)
+    session.install("--constraint", "constraints.txt", "ruff", "import-linter")
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
-    session.run("lint-imports")
+    session.run("lint-imports", env={"PYTHONPATH": "src"})
 
 
 @nox.session(python="3.12")
@@ -60,6 +61,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(python="3.12")
 def release(session: nox.Session) -> None:
     """What a release is made of, checked; see docs/reference/releases.md."""
+    session.install("pip>=25.1")
     session.install("--group", "release")
     session.run("python", "scripts/release", "--check")
     session.run("zizmor", "--offline", ".github/workflows", "action.yml")

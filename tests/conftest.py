@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
+import httpcore2
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -50,6 +52,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for program, names in PROGRAMS.items():
             if used & names:
                 item.add_marker(program)
+        for stage in ("long", "measured"):
+            if item.get_closest_marker(stage) is not None and f"mark.{stage}" not in _source(item.path):
+                raise pytest.UsageError(
+                    f"{item.nodeid}: write pytest.mark.{stage} in its file: scripts/check looks for it"
+                )
+
+
+@cache
+def _source(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def pytest_collection_finish() -> None:
@@ -70,6 +82,14 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAIRTRIAL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("FAIRTRIAL_STORE", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_read_once() -> Iterator[None]:
+    """Read the certificates of the system once for all clients of models: it takes most of the time of a client."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpcore2, "default_ssl_context", cache(httpcore2.default_ssl_context))
         yield
 
 

@@ -64,6 +64,7 @@ def write_rows(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.long  # Memory, which a neighbour does not change.
 @pytest.mark.proves("R5")
 def test_half_a_million_lines_cost_under_20_mb_with_ids_checked(tmp_path: Path, child: Any, figure: Figure) -> None:
     write_rows(tmp_path / "warm.jsonl", 100)

@@ -46,6 +46,7 @@ def test_no_op_trials_go_through_a_fleet_at_a_third_of_the_speed_of_a_bare_loop(
     figure("fleet: no-op trials a second, x a bare loop", statistics.median(ratios), at_least=0.35)
 
 
+@pytest.mark.long  # Memory, which a neighbour does not change.
 @pytest.mark.proves("R60")
 def test_fifty_thousand_trials_leave_queue_and_client_small(tmp_path: Path, benchmarks: Any, figure: Figure) -> None:
     scale, _ = benchmarks

@@ -12,7 +12,7 @@ import pytest
 from fairtrial import open_store
 from tests.report.made import FAIL, PASS, TASK_ERROR, Made, made_report
 
-pytestmark = pytest.mark.measured
+pytestmark = [pytest.mark.measured, pytest.mark.long]  # Memory, which a neighbour does not change.
 
 TRIALS = 100_000
 LIMIT_MB = 40

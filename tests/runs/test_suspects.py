@@ -44,7 +44,7 @@ def needs_this_process(x):
 task = {"alone": cannot_be_sent, "state": needs_this_process}.get(HOW, work)
 suite = EvalSuite(
     "deadly", Dataset.of({i: i for i in range(40)}), task, exact_match,
-    config=EvalConfig(max_concurrent=5, max_retries=0), version="1",
+    config=EvalConfig(max_concurrent=3, max_retries=0), version="1",
 )
 report = suite.run_sync(store=open_store(STORE))
 print(report.run.status)

@@ -171,6 +171,7 @@ class TestExport:
         with pytest.raises(MissingExtraError, match=r"fairtrial\[parquet\]"):
             export_results(store, "r1", tmp_path / "out.parquet")
 
+    @pytest.mark.long
     @pytest.mark.measured
     def test_an_export_needs_no_more_memory_for_more_results(self, tmp_path: Path) -> None:
         store = open_store(tmp_path / "runs.db")

@@ -93,13 +93,19 @@ def _relative(file: str | None, prefixes: Sequence[str]) -> str | None:
     """Return the path of a project module relative to the project."""
     if not file or not file.endswith(".py"):
         return None
-    path = os.path.abspath(file)
+    path = _normalized(file) if os.path.isabs(file) else os.path.abspath(file)
     prefix = next((prefix for prefix in prefixes if path.startswith(prefix)), None)
     if prefix is None:
         return None
     relative = path[len(prefix) :]
     installed = any(part in ("site-packages", "dist-packages") or part[0] == "." for part in relative.split(os.sep))
     return None if installed else relative
+
+
+@lru_cache(maxsize=16384)
+def _normalized(file: str) -> str:
+    """Return an absolute path without `..`; cached, because every run looks at every loaded module."""
+    return os.path.normpath(file)
 
 
 def _files_of(part: Any) -> Iterator[str]:
