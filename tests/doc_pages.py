@@ -5,7 +5,8 @@
     ```toml ...    are not run, but parsed
 
 A comment before a block changes that: `<!-- file: NAME -->` writes the block into a file, and `<!-- not run: why -->`
-leaves it alone, except that the commands in it must exist, with their options. Output is compared without regard to
+leaves it alone, except that the commands in it must exist, with their options. `<!-- given: NAME from PATH -->` copies
+a file or folder of this repository, which a reader would have from elsewhere. Output is compared without regard to
 spaces and empty lines; ids, times, durations and sizes in bytes differ from run to run and are masked.
 """
 
@@ -16,6 +17,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -33,6 +35,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
     r"^(?:<!-- (?P<note>(?:file|not run): .*?) -->\n+)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
+GIVEN = re.compile(r"^<!-- given: (?P<name>\S+) from (?P<path>\S+) -->$", re.M)
 MASKS = [
     (re.compile(r"\b[0-9a-f]{12}\b"), "<id>"),
     (re.compile(r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)"), "<time>"),
@@ -153,6 +156,10 @@ class Reader:
         """Do it all."""
         before: Block | None = None
         text = self.page.read_text(encoding="utf-8")
+        for found in GIVEN.finditer(text):
+            source, target = ROOT / found["path"], Path(found["name"])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
         for block in blocks(text):
             where = f"{self.page.name}:{block.line + 1}"
             for command in commands(block.text) if block.kind != "python" else ():

@@ -20,6 +20,7 @@ from typing import Any
 os.environ["INSPECT_DISPLAY"] = "none"
 sys.path.insert(0, str(Path(__file__).parent))
 
+import anyio
 import inspect_suite
 from inspect_ai import Epochs, Task, eval
 from inspect_ai.dataset import MemoryDataset, Sample
@@ -28,6 +29,7 @@ from inspect_ai.scorer import match, value_to_float
 
 from fairtrial import ConfigurationError, open_store
 from fairtrial.contrib.inspect import suite
+from fairtrial.sandbox import Sandbox
 
 SUITE = Path(__file__).with_name("inspect_suite.py")
 FAIRTRIAL = Path(sys.executable).with_name("fairtrial")
@@ -241,6 +243,19 @@ def hugging_face(folder: Path) -> int:
     return len(made[0])
 
 
+async def provider() -> str:
+    """Commands in a sandbox of Inspect's own kind "local", as in sandboxes of ours."""
+    async with Sandbox("inspect:local", env={"GREETING": "hello"}) as box:
+        await box.write_file("deep/file", "é\n")
+        require(await box.read_file("deep/file") == "é\n", "a file is read back")
+        result = await box.exec(["sh", "-c", "cat; echo $GREETING $1; exit 3", "sh", "x"], input="in\n", cwd="deep")
+        require((result.returncode, result.stdout) == (3, "in\nhello x\n"), f"a command returns {result}")
+        require((await box.exec(["no-such-program"])).returncode == 127, "a missing program is a result")
+        require((await box.exec(["sleep", "60"], timeout=1)).limit == "time", "the time limit ends a command")
+        require(await box.python("print(6 * 7)") == "42", "a tool prints")
+        return box.enforcement
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
@@ -262,6 +277,7 @@ def main() -> None:
         require(0 < sum(theirs.values()) < len(theirs), f"{name}: the scores do not tell right from wrong")
         facts[name] = {"samples": len(ours), "accuracy": sum(ours.values()) / len(ours)}
     facts["rows of Hugging Face"] = hugging_face(folder)
+    facts["sandbox of Inspect"] = anyio.run(provider)
     print(json.dumps(facts, indent=1))
 
 

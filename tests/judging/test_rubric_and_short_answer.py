@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -145,22 +146,13 @@ def labelled_run(labels: list[str], evaluator: Any = None) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    ("correct", "incorrect", "not_attempted", "f_score"),
-    [
-        # Table 3 of the paper, in permille: gpt-4o-mini, gpt-4o, o1-mini, o1-preview, three models of Claude 3 and 3.5.
-        (86, 905, 9, 0.086),
-        (382, 608, 10, 0.384),
-        (81, 634, 285, 0.094),
-        (427, 481, 92, 0.448),
-        (51, 196, 753, 0.082),
-        (235, 369, 396, 0.293),
-        (289, 361, 350, 0.350),
-        (1, 0, 99, 2 / 102),
-        (50, 50, 0, 0.5),
-    ],
-)
-def test_the_f_score_is_the_harmonic_mean(correct: int, incorrect: int, not_attempted: int, f_score: float) -> None:
+COUNTS = [
+    (correct, incorrect, skipped) for correct in (1, 7, 50, 386) for incorrect in (0, 3, 61) for skipped in (0, 12, 499)
+]
+
+
+@pytest.mark.parametrize(("correct", "incorrect", "not_attempted"), COUNTS)
+def test_the_f_score_is_the_harmonic_mean(correct: int, incorrect: int, not_attempted: int) -> None:
     class Result:
         def __init__(self, number: int, label: str) -> None:
             self.sample_id = f"q{number}"
@@ -172,13 +164,18 @@ def test_the_f_score_is_the_harmonic_mean(correct: int, incorrect: int, not_atte
 
     labels = ["correct"] * correct + ["incorrect"] * incorrect + ["not_attempted"] * not_attempted
     summary = short_answer_summary(Result(number, label) for number, label in enumerate(labels))
-    overall, attempted = correct / len(labels), correct / (correct + incorrect)
-    assert summary.f_score == pytest.approx(2 * overall * attempted / (overall + attempted))
-    assert summary.f_score == pytest.approx(f_score, abs=0.0006)
-    assert summary.correct_given_attempted == pytest.approx(attempted)
-    assert summary.low is not None
-    assert summary.high is not None
-    assert summary.low < summary.f_score < summary.high
+    # As the paper defines it: of the share that is correct overall, and of the share of attempted ones.
+    overall, attempted = Fraction(correct, len(labels)), Fraction(correct, correct + incorrect)
+    assert summary.f_score == pytest.approx(float(2 / (1 / overall + 1 / attempted)), abs=1e-12)
+    assert summary.correct_given_attempted == pytest.approx(float(attempted), abs=1e-12)
+    if len(labels) > 1 and summary.low is not None and summary.high is not None:
+        assert summary.low <= summary.f_score <= summary.high
+
+
+def test_the_f_score_of_counts_worked_by_hand() -> None:
+    # 3 correct, 1 wrong, 2 not attempted: 1/2 overall, 3/4 of those attempted; 2 * 3/8 / (5/4) = 0.6.
+    labels = ["correct"] * 3 + ["incorrect"] + ["not_attempted"] * 2
+    assert short_answer_summary(labelled_run(labels).results).f_score == pytest.approx(0.6, abs=1e-12)
 
 
 def test_the_interval_of_the_f_score_covers_and_errors_count_as_not_attempted() -> None:

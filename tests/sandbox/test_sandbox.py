@@ -110,6 +110,26 @@ async def test_readable_files_can_be_read_and_not_written(tmp_path: Path) -> Non
         await Sandbox(readable=["data"]).exec(["true"])
 
 
+async def test_a_directory_is_read_as_it_is_when_each_of_many_sandboxes_starts(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    seen: list[str] = []
+
+    async def read() -> None:
+        async with Sandbox(readable=[str(data)]) as box:
+            seen.append(await box.read_file(f"{data}/file"))
+
+    for content in ("first", "second"):
+        data.mkdir()
+        (data / "file").write_text(content)
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(read)
+        (data / "file").unlink()
+        data.rmdir()
+    assert seen == ["first"] * 3 + ["second"] * 3
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+
+
 async def test_a_closed_sandbox_and_one_whose_first_process_was_killed_say_so() -> None:
     box = Sandbox()
     await box.exec(["true"])

@@ -123,7 +123,7 @@ class _PromptfooEval:
         if self.wide:
             yield "some scores of tests are not from 0 to 1: their verdicts are the values, and `score` is a metric"
         if wide := [name for name in self.ranges.names if name in self.ranges.wide]:
-            yield f"{', '.join(wide)}: not from 0 to 1, so imported as metrics only"
+            yield f"imported as metrics only, as not from 0 to 1: {', '.join(wide)}"
 
     def _trials(self) -> Iterator[ImportedTrial]:
         for (sample, experiment, repeat), row in zip(self.places, self.rows, strict=True):

@@ -60,7 +60,7 @@ class ScoreRanges:
         found = []
         if self.wide:
             wide = ", ".join(name for name in self.names if name in self.wide)
-            found.append(f"{wide}: not from 0 to 1, or lower is better, so imported as metrics only")
+            found.append(f"imported as metrics only, as not from 0 to 1, or as lower is better: {wide}")
         if len(self.names) - len(self.wide) > 1:
             found.append(f"{self.headline} is the value of a trial; the other scores are metrics")
         return found

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import marshal
 import os
 import shutil
 import socket
 import struct
 import subprocess
 import sys
-import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
@@ -23,32 +22,14 @@ from fairtrial.sandbox.bwrap_arguments import WORK, search_path, start_of
 from fairtrial.sandbox.cgroup import Cgroup
 from fairtrial.sandbox.obstacles import explain_refusal
 from fairtrial.sandbox.pumps import CappedOutput, write_all
-from fairtrial.sandbox.settings import RawResult, SandboxCommand, SandboxSettings
+from fairtrial.sandbox.settings import ExceededLimit, RawResult, SandboxCommand, SandboxSettings
 
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 5.0
 _KERNEL_COUNTS_PER_NAMESPACE = (5, 14)
+_LONGEST_REPLY = 4096
+_LIMITS: dict[str, ExceededLimit] = {"time": "time", "memory": "memory", "processes": "processes", "files": "files"}
 _ENDED = "the sandbox has ended: its first process was killed (is there enough memory?); open another one"
-
-_spawner: ThreadPoolExecutor | None = None
-_spawner_lock = threading.Lock()
-
-
-def _spawn_thread() -> ThreadPoolExecutor:
-    """Return the one thread that starts bwrap: --die-with-parent means the death of the thread that started it."""
-    global _spawner
-    with _spawner_lock:
-        if _spawner is None:
-            _spawner = ThreadPoolExecutor(1, thread_name_prefix="fairtrial-sandbox")
-        return _spawner
-
-
-def _forget_spawner() -> None:
-    global _spawner, _spawner_lock
-    _spawner, _spawner_lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_spawner)
 
 
 class BwrapBackend:
@@ -80,7 +61,7 @@ class BwrapBackend:
     async def start(self) -> None:
         """Start the first process; raises SandboxUnavailableError if this machine does not allow isolation."""
         try:
-            await anyio.to_thread.run_sync(lambda: _spawn_thread().submit(self._start).result())
+            await anyio.to_thread.run_sync(self._start)
         except BaseException:
             await self.close()
             raise
@@ -102,7 +83,9 @@ class BwrapBackend:
                 start = start_of(program, self.settings, theirs.fileno(), info_write)
                 passed.callback(start.close)
                 self.uid = start.uid
-                self._process = self._popen(start.argv, [theirs.fileno(), info_write, *start.descriptors], errors_write)
+                descriptors = [theirs.fileno(), info_write, *start.descriptors]
+                ours.callback(start.staging.end)
+                self._process = start.staging.start(lambda: self._popen(start.argv, descriptors, errors_write))
             self._finalizer = weakref.finalize(self, _abandon, self._control, self._process)
             self._await_first_process(self._control, self._process, errors)
             self.pid = json.loads(os.read(info, 4096))["child-pid"]
@@ -145,7 +128,7 @@ class BwrapBackend:
         limits = command.limits
         stdout, stderr = CappedOutput(limits.output), CappedOutput(limits.output)
         failure: SandboxError | None = None
-        reply: dict[str, Any] | None = None
+        reply: tuple[int, ExceededLimit | None] | None = None
         with contextlib.ExitStack() as pipes:
             input_write, output, errors = await self._send_command(control, command, pipes)
             try:
@@ -169,10 +152,10 @@ class BwrapBackend:
         if reply is None:
             return RawResult(-9, bytes(stdout.data), bytes(stderr.data), "time", stdout.truncated or stderr.truncated)
         return RawResult(
-            reply["returncode"],
+            reply[0],
             bytes(stdout.data),
             bytes(stderr.data),
-            reply["limit"],
+            reply[1],
             stdout.truncated or stderr.truncated,
         )
 
@@ -219,7 +202,7 @@ class BwrapBackend:
         return ours[0], ours[1], ours[2]
 
     async def _send(self, control: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
-        body = json.dumps(message).encode()
+        body = marshal.dumps(message)
         try:
             with anyio.fail_after(_GRACE_SECONDS, shield=True):  # Half a message would be the end of the sandbox.
                 socket.send_fds(control, [struct.pack("!I", len(body))], descriptors)
@@ -233,23 +216,26 @@ class BwrapBackend:
             self._kill()
             raise SandboxError(_ENDED) from None
 
-    async def _receive(self, control: socket.socket) -> dict[str, Any]:
-        while True:
-            size = struct.unpack("!I", self._received[:4])[0] if len(self._received) >= 4 else None
-            if size is not None and len(self._received) >= 4 + size:
-                message: dict[str, Any] = json.loads(self._received[4 : 4 + size])
-                del self._received[: 4 + size]
-                return message
+    async def _receive(self, control: socket.socket) -> tuple[int, ExceededLimit | None]:
+        """Return the exit status of a command and the limit for which it was killed."""
+        while b"\n" not in self._received:
             try:
-                data = control.recv(65536)
+                data = control.recv(_LONGEST_REPLY)
             except BlockingIOError:
                 await anyio.wait_readable(control)
                 continue
             except OSError:
                 data = b""
-            if not data:
-                raise SandboxError(_ENDED)
             self._received += data
+            if not data or len(self._received) > _LONGEST_REPLY:
+                raise SandboxError(_ENDED)
+        line, _, rest = bytes(self._received).partition(b"\n")
+        self._received[:] = rest
+        try:
+            status, _, limit = line.decode().partition(" ")
+            return int(status), _LIMITS.get(limit)
+        except ValueError:
+            raise SandboxError(_ENDED) from None
 
     async def _cancel(self, control: socket.socket) -> None:
         """End the command that is running, and keep the sandbox; if it does not answer, end the sandbox."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
+import marshal
 import os
 import pwd
 import re
 import secrets
-import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from fairtrial.errors import ConfigurationError, SandboxUnavailableError
 from fairtrial.sandbox.obstacles import explain_refusal
 from fairtrial.sandbox.seccomp import seccomp_filter
 from fairtrial.sandbox.settings import MIB, SandboxSettings
+from fairtrial.sandbox.staging import Staging
 
 WORK = "/box"
 SHARED_MEMORY = 64 * MIB
@@ -27,6 +27,12 @@ _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "ssl/certs", "ssl/openssl.cnf")
 _ETC_NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "gai.conf")
 _PASSWD = f"sandbox:x:{_USER}:{_USER}::{WORK}:/bin/sh\n"
+_LOAD = """
+import marshal, os, sys
+program = os.read(int(sys.argv[1]), 1 << 16)
+os.close(int(sys.argv[1]))
+exec(marshal.loads(program))
+"""
 _GROUP = f"sandbox:x:{_USER}:\n"
 
 
@@ -36,6 +42,7 @@ class BwrapStart:
 
     argv: list[str]
     uid: int | None = None
+    staging: Staging = field(default_factory=Staging)
     descriptors: list[int] = field(default_factory=list)
 
     def add_data(self, data: bytes) -> str:
@@ -51,57 +58,6 @@ class BwrapStart:
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors.clear()
-
-
-_STAGE = """
-set -e
-uid=$1 place=$2 count=$3; shift 3
-[ "$count" = 0 ] || mount -t tmpfs -o mode=0755 fairtrial "$place"
-number=0
-while [ "$number" -lt "$count" ]; do
-  if [ -d "$1" ]; then mkdir "$place/$number"; else : > "$place/$number"; fi
-  mount --bind "$1" "$place/$number"
-  number=$((number + 1)); shift
-done
-exec setpriv --reuid "$uid" --regid "$uid" --clear-groups -- "$@"
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Staging:
-    """Paths that only root can walk to, such as a Python in /root/.pyenv, and where the sandbox's user id finds them.
-
-    They are mounted elsewhere in a mount namespace that bwrap alone sees.
-    """
-
-    paths: tuple[str, ...] = ()
-    place: str = ""
-
-    @classmethod
-    def of(cls, paths: Sequence[str]) -> Self:
-        """Return the staging of those paths that other users cannot read."""
-        hidden = tuple(path for path in paths if not _is_public(path))
-        places = [place for place in ("/mnt", "/media", "/srv") if os.path.isdir(place)]
-        free = [place for place in places if not any(f"{path}/".startswith(f"{place}/") for path in paths)]
-        if hidden and not free:
-            raise SandboxUnavailableError(explain_refusal("started as root without a free mount point (/mnt)"))
-        return cls(hidden, free[0] if hidden else "")
-
-    def source(self, path: str) -> str:
-        """Return where a path is found."""
-        return f"{self.place}/{self.paths.index(path)}" if path in self.paths else path
-
-    def prefix(self, uid: int) -> list[str]:
-        """Return the command that makes the mounts, drops to a user id, and becomes the command that follows."""
-        drop = ["sh", "-c", _STAGE, "sh", str(uid), self.place, str(len(self.paths)), *self.paths]
-        return ["unshare", "--mount", "--propagation", "private", *drop] if self.paths else drop
-
-
-def _is_public(path: str) -> bool:
-    """Whether every user can read a file or directory and walk to it."""
-    mode = os.stat(path).st_mode
-    needed = stat.S_IROTH | stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH
-    return mode & needed == needed and all(above.stat().st_mode & stat.S_IXOTH for above in Path(path).parents)
 
 
 @functools.cache
@@ -135,16 +91,24 @@ def start_of(program: str, settings: SandboxSettings, control: int, info: int) -
     if settings.network:
         argv.append("--share-net")
     extra = {path: os.path.realpath(path) for path in (*_python_files(), *checked_readable(settings.readable))}
-    staging = Staging.of(list(extra.values())) if start.uid is not None else Staging()
-    _add_files(start, settings, {path: staging.source(source) for path, source in extra.items()})
+    if start.uid is not None:
+        start.staging = Staging(list(extra.values()))
+    _add_files(start, settings, {path: start.staging.source(source) for path, source in extra.items()})
     code = seccomp_filter()
     if code is not None:
         argv += ["--seccomp", start.add_data(code)]
-    source = Path(__file__).with_name("first_process.py").read_text()
-    argv += ["--chdir", WORK, "--", interpreter(), "-I", "-S", "-c", source, str(control)]
+    program_text = start.add_data(_first_process())
+    argv += ["--chdir", WORK, "--", interpreter(), "-I", "-S", "-c", _LOAD, program_text, str(control)]
     if start.uid is not None:
-        argv[:0] = staging.prefix(start.uid)
+        argv[:0] = ["setpriv", "--reuid", str(start.uid), "--regid", str(start.uid), "--clear-groups", "--"]
     return start
+
+
+@functools.cache
+def _first_process() -> bytes:
+    """Return the program of the first process, compiled: it is run by the Python of this process."""
+    path = Path(__file__).with_name("first_process.py")
+    return marshal.dumps(compile(path.read_text(), path.name, "exec"))
 
 
 def _add_files(start: BwrapStart, settings: SandboxSettings, extra: Mapping[str, str]) -> None:

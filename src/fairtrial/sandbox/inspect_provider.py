@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairtrial.errors import SandboxUnavailableError
+from fairtrial.errors import SandboxError, SandboxUnavailableError
 from fairtrial.sandbox.settings import RawResult, SandboxCommand, SandboxSettings
 
 _TASK = "fairtrial"
@@ -58,6 +58,18 @@ class InspectBackend:
             )
         except TimeoutError:
             return RawResult(-9, b"", b"", "time")
+        except UnicodeDecodeError:
+            raise SandboxError(
+                f"Inspect's provider {self._name!r} returns text only, and {command.argv[0]!r} wrote other bytes"
+            ) from None
+        except (OSError, ValueError) as error:
+            status = 127 if isinstance(error, FileNotFoundError) else 126
+            return RawResult(status, b"", f"{command.argv[0]}: {error}\n".encode("utf-8", "replace"))
+        except Exception as error:
+            written = getattr(error, "truncated_output", None)  # OutputLimitExceededError of Inspect.
+            if written is None:
+                raise
+            return RawResult(-9, written.encode("utf-8", "replace")[: limits.output], b"", None, True)
         stdout, stderr = result.stdout.encode("utf-8", "replace"), result.stderr.encode("utf-8", "replace")
         truncated = len(stdout) > limits.output or len(stderr) > limits.output
         return RawResult(result.returncode, stdout[: limits.output], stderr[: limits.output], None, truncated)

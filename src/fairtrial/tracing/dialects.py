@@ -71,7 +71,7 @@ def kind_of_span(attributes: Mapping[str, Any]) -> SpanKind:
 def model_of(attributes: Mapping[str, Any]) -> str:
     """Return the model of a call."""
     return _text(
-        _first(
+        first_of(
             attributes,
             "gen_ai.response.model",
             "gen_ai.request.model",
@@ -85,13 +85,13 @@ def model_of(attributes: Mapping[str, Any]) -> str:
 
 def provider_of(attributes: Mapping[str, Any]) -> str:
     """Return the provider of a call."""
-    return _text(_first(attributes, "gen_ai.provider.name", "gen_ai.system", "llm.provider", "ai.model.provider"))
+    return _text(first_of(attributes, "gen_ai.provider.name", "gen_ai.system", "llm.provider", "ai.model.provider"))
 
 
 def finish_reason_of(attributes: Mapping[str, Any]) -> str | None:
     """Return why the answer ended: the first reason, wherever and however it is written."""
     found = decoded(
-        _first(
+        first_of(
             attributes,
             "gen_ai.response.finish_reasons",
             "ai.response.finishReason",
@@ -162,16 +162,16 @@ def cost_of(attributes: Mapping[str, Any]) -> float | None:
 def tool_of(span: ReceivedSpan) -> ToolRun:
     """Return the tool that a span executed."""
     attributes = span.attributes
-    name = _first(attributes, "gen_ai.tool.name", "tool.name", "ai.toolCall.name", "traceloop.entity.name")
-    given = _first(
+    name = first_of(attributes, "gen_ai.tool.name", "tool.name", "ai.toolCall.name", "traceloop.entity.name")
+    given = first_of(
         attributes, "gen_ai.tool.call.arguments", "tool_arguments", "ai.toolCall.args", "tool.parameters",
         "input.value", "traceloop.entity.input", "langfuse.observation.input", "gen_ai.prompt",
     )  # fmt: skip
-    result = decoded(attributes.get("ai.toolCall.result")) or _first(  # JSON always: a text is in quotes.
+    result = decoded(attributes.get("ai.toolCall.result")) or first_of(  # JSON always: a text is in quotes.
         attributes, "gen_ai.tool.call.result", "tool_response", "output.value",
         "traceloop.entity.output", "langfuse.observation.output", "gen_ai.completion",
     )  # fmt: skip
-    call_id = _first(attributes, "gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id", "tool.id")
+    call_id = first_of(attributes, "gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id", "tool.id")
     return ToolRun(_text(name) or span.name.removeprefix("execute_tool "), _arguments(given), result_of(result),
                    _text(call_id))  # fmt: skip
 
@@ -198,7 +198,7 @@ def _message_lists(attributes: Mapping[str, Any]) -> tuple[list[Any], list[Any]]
     given, answered = _list(attributes.get("gen_ai.input.messages")), _list(attributes.get("gen_ai.output.messages"))
     if given or answered:
         return given, answered
-    given, answered = _indexed(attributes, "llm.input_messages"), _indexed(attributes, "llm.output_messages")
+    given, answered = indexed(attributes, "llm.input_messages"), indexed(attributes, "llm.output_messages")
     if given or answered:
         return given, answered
     if "ai.prompt.messages" in attributes:
@@ -207,7 +207,7 @@ def _message_lists(attributes: Mapping[str, Any]) -> tuple[list[Any], list[Any]]
         if attributes.get("ai.response.text"):
             content.insert(0, {"type": "text", "text": attributes["ai.response.text"]})
         return _list(attributes["ai.prompt.messages"]), [{"role": "assistant", "content": content}]
-    given, answered = _indexed(attributes, "gen_ai.prompt"), _indexed(attributes, "gen_ai.completion")
+    given, answered = indexed(attributes, "gen_ai.prompt"), indexed(attributes, "gen_ai.completion")
     if given or answered:
         return given, [{"role": "assistant", **message} for message in answered]
     if "langfuse.observation.input" in attributes:
@@ -260,7 +260,7 @@ def _message(tree: Mapping[str, Any]) -> list[ChatMessage]:
     parts = tree.get("parts", tree.get("content"))
     for part in parts if isinstance(parts, list) else [{"type": "text", "text": parts}]:
         _read_part(part if isinstance(part, Mapping) else {"type": "text", "text": part}, text, calls, results)
-    for call in [*_list(tree.get("tool_calls")), *_indexed(tree, "tool_calls")]:
+    for call in [*_list(tree.get("tool_calls")), *indexed(tree, "tool_calls")]:
         written = _mapping(call)
         inner = _mapping(written.get("function")) or written
         calls.append(ToolCall(_text(inner.get("name")), _arguments(inner.get("arguments")), _text(written.get("id"))))
@@ -289,11 +289,11 @@ def _read_part(part: Mapping[str, Any], text: list[str], calls: list[ToolCall], 
 
 def _plain_inference(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a flattened message of OpenInference in the form of OpenAI's."""
-    contents = [each.get("message_content.text", "") for each in _indexed(tree, "message.contents")]
+    contents = [each.get("message_content.text", "") for each in indexed(tree, "message.contents")]
     calls = [
         {"id": call.get("tool_call.id"), "name": call.get("tool_call.function.name"),
          "arguments": call.get("tool_call.function.arguments")}
-        for call in _indexed(tree, "message.tool_calls")
+        for call in indexed(tree, "message.tool_calls")
     ]  # fmt: skip
     return {
         "role": tree.get("message.role"),
@@ -303,7 +303,7 @@ def _plain_inference(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _indexed(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
+def indexed(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
     """Return what is written as `prefix.0.name`, `prefix.1.name`, ..."""
     found: dict[int, dict[str, Any]] = {}
     for name, value in attributes.items():
@@ -314,7 +314,8 @@ def _indexed(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]
     return [found[index] for index in sorted(found)]
 
 
-def _first(attributes: Mapping[str, Any], *names: str) -> Any:
+def first_of(attributes: Mapping[str, Any], *names: str) -> Any:
+    """Return the first of some attributes that is there and not empty."""
     return next((attributes[name] for name in names if attributes.get(name) not in (None, "")), None)
 
 

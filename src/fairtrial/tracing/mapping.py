@@ -1,4 +1,4 @@
-"""Turns the spans of a trace into the events of a session: model calls, messages, tool calls and other spans."""
+"""Turns the spans of a trace into the events of a session: model and tool calls, messages, retrievals, other spans."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fairtrial.tracing.dialects import (
     usage_of,
 )
 from fairtrial.tracing.received import ReceivedLog, ReceivedSpan
+from fairtrial.tracing.retrievals import is_retrieval, retrieved_of
 from fairtrial.trials.traces import CollectedTrace
 
 _PRICE_LISTS = {
@@ -73,6 +74,8 @@ def session_events(
             calls.append((span, conversation_of(span, by_span.get(span.span_id, ()))))
         elif kind == "tool":
             found.append(_Timed(span.end, _tool_invoked(span), span))
+        elif is_retrieval(span) and span.error is None and (retrieved := retrieved_of(span)) is not None:
+            found.append(_Timed(span.end, retrieved, span))
         else:
             found.append(_Timed(span.end, SpanClosed(span.name, _milliseconds(span), span.error), span))
     found += _model_events(calls, [each.event for each in found if isinstance(each.event, ToolInvoked)])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairtrial.codec import dumps, to_json
-from fairtrial.session.events import PromptExecuted, SpanClosed, ToolInvoked
+from fairtrial.session.events import PromptExecuted, Retrieved, SpanClosed, ToolInvoked
 from fairtrial.session.snapshot import restore_session
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.session.views import JUDGE, Envelope, kind_of
@@ -36,7 +36,7 @@ EVALUATION_EVENT = "gen_ai.evaluation.result"
 _INTERNAL, _CLIENT = 1, 3  # Span kinds.
 _OK, _ERROR = 1, 2  # Status codes.
 _INFO, _WARN = 9, 13  # Severity numbers of log records.
-_SPANS = {kind_of(kind): kind for kind in (PromptExecuted, ToolInvoked, SpanClosed)}
+_SPANS = {kind_of(kind): kind for kind in (PromptExecuted, ToolInvoked, Retrieved, SpanClosed)}
 _MESSAGE = kind_of(ChatMessage)
 _MARKS = tuple(name.rpartition(":")[2].encode() for name in _SPANS)
 
@@ -157,6 +157,8 @@ class TrialConverter:
                 name, attributes, error = self._model_call(data, recorded, position)
             elif kind is ToolInvoked:
                 name, attributes, error = self._tool_call(data)
+            elif kind is Retrieved:
+                name, attributes, error = self._retrieval(data)
             else:
                 name, attributes, error = str(data["name"]), [], data.get("error")
             if envelope.actor == JUDGE:
@@ -220,6 +222,17 @@ class TrialConverter:
         if error is not None:
             found.append(("error.type", error_type(str(error), "tool_error")))
         return f"execute_tool {name}", found, error
+
+    def _retrieval(self, data: Mapping[str, Any]) -> tuple[str, Attributes, str | None]:
+        source = str(data.get("source") or "")
+        found: Attributes = [("gen_ai.operation.name", "retrieval")]
+        if source:
+            found.append(("gen_ai.data_source.id", source))
+        if self.content:
+            documents = [{"id": str(place), "content": text} for place, text in enumerate(data["documents"])]
+            found.append(("gen_ai.retrieval.query.text", str(data["query"])))
+            found.append(("gen_ai.retrieval.documents", dumps(documents)))
+        return f"retrieval {source}".rstrip(), found, None
 
     def _evaluations(self, trace_id: bytes, root_id: bytes, result: EvalResult, end: float) -> list[LogRecord]:
         if result.outcome == "scorer_error" and result.score is None:
