@@ -1,15 +1,19 @@
 """How well many processes share one provider's quota.
 
-    python benchmarks/fleet_quota.py [--workers 10] [--quota 200] [--seconds 20] [--burst 20] [--adaptive] [--alone]
-                                     [--light]
+    python benchmarks/fleet_quota.py [--server redis|postgres|both] [--workers 10] [--quota 200] [--seconds 20]
+                                     [--burst 20] [--adaptive] [--alone] [--light] [--snapshot]
 
-Starts its own redis-server and a model server that answers 429 beyond its quota, and worker processes that each would
-use up the whole quota by themselves: `OpenAIAdapter` with a `FleetLimiter`, 30 calls at once.
+Starts its own redis-server or PostgreSQL, or one after the other, and a model server that answers 429 beyond its quota,
+and worker processes that each would use up the whole quota by themselves: `OpenAIAdapter` with a `FleetLimiter`, 30
+calls at once.
 
 --adaptive: the workers are not told the quota and have to find it together.
 --alone: each has a limiter of its own instead, the adaptive one of a single process, for comparison.
 --light: they call by aiohttp instead of the adapter, for machines where ten interpreters with an SDK in each are what
 would be measured.
+
+--server both: also compares the time that one reservation takes on each, in turns, alone and with ten at once.
+--snapshot: a transaction that reads is open in PostgreSQL meanwhile, so that no old version of a row can be removed.
 
 At the same time, as many processes send requests to a second server, each at a constant rate of its own and without a
 limiter: what is missing there was taken by other work on the machine, not by the limiter.
@@ -23,16 +27,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from fairtrial.errors import ModelError
+from fairtrial.fleet.limits.connections import limit_server
 from fairtrial.fleet.limits.quota import FleetLimiter
+from fairtrial.fleet.limits.servers import Quota
 from fairtrial.models.limiter import AdaptiveLimiter, Limiter, Permit, Verdict
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.testing.model_server import RateLimited, spawn_model_server
@@ -46,7 +53,7 @@ FILL = 0.97
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The share of the quota that was used and the one that the reference used, the share of refused requests, calls by
-    worker, round trips to Redis per call."""
+    worker, round trips to the server per call."""
 
     used: float
     reference: float
@@ -197,12 +204,66 @@ def run(
     )
 
 
+async def reservation_seconds(url: str, *, at_once: int, times: int = 200) -> float:
+    """The median time in which a start time is reserved, while `at_once` connections do so."""
+    quota = Quota("cost", 1.0, 1e6, 0.0, 0.0, 0.0, 1e6)  # Nobody has to wait for a turn.
+    took: list[float] = []
+
+    async def reserve() -> None:
+        server = limit_server(url)
+        await server.reserve(quota, 1, 0.0, 0.0)
+        for _ in range(times):
+            began = time.perf_counter()
+            await server.reserve(quota, 1, 0.0, 0.0)
+            took.append(time.perf_counter() - began)
+        await server.close()
+
+    await asyncio.gather(*(reserve() for _ in range(at_once)))
+    return statistics.median(took)
+
+
+def compare_costs(urls: dict[str, str], *, rounds: int = 5) -> None:
+    """Print how long a reservation takes on each server, measured in turns, and the ratio."""
+    for at_once in (1, 10):
+        found: dict[str, list[float]] = {name: [] for name in urls}
+        for _ in range(rounds):
+            for name, url in urls.items():
+                found[name].append(asyncio.run(reservation_seconds(url, at_once=at_once)))
+        each = {name: statistics.median(values) for name, values in found.items()}
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(found["postgres"], found["redis"], strict=True))
+        shown = ", ".join(f"{name} {value * 1000:.2f} ms" for name, value in each.items())
+        print(f"one reservation, {at_once} at once: {shown}; PostgreSQL / Redis {ratio:.2f}")
+
+
+@contextmanager
+def servers(which: str, *, snapshot: bool) -> Iterator[dict[str, str]]:
+    """The addresses of the servers that limits are shared through."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import psycopg
+
+    from benchmarks import bare_postgres
+    from benchmarks.mailbox import server
+
+    with ExitStack() as stack:
+        urls: dict[str, str] = {}
+        if which != "postgres":
+            urls["redis"] = stack.enter_context(server())
+        if which != "redis":
+            urls["postgres"] = stack.enter_context(bare_postgres.server()).new_database()
+            if snapshot:
+                reader = stack.enter_context(psycopg.connect(urls["postgres"]))
+                reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                reader.execute("SELECT 1")
+        yield urls
+
+
 def main() -> int:
     if sys.argv[1:2] == ["--worker"]:
         _, _, url, base_url, mode, caller, quota, seconds = sys.argv
         asyncio.run(work(url, base_url, mode, caller == "light", float(quota), float(seconds)))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", choices=["redis", "postgres", "both"], default="redis")
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--quota", type=float, default=200.0)
     parser.add_argument("--seconds", type=float, default=20.0)
@@ -210,30 +271,30 @@ def main() -> int:
     parser.add_argument("--adaptive", action="store_true")
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--light", action="store_true")
+    parser.add_argument("--snapshot", action="store_true")
     given = parser.parse_args()
     mode = "adaptive" if given.adaptive else "alone" if given.alone else "known"
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from benchmarks.mailbox import server
+    sizes = {name: getattr(given, name) for name in ("workers", "quota", "seconds", "burst", "light")}
+    with servers(given.server, snapshot=given.snapshot) as urls:
+        good = [_print(name, mode, run(url, mode=mode, **sizes)) for name, url in urls.items()]
+        if given.server == "both":
+            compare_costs(urls)
+    return 0 if all(good) or mode != "known" else 1
 
-    with server() as url:
-        found = run(
-            url,
-            workers=given.workers,
-            quota=given.quota,
-            seconds=given.seconds,
-            burst=given.burst,
-            mode=mode,
-            light=given.light,
-        )
-    print(f"{mode}: {found.used:.1%} of the quota used, {found.refused:.2%} refused, calls by worker {found.calls}")
+
+def _print(server: str, mode: str, found: Outcome) -> bool:
+    """Print an outcome, and return whether it is good for a quota that is known."""
+    print(
+        f"{server}, {mode}: {found.used:.1%} of the quota used, {found.refused:.2%} refused, "
+        f"calls by worker {found.calls}"
+    )
     print(
         f"constant rates without a limiter: {found.reference:.1%}; of what was possible: {found.used_of_possible:.1%}"
     )
     print(
         f"smallest share {found.smallest_share:.2f} of the mean; {found.blocks_per_call:.2f} blocks asked for per call"
     )
-    good = found.used_of_possible >= 0.9 and found.refused < 0.02 and found.smallest_share >= 0.5
-    return 0 if good or mode != "known" else 1
+    return found.used_of_possible >= 0.9 and found.refused < 0.02 and found.smallest_share >= 0.5
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ QUOTAS = st.builds(
     cost_us=st.floats(50, 5e6),
     burst=st.floats(1, 100),
     token_cost_us=st.sampled_from([0.0, 0.5, 100.0, 60_000.0]),
-    token_burst=st.floats(0, 1000),
+    token_burst=st.floats(0.01, 1000),
     first=st.sampled_from([0.0, 0.0, 5.0, 80.0]),
     largest=st.floats(1, 1000),
 )

@@ -40,9 +40,8 @@ class PostgresLimits(LimitServer):
             "burst": quota.burst,
             "token_cost": quota.token_cost_us,
             "token_burst": quota.token_burst,
-            # After thousands of calls without usage the expectation underflows, which is an error in PostgreSQL.
-            "each": tokens_each if tokens_each > _FEWEST_TOKENS else 0.0,
-            "owed": tokens_owed,
+            "each": _without_underflow(tokens_each),
+            "owed": _without_underflow(tokens_owed),
             "first": quota.first,
             "largest": quota.largest,
         }
@@ -84,6 +83,11 @@ class PostgresLimits(LimitServer):
                 return rows[0]
             await self.connection.change(_asking(quota), OPEN, {"name": quota.name})
         raise MailboxError(f"{_asking(quota)}: its row is deleted again and again")
+
+
+def _without_underflow(tokens: float) -> float:
+    """Return 0 for next to nothing, as is expected after thousands of calls without usage: PostgreSQL refuses it."""
+    return tokens if abs(tokens) > _FEWEST_TOKENS else 0.0
 
 
 def _asking(quota: Quota) -> str:
