@@ -13,7 +13,7 @@ from fairtrial.errors import MailboxError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.queues import Broker
 from fairtrial.mailbox.protocol import Message
-from fairtrial.trials.result import NO_USAGE
+from fairtrial.session.events import NO_USAGE
 
 
 def answer(request: EvalRequest, **changes: Any) -> EvalReply:
