@@ -1,6 +1,6 @@
 """How many no-op trials a second go through submission, a queue, two workers, collection and SQLite.
 
-python benchmarks/fleet_throughput.py [--mailbox redis|postgres] [--trials 20000] [--rounds 3] [--floor 0.35]
+python benchmarks/fleet_throughput.py [--mailbox redis|postgres] [--trials N] [--rounds 3] [--floor RATIO]
 
 Beside it, in the same run and turn by turn, a bare redis-py loop that makes the same two hops (request, result) with
 the same number of processes: pipelines of a hundred, bodies of the same size read and written with `json`, one XACK
@@ -92,6 +92,7 @@ async def _bare_client(port: int, trials: int, database: Path) -> float:
     reader: Any = redis.asyncio.Redis(port=port, protocol=2)
     rows = sqlite3.connect(database, check_same_thread=False)
     rows.execute("PRAGMA journal_mode=WAL")
+    rows.execute("PRAGMA synchronous=NORMAL")
     rows.execute(
         "CREATE TABLE results (ordinal INTEGER PRIMARY KEY, sample TEXT, outcome TEXT, value REAL, output TEXT)"
     )
@@ -165,6 +166,7 @@ class Measured:
 
     per_second: float
     cpu_seconds: float  # Of the client, the workers and the server of the queue.
+    transactions: int | None = None  # Of PostgreSQL.
 
 
 def _cpu_seconds(*processes: int) -> float:
@@ -239,21 +241,26 @@ def ours(
         after = _cpu_seconds(*servers(), *(worker.pid for worker in started))
         for worker in started:
             end(worker)
-    return Measured(trials / float(answer["seconds"]), float(answer["cpu_seconds"]) + after - before)
+        transactions = bare_postgres.count_transactions(url) if engine == "postgres" else None
+    return Measured(trials / float(answer["seconds"]), float(answer["cpu_seconds"]) + after - before, transactions)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=20_000)
+    parser.add_argument("--trials", type=int, help="20,000 on Redis and 50,000 on PostgreSQL by default")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--floor", type=float, default=0.35)
+    parser.add_argument("--floor", type=float, help="0.35 on Redis and 0.5 on PostgreSQL by default")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--mailbox", choices=["redis", "postgres"], default="redis")
     parser.add_argument("--snapshot", action="store_true", help="PostgreSQL: hold a snapshot open meanwhile")
     parser.add_argument("--bare-worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--bare-client", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.trials is None:
+        options.trials = 50_000 if options.mailbox == "postgres" else 20_000
+    if options.floor is None:
+        options.floor = 0.5 if options.mailbox == "postgres" else 0.35
     import asyncio
 
     if options.bare_worker:
@@ -263,14 +270,20 @@ def main() -> None:
         print(asyncio.run(_bare_client(int(port), int(trials), Path(database))))
         return
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
+    transactions: dict[str, list[int]] = {"ours": [], "bare": []}
     for _ in range(options.rounds):  # Turn by turn, so that a busy neighbour troubles both.
         with tempfile.TemporaryDirectory() as folder:
             engine, snapshot = options.mailbox, options.snapshot
             measured = ours(Path(folder), options.trials, options.workers, engine=engine, snapshot=snapshot)
             rates["ours"].append(measured.per_second)
         with tempfile.TemporaryDirectory() as folder:
-            loop = bare if engine == "redis" else bare_postgres.measure
-            rates["bare"].append(loop(Path(folder), options.trials, options.workers))
+            if engine == "redis":
+                rates["bare"].append(bare(Path(folder), options.trials, options.workers))
+                continue
+            rate, count = bare_postgres.measure(Path(folder), options.trials, options.workers)
+            rates["bare"].append(rate)
+            transactions["bare"].append(count)
+            transactions["ours"].append(measured.transactions or 0)
     ratio = statistics.median(mine / other for mine, other in zip(rates["ours"], rates["bare"], strict=True))
     print(
         json.dumps(
@@ -280,6 +293,7 @@ def main() -> None:
                 "ours_per_s": [round(rate) for rate in rates["ours"]],
                 "bare_per_s": [round(rate) for rate in rates["bare"]],
                 "ratio": round(ratio, 3),
+                **{f"{name}_transactions": counts for name, counts in transactions.items() if counts},
             }
         )
     )

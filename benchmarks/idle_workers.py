@@ -137,15 +137,25 @@ async def wait_for_work(url: str, count: int) -> None:
                 await asyncio.sleep(1)
 
     async def announce(box: Any, number: int) -> None:
-        await asyncio.sleep(number % 100 * ANNOUNCEMENT_SECONDS / 300)  # Workers do not start in the same moment.
         while not done.is_set():
-            await box.announce(f"{os.getpid()} idle-{number}", "", ANNOUNCEMENT_SECONDS)
+            try:
+                await box.announce(f"{os.getpid()} idle-{number}", "", ANNOUNCEMENT_SECONDS)
+            except MailboxConnectionError:
+                await asyncio.sleep(1)
+                continue
+            if (number, box) in starting:
+                starting.remove((number, box))
+                tasks.append(asyncio.create_task(work(box)))
             await asyncio.sleep(ANNOUNCEMENT_SECONDS / 3)
 
-    tasks = []
-    for number, box in enumerate(boxes):
-        await box.announce(f"{os.getpid()} idle-{number}", "", ANNOUNCEMENT_SECONDS)
-        tasks += [asyncio.create_task(work(box)), asyncio.create_task(announce(box, number))]
+    tasks: list[asyncio.Task[None]] = []
+    starting = list(enumerate(boxes))
+    announcing = []
+    for number, box in list(starting):
+        announcing.append(asyncio.create_task(announce(box, number)))
+        await asyncio.sleep(0.02)  # Workers do not start in the same moment.
+    while starting:  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.1)
     began, used = time.monotonic(), time.process_time()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
@@ -153,6 +163,8 @@ async def wait_for_work(url: str, count: int) -> None:
     while await boxes[0].approximate_count():  # noqa: ASYNC110 - other processes take the rest
         await asyncio.sleep(0.2)
     done.set()
+    for announcement in announcing:
+        announcement.cancel()
     await asyncio.gather(*tasks)
     for broker in brokers:
         await broker.close()

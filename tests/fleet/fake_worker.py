@@ -16,7 +16,7 @@ from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.fleet.worker.delivery import Delivery
 from fairtrial.fleet.worker.one_transaction import delivery_to
 from fairtrial.mailbox.protocol import Message
-from fairtrial.trials.result import NO_USAGE
+from fairtrial.session.events import NO_USAGE
 
 
 def answer(request: EvalRequest, **changes: Any) -> EvalReply:

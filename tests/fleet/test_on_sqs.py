@@ -122,7 +122,7 @@ async def count_receives(url: str) -> tuple[int, float]:
         results: SqsMailbox[EvalReply] = SqsMailbox("results", EvalReply, connection)
         async with requests, results:
             await requests.send_all([request(number) for number in range(40)])
-            before = connection.requests["ReceiveMessage"]
+            before = connection.requests["receive_message"]
 
             async def work(input: str, ctx: TrialContext) -> str:
                 await asyncio.sleep(0.03 * (1 + int(ctx.key.sample_id.removeprefix("s")) % 10))
@@ -132,7 +132,7 @@ async def count_receives(url: str) -> tuple[int, float]:
             loop = EvalLoop(requests=requests, evaluator=exact_match, loop=work, results=results, config=config)
             await asyncio.wait_for(loop.run(until_empty=True), 50)
             assert loop.counters.finished == 40
-            return connection.requests["ReceiveMessage"] - before, requests.gather_seconds
+            return connection.requests["receive_message"] - before, requests.gather_seconds
 
 
 @pytest.mark.anyio

@@ -37,10 +37,10 @@ from fairtrial.fleet.message_fields import (
 )
 from fairtrial.frozen import EMPTY, FrozenDict, allow_type_arguments, freeze
 from fairtrial.scoring.score import Metric, Score
-from fairtrial.session.events import TokenUsage
+from fairtrial.session.events import NO_USAGE, TokenUsage
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
-from fairtrial.trials.result import NO_USAGE, EvalResult, OutputT
+from fairtrial.trials.result import EvalResult, OutputT
 from fairtrial.trials.sample_types import value_type_name
 from fairtrial.types import JSON
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 from fairtrial.data.dataset import Dataset
 from fairtrial.frozen import EMPTY
 from fairtrial.scoring.score import Score
-from fairtrial.session.events import TokenUsage
-from fairtrial.trials.result import NO_USAGE, Outcome, Stage
+from fairtrial.session.events import NO_USAGE, TokenUsage
+from fairtrial.trials.result import Outcome, Stage
 from fairtrial.types import JSON
 
 

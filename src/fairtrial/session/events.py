@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from fairtrial.codec.encode import SPARSE
@@ -67,6 +67,10 @@ class TokenUsage:
             self.reasoning_tokens + other.reasoning_tokens,
             self.cache_write_tokens + other.cache_write_tokens,
         )
+
+
+NO_USAGE: Final = TokenUsage()
+"""The usage of a trial without model calls: one object, so that it can be recognized and left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from fairtrial.codec import to_json
 from fairtrial.errors import CodecError, SessionError
 from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.session.dispatcher import ControlDispatcher
-from fairtrial.session.events import CUT_OFF_REASONS, PromptExecuted, SpanClosed, TokenUsage
+from fairtrial.session.events import CUT_OFF_REASONS, NO_USAGE, PromptExecuted, SpanClosed, TokenUsage
 from fairtrial.session.snapshot import snapshot_bytes
 from fairtrial.session.state import SliceMutator, SliceState, StateSlices, StateView
 from fairtrial.session.trajectory import ChatMessage, Trajectory
@@ -30,7 +30,6 @@ _VERSION_BITS = ~((0xF << 76) | (0x3 << 62))
 _VERSION_4 = (4 << 76) | (2 << 62)
 
 
-_NO_USAGE = TokenUsage()
 _PROMPT_EXECUTED = kind_of(PromptExecuted)
 
 
@@ -40,7 +39,7 @@ class CallTotals(NamedTuple):
     A call is unpriced if its cost is not known: its usage was not reported, or its model's price is not known.
     """
 
-    usage: TokenUsage = _NO_USAGE  # The task's.
+    usage: TokenUsage = NO_USAGE  # The task's.
     judge_cost_usd: float | None = None
     cache_hits: int = 0
     unpriced_calls: int = 0
@@ -222,7 +221,7 @@ class Session:
         """
         with self.__lock:
             envelopes = tuple(self.__envelopes)
-        task, judges, hits, unpriced, cut_off = _NO_USAGE, _NO_USAGE, 0, [0, 0], 0
+        task, judges, hits, unpriced, cut_off = NO_USAGE, NO_USAGE, 0, [0, 0], 0
         for envelope in envelopes:
             if envelope.kind != _PROMPT_EXECUTED:
                 continue
@@ -230,7 +229,7 @@ class Session:
             if judged and envelope.seq < judges_since:
                 continue
             data = envelope.data
-            usage = TokenUsage(**data["usage"]) if data["usage"] else _NO_USAGE
+            usage = TokenUsage(**data["usage"]) if data["usage"] else NO_USAGE
             if data.get("cached"):
                 hits += 1
             elif usage.cost_usd is None:

@@ -335,21 +335,33 @@ def sample_row(ordinal: int, sample: Sample[Any, Any], redactor: Redactor) -> tu
         CodecError: it cannot be stored.
         SecretInDataError: it contains a known secret.
     """
-    given = _json(sample.input)
-    row = (
-        ordinal,
+    texts = _sample_texts(sample)
+    if redactor.has_secrets:
+        _refuse_secrets(redactor, texts, sample, ordinal)
+    return (ordinal, *texts, _input_hash(sample.input, texts[1]))
+
+
+type _SampleTexts = tuple[str, str, str | None, str | None]
+"""The id, input, expected value and metadata of a sample as they are stored."""
+
+
+def _sample_texts(sample: Sample[Any, Any]) -> _SampleTexts:
+    return (
         stored_id(sample.id),
-        given,
+        _json(sample.input),
         None if sample.expected is None else _json(sample.expected),
         _json(sample.metadata) if sample.metadata else None,
-        _input_hash(sample.input, given),
     )
-    if redactor.has_secrets:
-        # An id that contains the secret must not be in the message.
-        shown = repr(sample.id) if redactor.find(row[1]) is None else f"number {ordinal + 1}"
-        for field, text in zip(("id", "input", "expected value", "metadata"), row[1:5], strict=True):
-            refuse_secret(redactor, f"the {field} of sample {shown}", text)
-    return row
+
+
+def _refuse_secrets(redactor: Redactor, texts: _SampleTexts, sample: Sample[Any, Any], ordinal: int) -> None:
+    # All at once: stored texts have no NUL, so nothing is found across two of them.
+    if redactor.find("\0".join(text for text in texts if text is not None)) is None:
+        return
+    # An id that contains the secret must not be in the message.
+    shown = repr(sample.id) if redactor.find(texts[0]) is None else f"number {ordinal + 1}"
+    for field, text in zip(("id", "input", "expected value", "metadata"), texts, strict=True):
+        refuse_secret(redactor, f"the {field} of sample {shown}", text)
 
 
 def _input_hash(value: Any, text: str) -> int | None:
@@ -364,7 +376,7 @@ def refuse_secrets(redactor: Redactor, sample: Sample[Any, Any], ordinal: int) -
     """Raise `SecretInDataError` if a sample contains a known secret; other errors are reported by its trial."""
     if redactor.has_secrets:
         with suppress(CodecError, UnicodeError):
-            sample_row(ordinal, sample, redactor)
+            _refuse_secrets(redactor, _sample_texts(sample), sample, ordinal)
 
 
 def _json(value: Any) -> str:

@@ -13,7 +13,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import FairtrialError
 from fairtrial.frozen import EMPTY, FrozenDict, allow_type_arguments
 from fairtrial.scoring.score import Score, mean_value, merge, outer_names
-from fairtrial.session.events import TokenUsage
+from fairtrial.session.events import NO_USAGE, TokenUsage
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import Trajectory
 from fairtrial.session.views import RecordedView, SessionView
@@ -26,8 +26,6 @@ type RedactedPart = Literal["output", "transcript", "error", "reason", "score", 
 """A part of a stored result; `score` covers the name of the score and its metrics."""
 type Stage = Literal["setup", "task", "output", "score", "delivery", "store"]
 """The stage at which a trial failed: setup, task, output encoding, scoring, delivery or storing."""
-
-NO_USAGE = TokenUsage()
 
 # With a default, which the syntax of PEP 695 has only from Python 3.13: a plain `EvalResult` is one of any output.
 OutputT = TypeVar("OutputT", default=Any, covariant=True)

@@ -120,15 +120,20 @@ class Listener:
         while True:
             readable.clear()
             await self._change_channels(connection)
+            self._read(connection)  # What came with the answer of a statement makes the socket readable no more.
             # psycopg registers the socket itself while a statement runs, and removes it afterwards.
             loop.add_reader(connection.fileno(), readable.set)
             try:
                 await readable.wait()
             finally:
                 loop.remove_reader(connection.fileno())
-            connection.pgconn.consume_input()  # Raises if the connection was closed.
-            while (notification := connection.pgconn.notifies()) is not None:
-                self._wake(notification.relname.decode())
+            self._read(connection)
+
+    def _read(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Wake the receivers of all notifications that have arrived; raises if the connection was closed."""
+        connection.pgconn.consume_input()
+        while (notification := connection.pgconn.notifies()) is not None:
+            self._wake(notification.relname.decode())
 
     async def _change_channels(self, connection: psycopg.AsyncConnection[Any]) -> None:
         for channel in self._listened - self._waiting.keys():
