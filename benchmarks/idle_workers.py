@@ -51,7 +51,7 @@ def main() -> int:
     if options.mailbox:
         return measure(options.mailbox, options.pid, options.workers, options.seconds)
     if options.engine == "postgres":
-        with PostgresServer(max_connections=4 * options.workers + 20) as postgres:
+        with PostgresServer(options=[f"max_connections={4 * options.workers + 20}"]) as postgres:
             return measure(postgres.new_database(), postgres.pids()[0], options.workers, options.seconds)
     with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder), "--maxclients", "20000") as redis:
         return measure(redis.url, redis.pid, options.workers, options.seconds)

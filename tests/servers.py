@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
@@ -29,19 +30,29 @@ def free_port() -> int:
 
 
 class PostgresServer:
-    """A PostgreSQL server on 127.0.0.1; `stop` and `start` again at will, the data stays."""
+    """A PostgreSQL server on 127.0.0.1; `stop` and `start` again at will, the data stays.
 
-    def __init__(self, password: str = "store-test-password", *, max_connections: int = 60) -> None:
+    Args:
+        folder: A folder that is kept at the end; if it has the data of an earlier server, they are used.
+        options: Settings of the server, as in `fsync=on`, over those for tests.
+    """
+
+    def __init__(
+        self, password: str = "store-test-password", *, folder: Path | None = None, options: Sequence[str] = ()
+    ) -> None:
         self.password = password
-        self._max_connections = max_connections
         self.port = free_port()
         # Not under pytest's own folders: the server's user must be able to walk there.
-        self._folder = Path(tempfile.mkdtemp(prefix="fairtrial-pg-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="fairtrial-pg-")) if folder is None else folder
+        self._kept = folder is not None
+        self._options = [word for option in options for word in ("-c", option)]
         self._user = "postgres" if os.getuid() == 0 else None
         self._bin = _binaries()
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
-        self._initialise()
+        if not (self._folder / "data").exists():
+            self._folder.mkdir(exist_ok=True)
+            self._initialise()
 
     def _initialise(self) -> None:
         if self._user is not None:
@@ -90,8 +101,8 @@ class PostgresServer:
                 [
                     self._bin / "postgres",
                     *("-D", self._folder / "data", "-p", str(self.port), "-h", "127.0.0.1"),
-                    *("-k", self._folder, "-c", "fsync=off", "-c", "shared_buffers=32MB"),
-                    *("-c", f"max_connections={self._max_connections}"),
+                    *("-k", self._folder, "-c", "fsync=off", "-c", "shared_buffers=32MB", "-c", "max_connections=60"),
+                    *self._options,
                 ],
                 stdout=log,
                 stderr=log,
@@ -163,9 +174,10 @@ class PostgresServer:
         self.close()
 
     def close(self) -> None:
-        """Stop the server and remove its folder."""
+        """Stop the server and remove its folder, unless it is to be kept."""
         self.stop(crash=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if not self._kept:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def url(self, database: str) -> str:
         """The address of a database."""

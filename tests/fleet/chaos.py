@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import psycopg
+import pytest
 
 from fairtrial import open_store
+from fairtrial.fleet import connect_broker
 from tests.fleet.processes import Processes, said
 from tests.redis_server import RedisServer
 from tests.servers import PostgresServer
+from tests.sqs_server import CREDENTIALS, SqsServer
+
+_PAUSE_SECONDS = 5.0
+
+
+type Engine = Literal["redis", "postgresql", "sqs"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,7 @@ class Plan:
     """What happens, at which share of the trials begun."""
 
     trials: int = 20_000
-    queue: Literal["redis", "postgresql"] = "redis"
+    queue: Engine = "redis"
     workers: int = 4
     concurrency: int = 40
     kill_every_seconds: float = 3.0
@@ -33,7 +43,8 @@ class Plan:
     queue_kill_at: tuple[float, ...] = (0.15,)
     queue_restart_at: tuple[float, ...] = (0.55,)
     client_kill_at: tuple[float, ...] = (0.3, 0.7)
-    postgres_restart_at: tuple[float, ...] = (0.45,)
+    store_kill_at: tuple[float, ...] = ()
+    store_restart_at: tuple[float, ...] = (0.45,)
     limit_seconds: float = 540.0
     seed: int = 20261115
 
@@ -47,7 +58,8 @@ class Outcome:
     worker_kills: int = 0
     client_kills: int = 0
     queue_restarts: int = 0
-    postgres_restarts: int = 0
+    store_restarts: int = 0
+    resent: int = 0  # Requests that a queue had lost, or that a client had not sent before it was killed.
     runs: int = 0
     stored: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -59,12 +71,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class QueueServer:
-    """The server of the queue: its address, how it is killed and restarted, and what it holds at the end."""
+    """The server of the queue: its address, how it is killed and how it is restarted.
+
+    The emulator of SQS keeps everything in memory, so it is paused instead.
+    """
 
     url: str
     kill: Callable[[], None]
     restart: Callable[[], None]
-    left: Callable[[], tuple[int, int]]  # Dead letters, and all other messages.
 
 
 @contextmanager
@@ -78,13 +92,19 @@ def queue_server(folder: Path, engine: str) -> Iterator[QueueServer]:
                 time.sleep(0.5)
                 redis.start()
 
-            def left_in_redis() -> tuple[int, int]:
-                with redis.client() as raw:
-                    names = ("{fairtrial:fleet-test.requests}:dead", "{fairtrial:fleet-test.requests}:stream")
-                    dead, waiting = map(raw.xlen, names)
-                    return dead, waiting
+            yield QueueServer(redis.url, kill_redis, redis.restart)
+        return
+    if engine == "sqs":
+        with SqsServer() as sqs, pytest.MonkeyPatch.context() as patch:
+            for name, value in CREDENTIALS.items():
+                patch.setenv(name, value)
 
-            yield QueueServer(redis.url, kill_redis, redis.restart, left_in_redis)
+            def pause() -> None:
+                sqs.pause()
+                time.sleep(_PAUSE_SECONDS)
+                sqs.resume()
+
+            yield QueueServer(sqs.url("chaos"), pause, pause)
         return
     with PostgresServer() as postgres:
         url = postgres.new_database()
@@ -94,16 +114,18 @@ def queue_server(folder: Path, engine: str) -> Iterator[QueueServer]:
             time.sleep(0.5)
             postgres.start()
 
-        def left_in_postgres() -> tuple[int, int]:
-            statement = """
-                SELECT count(death), count(*) - count(death) FROM mailbox_messages
-                WHERE queue = (SELECT id FROM mailbox_queues WHERE name = 'fleet-test.requests')
-            """
-            with psycopg.connect(url, autocommit=True) as raw:
-                ((dead, waiting),) = raw.execute(statement).fetchall()
-                return int(dead), int(waiting)
+        yield QueueServer(url, kill_postgres, postgres.restart)
 
-        yield QueueServer(url, kill_postgres, postgres.restart, left_in_postgres)
+
+async def _left(url: str) -> tuple[int, int]:
+    """Return how many dead letters and how many other requests a queue has."""
+    broker = connect_broker(url)
+    try:
+        requests = await broker.requests("fleet-test")
+        depth = await requests.depth()
+        return depth.dead, depth.waiting + depth.in_flight + depth.delayed
+    finally:
+        await broker.close()
 
 
 def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda line: None) -> Outcome:
@@ -147,16 +169,17 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
                 queue.restart()
                 outcome.queue_restarts += 1
 
-            def restart_postgres() -> None:
-                postgres.restart()
-                outcome.postgres_restarts += 1
+            def restart_store(crash: bool = False) -> None:
+                postgres.restart(crash=crash)
+                outcome.store_restarts += 1
 
             schedule = sorted(
                 [
                     *((share, "the queue is killed", kill_queue) for share in plan.queue_kill_at),
                     *((share, "the queue is restarted", restart_queue) for share in plan.queue_restart_at),
                     *((share, "the client is killed", kill_client) for share in plan.client_kill_at),
-                    *((share, "the store is restarted", restart_postgres) for share in plan.postgres_restart_at),
+                    *((share, "the store is killed", partial(restart_store, True)) for share in plan.store_kill_at),
+                    *((share, "the store is restarted", restart_store) for share in plan.store_restart_at),
                 ],
                 key=lambda event: event[0],
             )
@@ -180,7 +203,9 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
             assert not schedule, f"the run ended before {schedule[0][1]}: give it more trials"
             outcome.seconds = time.monotonic() - began
             outcome.status = answer["status"]
-            outcome.dead_letters, outcome.left_in_requests = queue.left()
+            outcome.dead_letters, outcome.left_in_requests = asyncio.run(_left(queue.url))
+            logs = "".join(path.read_text() for path in folder.glob("client-*.log"))
+            outcome.resent = sum(map(int, re.findall(r"(\d+) requests were lost or never sent", logs)))
         outcome.executions = begun()
         _look_into(store_url, outcome)
     finally:

@@ -13,12 +13,13 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, overload
 
 import anyio
 
-from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, TrialContext, exact_match
+from fairtrial import Dataset, EvalConfig, EvalSuite, Sample, ToolInvoked, TrialContext, exact_match
 
 SAMPLES = int(os.environ.get("FLEET_SAMPLES", "100"))
 LOG = os.environ.get("FLEET_LOG", "")
@@ -31,6 +32,7 @@ VERSION = os.environ.get("FLEET_VERSION", "1")
 FORMAT = os.environ.get("FLEET_FORMAT", "")
 CLOCK = float(os.environ.get("FLEET_CLOCK", "0"))
 CLOCK_FILE = os.environ.get("FLEET_CLOCK_FILE", "")
+TRANSCRIPT = int(os.environ.get("FLEET_TRANSCRIPT", "0"))  # Bytes of four tool results that each trial records.
 GATE = os.environ.get("FLEET_GATE", "")  # A file with the first number that has to wait.
 
 if FORMAT:  # What a process of another version reads and writes.
@@ -75,6 +77,17 @@ def numbers(count: int) -> Dataset[int, int]:
     return dataset
 
 
+@cache
+def _words() -> list[str]:
+    chance = random.Random(1)
+    return ["".join(chance.choices("aaeeiioulnrstdmcpkgb", k=2 + place % 9)) for place in range(2_000)]
+
+
+def _text(size: int) -> str:
+    """Text that compresses about as well as what people and models write."""
+    return " ".join(random.choices(_words(), k=size // 7 + 1))[:size]
+
+
 async def double(given: int, ctx: TrialContext) -> int:
     if _log >= 0:
         os.write(_log, f"{given}\n".encode())
@@ -84,6 +97,8 @@ async def double(given: int, ctx: TrialContext) -> int:
         await anyio.sleep(0.05)
     if STALL and given == int(STALL):
         ctypes.PyDLL(None).sleep(600)  # Holds the interpreter lock, as a regular expression does.
+    for _ in range(4 if TRANSCRIPT else 0):
+        ctx.session.record(ToolInvoked("read", {"number": given}, _text(TRANSCRIPT // 4)))
     if MOST:
         await anyio.sleep(random.uniform(LEAST, MOST))
     return 2 * given

@@ -181,7 +181,7 @@ def test_sixty_thousand_trials_are_stored_once_while_everything_is_killed(tmp_pa
         queue_kill_at=tuple(steps[0::2]),
         queue_restart_at=tuple(steps[1::2]),
         client_kill_at=tuple(step + 0.03 for step in steps),
-        postgres_restart_at=tuple(step + 0.06 for step in steps[0::3]),
+        store_restart_at=tuple(step + 0.06 for step in steps[0::3]),
     )
     outcome = run_chaos(tmp_path, plan)
     assert (outcome.status, outcome.runs, outcome.stored, outcome.missing) == ("finished", 1, plan.trials, 0)

@@ -50,7 +50,7 @@ def test_no_op_trials_go_through_a_fleet_at_a_third_of_the_speed_of_a_bare_loop(
 @pytest.mark.proves("R60")
 def test_fifty_thousand_trials_leave_queue_and_client_small(tmp_path: Path, benchmarks: Any, figure: Figure) -> None:
     scale, _ = benchmarks
-    figures = scale.measure(tmp_path, 50_000, 2)
+    figures = scale.Soak(tmp_path, scale.Plan(50_000, 2)).run()
     figure("fleet of 50,000 trials: MB of Redis", figures["redis_peak_mb"], at_most=60)
     assert scale.problems(figures) == [], figures
 

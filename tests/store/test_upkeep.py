@@ -7,16 +7,18 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, func, select
 
 from fairtrial import Attachment, ChatMessage, Sample
 from fairtrial.errors import StoreError
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.reply import ModelReply
-from fairtrial.store import RunStore, open_store
+from fairtrial.store import RunStore, open_store, upkeep
+from fairtrial.store.schema import datasets, details, results, samples
 from fairtrial.store.sql import SqlStore
 from fairtrial.testing import FakeClock
 from tests.store.build import result, run_record
@@ -28,7 +30,7 @@ def sql(store: RunStore) -> SqlStore:
 
 
 def fill(store: RunStore, run_id: str, trials: int = 40) -> None:
-    run = store.create_run(run_record(run_id=run_id, size=trials))
+    run = store.create_run(run_record(run_id=run_id, size=trials, dataset_fingerprint=f"{trials} samples"))
     places = range(0, 4 * trials, 4)
     batch = [result(run, place, output=os.urandom(20_000).hex()) for place in places]
     store.commit(run_id, batch, {place: Sample(f"s{place}", place) for place in range(trials)})
@@ -56,6 +58,58 @@ def test_a_postgresql_store_uses_the_space_of_a_deleted_run_again(pg_url: str) -
     fill(store, "new")
     assert store.size() < full * 1.3
     store.close()
+
+
+def test_a_full_vacuum_returns_the_space_that_a_run_had_in_postgresql(pg_url: str) -> None:
+    store = sql(open_store(pg_url))
+    fill(store, "old")
+    fill(store, "kept", trials=2)
+    full = store.size()
+    store.delete_run("old")
+    store.vacuum()
+    assert store.size() > full / 2  # The rows of the other run are at the end of the files.
+    store.vacuum(full=True)
+    assert store.size() < full / 5
+    assert len(list(store.results("kept"))) == 2
+    store.close()
+
+
+def counts(store: SqlStore) -> list[int]:
+    with store._engine.connect() as connection:
+        tables = (details, results, samples, datasets)
+        return [connection.execute(select(func.count()).select_from(table)).scalar_one() for table in tables]
+
+
+def test_a_run_is_deleted_in_parts_and_vacuum_completes_a_deletion_that_was_interrupted(
+    database: str, opened: Callable[[str], RunStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = sql(opened(database))
+    monkeypatch.setattr(upkeep, "_DELETED_AT_ONCE", 16)  # Four trials: there are four repeats of a sample.
+    fill(store, "whole", trials=10)
+    store.delete_run("whole")
+    assert counts(store) == [0, 0, 0, 0]
+    fill(store, "kept", trials=3)
+    fill(store, "cut", trials=10)
+    write, transactions = store._write, 0
+
+    def failing() -> AbstractContextManager[Connection]:
+        nonlocal transactions
+        transactions += 1
+        if transactions == 3:
+            raise StoreError("the connection is lost")
+        return write()
+
+    monkeypatch.setattr(store, "_write", failing)
+    with pytest.raises(StoreError, match="lost"):
+        store.delete_run("cut")
+    monkeypatch.undo()
+    assert [run.run_id for run in store.runs()] == ["kept"]  # It is gone for everyone,
+    assert counts(store) == [3 + 6, 3 + 10, 3 + 10, 1]  # though most of its rows are still there.
+    fill(store, "cut", trials=10)
+    store.vacuum()
+    assert counts(store) == [3 + 10, 3 + 10, 3 + 10, 2]
+    assert [found.ordinal for found in store.results("kept")] == [0, 4, 8]
+    assert len(list(store.samples("cut"))) == 10
 
 
 def test_attachments_that_nothing_names_are_deleted_and_others_are_kept(

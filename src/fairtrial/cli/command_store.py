@@ -185,21 +185,29 @@ def prune(
 
 
 @app.command("vacuum")
-def vacuum(store: options.Store = None, json: options.Json = False) -> int:
+def vacuum(
+    full: Annotated[
+        bool, typer.Option("--full", help="Shrink the files of PostgreSQL, too; meanwhile nobody can use the store.")
+    ] = False,
+    store: options.Store = None,
+    json: options.Json = False,
+) -> int:
     """Free the space of deleted runs.
 
     An SQLite file shrinks. Meanwhile runs that write to it wait, and the disk needs space for a second copy.
-    PostgreSQL keeps its files and reuses their space.
+    PostgreSQL returns the space at the end of its files and reuses the rest. With --full it copies what is left to new
+    files, which needs space for that copy; others wait until it is done.
 
     \b
     Examples:
       fairtrial store vacuum
+      fairtrial store vacuum --full --store postgresql://db/evals
     """
     from fairtrial.cli.screen import note, print_json
 
     opened = _database(store)
     before = opened.size()
-    opened.vacuum()
+    opened.vacuum(full=full)
     after = opened.size()
     if json:
         print_json({"format": "fairtrial.vacuumed/1", "bytes_before": before, "bytes_after": after})

@@ -31,6 +31,7 @@ from sqlalchemy.schema import CreateColumn
 
 from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError, StoreUnavailableError, StoreVersionError
 from fairtrial.store import schema
+from fairtrial.store.bulk import register_arrays
 from fairtrial.store.postgres_options import POSTGRES_SETTINGS as _POSTGRES_SETTINGS
 from fairtrial.store.postgres_options import warn_about_plain_text
 from fairtrial.store.redact import current, register_guess
@@ -124,7 +125,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 def postgres_engine(url: str) -> Engine:
     """Create an engine for a PostgreSQL database."""
     try:
-        import psycopg  # noqa: F401 - asked for here, so that its absence is explained
+        import psycopg
     except ImportError:
         raise MissingExtraError("a store in PostgreSQL", "postgres") from None
     try:
@@ -134,6 +135,7 @@ def postgres_engine(url: str) -> Engine:
     _warn_about_plain_text(parsed)
     if parsed.password:
         register_guess(str(parsed.password), "password", "the password of the store's URL")
+    register_arrays(psycopg.adapters)
     return create_engine(
         parsed.set(drivername="postgresql+psycopg"),
         pool_pre_ping=True,  # Detects a restarted server before a statement is sent.

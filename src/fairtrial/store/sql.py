@@ -63,7 +63,15 @@ from fairtrial.store.records import (
 from fairtrial.store.redact import current, refuse_secret
 from fairtrial.store.rows import NOT_RUN
 from fairtrial.store.schema import VERSION, blobs, datasets, details, labels, results, runs, samples, session_snapshots
-from fairtrial.store.upkeep import backup_sqlite, delete_unnamed_blobs, postgres_size, sqlite_size, vacuum
+from fairtrial.store.upkeep import (
+    backup_sqlite,
+    delete_remains,
+    delete_rows,
+    delete_unnamed_blobs,
+    postgres_size,
+    sqlite_size,
+    vacuum,
+)
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
 
@@ -150,11 +158,14 @@ class SqlStore(SqlReads):
         with self._read() as connection:
             return postgres_size(connection)
 
-    def vacuum(self) -> None:
-        """Reclaim the space of deleted rows. Others can use the store meanwhile, but SQLite's writers wait."""
-        with self._write():
-            pass  # The same checks as before any change.
-        vacuum(self._engine)
+    def vacuum(self, *, full: bool = False) -> None:
+        """Reclaim the space of deleted rows. Others can use the store meanwhile, but SQLite's writers wait.
+
+        Args:
+            full: Shrink the files of PostgreSQL, too. Others wait until each table is copied.
+        """
+        delete_remains(self._write)
+        vacuum(self._engine, full=full)
 
     def backup(self, path: Path | str) -> None:
         """Copy a snapshot of the store into a new SQLite file, also while runs are being written."""
@@ -284,22 +295,29 @@ class SqlStore(SqlReads):
             return connection.execute(update(runs).where(ours).values(**values)).rowcount
 
     def delete_run(self, run_id: str) -> None:
-        """Delete a run with its results, transcripts and labels, and samples that no other run uses."""
+        """Delete a run with its results, transcripts and labels, and samples that no other run uses.
+
+        The run is gone at once, its rows follow in short transactions: one for all of them would lock out writers and
+        exceed time limits. If that is interrupted, `vacuum` completes it.
+        """
         with self._write() as connection:
             found = connection.execute(
                 select(runs.c.id, runs.c.dataset).where(runs.c.run_id == escape_text(run_id)).with_for_update()
             ).first()
             if found is None:
                 raise UnknownRunError(f"the store {self._place} has no run {run_id!r}")
-            for table in (details, results, labels):
-                connection.execute(delete(table).where(table.c.run == found.id))
+            connection.execute(delete(labels).where(labels.c.run == found.id))
             connection.execute(delete(runs).where(runs.c.id == found.id))
-            if not connection.execute(select(runs.c.id).where(runs.c.dataset == found.dataset).limit(1)).first():
-                connection.execute(delete(samples).where(samples.c.dataset == found.dataset))
+            used = connection.execute(select(runs.c.id).where(runs.c.dataset == found.dataset).limit(1)).first()
+            if not used:
                 connection.execute(delete(datasets).where(datasets.c.id == found.dataset))
         self._plans.pop(run_id, None)
         self._datasets.pop(run_id, None)
         delete_columns(self.identity, run_id)
+        for table in (details, results):
+            delete_rows(self._write, table, found.id)
+        if not used:
+            delete_rows(self._write, samples, found.dataset)
 
     def commit(
         self,

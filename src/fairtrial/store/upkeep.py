@@ -1,4 +1,4 @@
-"""Maintenance of databases: size, vacuum, online backup, deletion of unreferenced attachments."""
+"""Maintenance of databases: size, vacuum, online backup, deletion of rows and of unreferenced attachments."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, delete, func, select, text
+from sqlalchemy import Column, Connection, Engine, Table, delete, func, select, text
 
 from fairtrial.errors import StoreError
 from fairtrial.store.compress import decompress
 from fairtrial.store.engine import translated
-from fairtrial.store.schema import blobs, details, metadata, runs, samples
+from fairtrial.store.schema import blobs, datasets, details, metadata, results, runs, samples
 
 _PAGE = 256
+_DELETED_AT_ONCE = 10_000
 
 ATTACHED = re.compile(rb'"sha256":\s*"([0-9a-f]{64})"')
 """The reference to an attachment in samples, outputs and transcripts."""
@@ -38,14 +39,51 @@ def postgres_size(connection: Connection) -> int:
     return int(connection.execute(query, {"names": names}).scalar_one())
 
 
-def vacuum(engine: Engine) -> None:
-    """Reclaim the space of deleted rows: SQLite shrinks the file, PostgreSQL reuses the space."""
+def delete_rows(write: Callable[[], AbstractContextManager[Connection]], table: Table, owner: int) -> None:
+    """Delete the rows of a run, or the samples of a dataset, in transactions of a limited size."""
+    owners, ordinal = table.primary_key.columns.values()[:2]
+    start = 0
+    while True:
+        with write() as connection:
+            rest = select(func.min(ordinal)).where(owners == owner, ordinal >= start)
+            first = connection.execute(rest).scalar()
+            if first is None:
+                return
+            # Not from the lowest ordinal again: an index has entries of deleted rows until it is vacuumed.
+            start = first + _DELETED_AT_ONCE
+            connection.execute(delete(table).where(owners == owner, ordinal >= first, ordinal < start))
+
+
+def delete_remains(write: Callable[[], AbstractContextManager[Connection]]) -> None:
+    """Delete the rows of runs and datasets whose deletion was interrupted."""
+    for table, parents in ((details, runs), (results, runs), (samples, datasets)):
+        owners = table.primary_key.columns.values()[0]
+        with write() as connection:
+            remains = [
+                number
+                for number in _distinct(connection, owners)
+                if connection.execute(select(parents.c.id).where(parents.c.id == number)).first() is None
+            ]
+        for number in remains:
+            delete_rows(write, table, number)
+
+
+def _distinct(connection: Connection, column: Column[int]) -> Iterator[int]:
+    """Yield the values of the first column of an index, each found by one look into it."""
+    value = connection.execute(select(func.min(column))).scalar()
+    while value is not None:
+        yield value
+        value = connection.execute(select(func.min(column)).where(column > value)).scalar()
+
+
+def vacuum(engine: Engine, *, full: bool = False) -> None:
+    """Reclaim the space of deleted rows: SQLite shrinks its file, as PostgreSQL does with `full`; else it reuses it."""
     with translated():
         if engine.dialect.name == "postgresql":
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 connection.execute(text("SET statement_timeout = 0"))
                 for table in metadata.sorted_tables:
-                    connection.execute(text(f"VACUUM (ANALYZE) {table.name}"))
+                    connection.execute(text(f"VACUUM ({'FULL, ' if full else ''}ANALYZE) {table.name}"))
                 connection.invalidate()  # It has no time limit any more.
             return
         with closing(engine.raw_connection()) as pooled:
