@@ -176,7 +176,7 @@ async def test_a_run_with_any_fault_ends_with_the_right_outcomes(
     faults = FaultRule(fault, attempts=(1,), when=r"[147]$")
     with ModelServer(faults=faults) as server:
         adapter = adapter_for(
-            server, retry=QUICK, limiter=AdaptiveLimiter(), timeout_seconds=0.5 if fault.kind == "hang" else 30
+            server, retry=QUICK, limiter=AdaptiveLimiter(), timeout_seconds=1.5 if fault.kind == "hang" else 30
         )
         with anyio.fail_after(120 + TRIALS):
             results = await run_trials(adapter, TRIALS)
