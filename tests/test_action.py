@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fairtrial import open_store
+from fairtrial import Dataset, EvalSuite, Sample, exact_match, open_store
 from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -245,6 +245,34 @@ def test_a_push_makes_the_baseline_and_a_pull_request_is_gated_against_it(tmp_pa
     assert len(api.comments) == 1
     assert "Evals: fail" in api.comments[0]["body"]
     assert "secret-token" not in worse.stdout + worse.stderr
+
+
+@pytest.mark.long
+@pytest.mark.proves("R159")
+def test_a_baseline_in_a_shared_database_is_found_behind_the_runs_of_many_pull_requests(
+    tmp_path: Path, api: GitHubApi, pg_url: str
+) -> None:
+    command = [sys.executable, "-m", "fairtrial.cli", "init", ".", "--template", "judge"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    shared = {"EVALS_STORE": pg_url, "EVALS_BASELINE": "store"}
+    pushed = run_action(tmp_path, environment(tmp_path, api, **shared))
+    assert pushed.returncode == 0, pushed.stderr
+    one = EvalSuite("letters", Dataset([Sample("a", "a", "a")]), lambda text: text, exact_match)
+    for number in range(25):
+        one.run_sync(store=pg_url, tags={"branch": "pull request", "commit": f"other{number}"}, fresh=True)
+
+    evals = tmp_path / "evals.py"
+    evals.write_text(evals.read_text().replace('if "sorry" in instructions', "if False"))
+    event = pull_request()
+    worse = run_action(tmp_path, environment(tmp_path, api, event=event, GITHUB_SHA="789abc", **shared))
+    assert worse.returncode == 1, worse.stdout + worse.stderr
+    assert "Evals: fail" in api.comments[0]["body"]
+    said = worse.stdout + worse.stderr + (tmp_path / "summary.md").read_text() + api.comments[0]["body"]
+    assert "store-test-password" not in said
+    gone = run_action(
+        tmp_path, environment(tmp_path, api, event=event, **{**shared, "EVALS_STORE": "postgresql://127.0.0.1:1/none"})
+    )
+    assert gone.returncode != 0  # Not "no baseline yet".
 
 
 def test_the_action_passes_settings_as_variables_and_pins_what_it_uses() -> None:

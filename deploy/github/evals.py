@@ -190,25 +190,28 @@ def fairtrial(*words: str, summary: Path | None = None) -> subprocess.CompletedP
 def baseline_of(settings: Settings, own: str) -> str | None:
     """The newest finished run of the base branch, as NAME:EXPERIMENT; None if the store has none."""
     suite, _, experiment = settings.run.partition(":")
-    done = fairtrial("runs", "--store", settings.store, "--json")
-    runs = json.loads(done.stdout)["runs"] if done.returncode == 0 else []
     found = [
         run
-        for run in runs
-        if run["suite"] == suite
-        and run["status"] == "finished"
+        for run in runs_of(settings, suite, f"branch={settings.base}")
+        if run["status"] == "finished"
         and run["name"] != own
-        and run["tags"].get("branch") == settings.base
         and any(part["experiment"] == experiment for part in run["experiments"])
     ]
     return f"{max(found, key=lambda run: run['number'])['name']}:{experiment}" if found else None
 
 
+def runs_of(settings: Settings, suite: str, tag: str) -> list[Any]:
+    """The newest runs of a suite with a tag: a shared store has runs of many pull requests between two of a branch."""
+    done = fairtrial("runs", suite, "--tag", tag, "--limit", "100", "--store", settings.store, "--json")
+    if done.returncode:
+        raise ActionError(f"the runs in the store cannot be listed (exit code {done.returncode})")
+    return list(json.loads(done.stdout)["runs"])
+
+
 def newest_run(settings: Settings) -> str:
     """The name of the run of this commit."""
     suite = settings.run.partition(":")[0]
-    runs = json.loads(fairtrial("runs", "--store", settings.store, "--json").stdout)["runs"]
-    own = [run for run in runs if run["suite"] == suite and run["tags"].get("commit") == settings.sha]
+    own = runs_of(settings, suite, f"commit={settings.sha}")
     if not own:
         raise ActionError(f"the store has no run of suite {suite!r} for this commit: is run named after a suite?")
     return str(max(own, key=lambda run: run["number"])["name"])

@@ -70,6 +70,7 @@ class BwrapBackend:
         program = shutil.which("bwrap") if sys.platform == "linux" else None
         if program is None:
             raise SandboxUnavailableError(explain_refusal("bwrap is not installed (`apt install bubblewrap`)"))
+        self._cgroup = Cgroup.create(self.settings.limits)  # While no process of the sandbox is in our own group.
         self._control, theirs = socket.socketpair()
         errors, errors_write = os.pipe()
         info, info_write = os.pipe()
@@ -89,7 +90,6 @@ class BwrapBackend:
             self._finalizer = weakref.finalize(self, _abandon, self._control, self._process)
             self._await_first_process(self._control, self._process, errors)
             self.pid = json.loads(os.read(info, 4096))["child-pid"]
-        self._cgroup = Cgroup.create(self.settings.limits)
         if self._cgroup is not None:
             for pid in (self._process.pid, self.pid):
                 self._cgroup.add(pid)
@@ -261,10 +261,11 @@ class BwrapBackend:
             self._control.close()
             self._control = None
         process, self._process = self._process, None
-        if process is None or os.getpid() != self._owner:
+        if os.getpid() != self._owner:
             return
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(_wait_for_end, process)
+        if process is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(_wait_for_end, process)
         if self._cgroup is not None:
             self._cgroup.remove()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import uuid
 from pathlib import Path
 from typing import Self
@@ -10,9 +12,23 @@ from typing import Self
 from fairtrial.sandbox.settings import MIB, SandboxLimits
 
 _PREFIX = "fairtrial-sandbox-"
+_OWN = "fairtrial-host"
 _EXTRA_MEMORY = 128 * MIB  # Shared memory and the first process.
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def _allow_groups(parent: Path) -> None:
+    """Allow groups with limits below ours. Processes may only be in groups without any: ours alone moves aside."""
+    control, members = parent / "cgroup.subtree_control", parent / "cgroup.procs"
+    try:
+        control.write_text("+memory +pids")
+    except OSError as error:
+        if error.errno != errno.EBUSY or members.read_text().split() != [str(os.getpid())]:
+            raise
+        (parent / _OWN).mkdir(exist_ok=True)
+        (parent / _OWN / "cgroup.procs").write_text(str(os.getpid()))
+        control.write_text("+memory +pids")
 
 
 class Cgroup:
@@ -26,10 +42,10 @@ class Cgroup:
         """Return a group with these limits; None if cgroup v2 is not there or not writable."""
         try:
             own = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
-            parent = root / own.strip("/")
+            parent = root / own.strip("/").removesuffix(_OWN)
             if not {"memory", "pids"} <= set((parent / "cgroup.controllers").read_text().split()):
                 return None
-            (parent / "cgroup.subtree_control").write_text("+memory +pids")
+            _allow_groups(parent)
             for left in parent.glob(f"{_PREFIX}*"):
                 with contextlib.suppress(OSError):
                     left.rmdir()  # Of a process that was killed; a group in use is not empty and stays.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from fairtrial.analysis.gate_rules import GateRules
 from fairtrial.codec import decode, dumps
 from fairtrial.data.dataset import Dataset
+from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
 from fairtrial.render.safe_text import plain
 from fairtrial.report import EvalReport
@@ -73,7 +75,8 @@ def eval_cases(
     if experiment is not None and experiment not in known:
         raise ConfigurationError(f"suite {suite.name!r} has no experiment {experiment!r}; it has {', '.join(known)}")
     names = known if experiment is None else [experiment]
-    ids = [sample.id for sample in suite.dataset][: suite.config.max_samples]
+    samples = {sample.id: sample for sample in itertools.islice(suite.dataset, suite.config.max_samples)}
+    ids = list(samples)
     several = len(names) > 1
     cases = [
         pytest.param(name, sample_id, id=f"{name}-{sample_id}" if several else sample_id)
@@ -84,7 +87,7 @@ def eval_cases(
 
     @pytest.mark.parametrize(("experiment_name", "sample_id"), cases)
     def test(experiment_name: str, sample_id: str) -> None:
-        results = _run_sample(suite, experiment_name, sample_id)
+        results = _run_sample(suite, experiment_name, samples[sample_id])
         record = CaseRecord(
             suite.name,
             experiment_name,
@@ -105,11 +108,10 @@ def eval_cases(
     return test
 
 
-def _run_sample(suite: EvalSuite, experiment: str, sample_id: str) -> list[EvalResult]:
-    samples = [sample for sample in suite.dataset if sample.id == sample_id]
+def _run_sample(suite: EvalSuite, experiment: str, sample: Sample[Any, Any]) -> list[EvalResult]:
     one = EvalSuite(
         suite.name,
-        Dataset(samples, name=suite.dataset.name, version=suite.dataset.version),
+        Dataset([sample], name=suite.dataset.name, version=suite.dataset.version),
         suite.task,
         suite.evaluator,
         experiments=[each for each in suite.experiments if each.name == experiment],
