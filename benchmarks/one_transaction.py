@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--url")
     options = parser.parse_args()
-    with PostgresServer() if options.url is None else nullcontext() as server, tempfile.TemporaryDirectory() as folder:
-        url = options.url or server.new_database()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        url = options.url or stack.enter_context(PostgresServer()).new_database()
         outcome = kill_workers(url, Path(folder), options.kills, options.workers, random.Random(options.seed))
     print(json.dumps(outcome))
     if any(outcome[name] for name in CHECKS) or outcome["stored"] != outcome["trials"]:
@@ -92,7 +93,7 @@ def main() -> None:
 def kill_workers(url: str, folder: Path, kills: int, workers: int, chance: random.Random) -> dict[str, Any]:
     """Execute a run on workers that are killed, and return what SQL and logs tell."""
     trials, log, said_by_workers = TRIALS_PER_KILL * kills, folder / "executed", folder / "workers"
-    settings = {"samples": trials, "log": log, "sleep": "0.01,0.05", "concurrency": 8}
+    settings: dict[str, Any] = {"samples": trials, "log": log, "sleep": "0.01,0.05", "concurrency": 8}
     os.environ.update({f"FLEET_{name.upper()}": str(value) for name, value in settings.items()})
     prepare(url)
     began = time.monotonic()
