@@ -64,7 +64,7 @@ class RedisState:
         return {field.decode(): float(value) for field, value in found.items()}
 
     def change(self, name: str, **fields: float) -> None:
-        self._client.hset(_key(name), mapping=fields)
+        self._client.hset(_key(name), mapping=dict[Any, Any](fields))
 
     def begin(self, name: str, now: float, state: Mapping[str, float]) -> None:
         self._client.delete(_key(name))

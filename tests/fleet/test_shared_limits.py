@@ -13,11 +13,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.fleet.limits import postgres, redis, redis_scripts
+from fairtrial.fleet.limits import postgres, postgres_statements, redis, redis_scripts
 from fairtrial.fleet.limits.connections import limit_server
 from fairtrial.fleet.limits.quota import FleetLimiter
 from fairtrial.fleet.limits.servers import LimitServer, Quota
@@ -112,6 +112,16 @@ async def test_no_start_time_is_given_twice(limits: SharedServer) -> None:
 
 
 @pytest.mark.anyio
+async def test_next_to_no_tokens_are_no_error(limits: SharedServer) -> None:
+    # As is expected after thousands of calls that used none. PostgreSQL refuses to calculate with such numbers.
+    quota = Quota("tiny", 1000.0, 1.0, 0.5, 100.0, 0.0, 1000.0)
+    server = limit_server(limits.url)
+    for tokens, owed in ((1e-310, 0.0), (0.0, -5e-324)):
+        assert len((await server.reserve(quota, 2, tokens, owed)).offsets_us) == 2
+    await server.close()
+
+
+@pytest.mark.anyio
 async def test_no_usage_is_lost_when_all_report_it_at_once(limits: SharedServer) -> None:
     async def spend() -> None:
         server = limit_server(limits.url)
@@ -175,6 +185,15 @@ QUOTAS = st.builds(
     first=st.sampled_from([0.0, 0.0, 5.0, 80.0]),
     largest=st.floats(1, 1000),
 )
+ADAPTIVE = Quota("same", 1000.0, 5.0, 0.0, 0.0, 5.0, 1000.0)
+
+
+def learned(*, began: float = -9, rate: float = 100.0, ceiling: float | None = 101.0) -> dict[str, float | None]:
+    """The state of a limit near the rate of its last refusal, all of it in demand."""
+    times = {"requests": 1.0, "began": began, "grown": -2.0}
+    return {"epoch": 1, "rate": rate, "ceiling": ceiling} | {name: (NOW + ahead) * 1e6 for name, ahead in times.items()}
+
+
 SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # Each example begins with a state of its own.
 TOKENS = st.sampled_from([0.0, 1e-310, 1.0, 1000.0]) | st.floats(0, 20_000)
 
@@ -182,6 +201,9 @@ TOKENS = st.sampled_from([0.0, 1e-310, 1.0, 1000.0]) | st.floats(0, 20_000)
 class TestBothServersDecideTheSame:
     @settings(max_examples=100, suppress_health_check=SHARED)
     @given(STATES, QUOTAS, st.integers(0, 60), TOKENS, st.floats(-20_000, 20_000))
+    @example(learned(), ADAPTIVE, 5, 0.0, 0.0)
+    @example(learned(rate=40.0), ADAPTIVE, 5, 0.0, 0.0)
+    @example(learned(ceiling=None), ADAPTIVE, 5, 0.0, 0.0)
     def test_reservations(
         self, frozen_servers: Any, state: dict[str, Any], quota: Quota, count: int, tokens: float, owed: float
     ) -> None:
@@ -196,6 +218,9 @@ class TestBothServersDecideTheSame:
 
     @settings(max_examples=50, suppress_health_check=SHARED)
     @given(STATES, QUOTAS, st.integers(0, 3), st.sampled_from([-1.0, 0.0, 1e5, 3e6, 9e9]))
+    @example(learned(began=-2), ADAPTIVE, 1, -1.0)
+    @example(learned(began=-5), ADAPTIVE, 1, 3e6)
+    @example(learned(began=-5, ceiling=None), ADAPTIVE, 1, -1.0)
     def test_refusals(self, frozen_servers: Any, state: dict[str, Any], quota: Quota, epoch: int, told: float) -> None:
         async def refuse_and_listen(server: LimitServer) -> tuple[Any, Any]:
             return await server.refuse(quota, epoch, told), await server.listen(quota)
@@ -283,7 +308,7 @@ class TestOnPostgres:
         server = limit_server(mailbox_database, max_connections=1)
         assert isinstance(server, postgres.PostgresLimits)
         setting = "SELECT current_setting('synchronous_commit')"
-        during = f"{postgres.SPEND.rstrip()}, current_setting('synchronous_commit')"
+        during = f"{postgres_statements.SPEND.rstrip()}, current_setting('synchronous_commit')"
         parameters = {"name": "disk", "requests": 1, "input": 1, "output": 1, "cached": 1, "dollars": None}
         ((*_, value),) = await server.connection.run("looking", during, parameters)
         assert value == "off"
