@@ -37,6 +37,8 @@ from fairtrial.store.protocol import RunRecord
 
 __all__ = ["DispatchConfig", "dispatch_run"]
 
+_LONGEST_PAUSE = 1.0
+
 
 async def dispatch_run(
     request: RunRequest,
@@ -146,6 +148,7 @@ class Dispatch:
             fleet, ledger, self._submission, committer, self._silence, stored, stale=cursor.is_stale
         )
         self._looked = 0.0
+        self._pause_seconds = 0.0
 
     async def run(self) -> bool:
         """Execute the run; returns whether every trial has a result."""
@@ -186,7 +189,7 @@ class Dispatch:
                 return
             if await self._submission.send_next():
                 continue
-            pause = self._looked + self._submission.poll_seconds - time.monotonic()
+            pause = self._looked + max(self._submission.poll_seconds, self._pause_seconds) - time.monotonic()
             if pause <= 0:
                 await self._look()
             else:
@@ -195,11 +198,14 @@ class Dispatch:
     async def _look(self) -> None:
         """Check the mailboxes: adjust the window, look for lost requests and for workers."""
         fleet = self._fleet
+        began = time.monotonic()
         depth = await fleet.ask_mailbox(fleet.requests.depth, "looking at the requests")
         if fleet.clear_store_failure():
             await self._recovery.resend_vanished()
         now = self._looked = time.monotonic()
         coming = await fleet.ask_mailbox(fleet.results.approximate_count, "looking at the results")
+        # Counting takes long where a snapshot keeps settled messages from being vacuumed: then look less often.
+        self._pause_seconds = min(_LONGEST_PAUSE, 3 * (time.monotonic() - began))
         self._submission.adjust_window(depth, coming)
         self._silence.note_depth(depth)
         self._show_progress(depth)
