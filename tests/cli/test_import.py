@@ -106,6 +106,20 @@ def test_an_invalid_source_of_an_import_is_refused_with_the_remedy(cli: Cli, wor
     assert not Path(".fairtrial").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [("cut.json", '{"results": {', "error: cut.json is not JSON: "), ("none.eval", "", "error: none.eval is empty")],
+)
+def test_a_file_that_is_damaged_is_not_called_unknown(
+    cli: Cli, place: Path, name: str, content: str, said: str
+) -> None:
+    (place / name).write_text(content)
+    done = cli("import", name)
+    assert done.code == 2
+    assert done.err.startswith(said)
+    assert "was it copied completely?" in done.err
+
+
 def test_a_line_that_was_cut_off_is_named(cli: Cli, place: Path) -> None:
     write_archive(small_project(), place / "saved")
     path = place / "saved" / "items" / "evalrun_b.jsonl"

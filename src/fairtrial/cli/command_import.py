@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import loads as parse_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,8 +84,25 @@ def _format_of(source: Path, format: str) -> str:
         raise UserError(f"{source} must be a folder or file that another tool saved", "name where it was saved")
     chosen = detect_format(source) if format == "auto" else format
     if chosen is None:
+        damage = _damage(source)
+        if damage:
+            raise UserError(f"{source} {damage}", "was it copied completely?")
         raise UserError(f"the format of {source} is not recognized", f"--format takes {', '.join(IMPORTERS)}")
     return chosen
+
+
+def _damage(source: Path) -> str:
+    """Return what is wrong with a file of no known format, whichever format it should have."""
+    if not source.is_file():
+        return ""
+    if source.stat().st_size == 0:
+        return "is empty"
+    if source.suffix == ".json":
+        try:
+            parse_json(source.read_bytes())
+        except ValueError as error:
+            return f"is not JSON: {error}"
+    return ""
 
 
 type Stored = dict[str, list[StoredRun]]
