@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import psycopg
+import psycopg.sql
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Sample, TrialContext, TrialKey, open_store
@@ -380,12 +381,19 @@ async def test_it_works_behind_a_pgbouncer_without_notifications(pg_server: Post
     pg_server.drop_database(url)
 
 
-@pytest.mark.parametrize("where", ["another database", "another schema", "an older worker"])
+@pytest.mark.parametrize("where", ["another database", "a copy of the database", "another schema", "an older worker"])
 async def test_otherwise_results_are_sent_to_the_client(pg_server: PostgresServer, where: str) -> None:
     url, other = pg_server.new_database(), pg_server.new_database()
     queue = url
     if where == "another database":
         queue = other
+    elif where == "a copy of the database":
+        queue = other
+        open_store(url).close()
+        pg_server.drop_database(other)
+        with psycopg.connect(pg_server.url("postgres"), autocommit=True) as connection:
+            names = [psycopg.sql.Identifier(address.rpartition("/")[2]) for address in (other, url)]
+            connection.execute(psycopg.sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*names))
     elif where == "another schema":
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("CREATE SCHEMA queue")
