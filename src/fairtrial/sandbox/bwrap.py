@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import marshal
 import os
 import shutil
 import socket
@@ -202,7 +201,7 @@ class BwrapBackend:
         return ours[0], ours[1], ours[2]
 
     async def _send(self, control: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
-        body = marshal.dumps(message)
+        body = json.dumps(message).encode()
         try:
             with anyio.fail_after(_GRACE_SECONDS, shield=True):  # Half a message would be the end of the sandbox.
                 socket.send_fds(control, [struct.pack("!I", len(body))], descriptors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import marshal
 import os
 import pwd
 import re
@@ -27,12 +26,6 @@ _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "ssl/certs", "ssl/openssl.cnf")
 _ETC_NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "gai.conf")
 _PASSWD = f"sandbox:x:{_USER}:{_USER}::{WORK}:/bin/sh\n"
-_LOAD = """
-import marshal, os, sys
-program = os.read(int(sys.argv[1]), 1 << 16)
-os.close(int(sys.argv[1]))
-exec(marshal.loads(program))
-"""
 _GROUP = f"sandbox:x:{_USER}:\n"
 
 
@@ -97,18 +90,11 @@ def start_of(program: str, settings: SandboxSettings, control: int, info: int) -
     code = seccomp_filter()
     if code is not None:
         argv += ["--seccomp", start.add_data(code)]
-    program_text = start.add_data(_first_process())
-    argv += ["--chdir", WORK, "--", interpreter(), "-I", "-S", "-c", _LOAD, program_text, str(control)]
+    source = Path(__file__).with_name("first_process.py").read_text()
+    argv += ["--chdir", WORK, "--", interpreter(), "-I", "-S", "-c", source, str(control)]
     if start.uid is not None:
         argv[:0] = ["setpriv", "--reuid", str(start.uid), "--regid", str(start.uid), "--clear-groups", "--"]
     return start
-
-
-@functools.cache
-def _first_process() -> bytes:
-    """Return the program of the first process, compiled: it is run by the Python of this process."""
-    path = Path(__file__).with_name("first_process.py")
-    return marshal.dumps(compile(path.read_text(), path.name, "exec"))
 
 
 def _add_files(start: BwrapStart, settings: SandboxSettings, extra: Mapping[str, str]) -> None:

@@ -4,10 +4,10 @@ It runs inside the sandbox, by the Python of the host process, with the standard
 user id, but they can neither signal it (the kernel protects PID 1 from its own namespace) nor read its memory (it is
 not dumpable). If the socket to the host process closes, it exits, and the kernel ends the whole namespace.
 
-A request is four bytes with the length, then a dictionary by `marshal`; it comes with three descriptors: the command's
+A request is four bytes with the length, then JSON; it comes with three descriptors: the command's
 stdin, stdout and stderr. A reply is a line: the exit status and the limit that was exceeded, if any.
 
-It imports the modules that are written in C, not `socket`, `signal`, `ctypes`, `json` and `typing`: half of the time
+It imports the modules that are written in C, not `socket`, `signal`, `ctypes` and `typing`: much of the time
 that a sandbox takes to start would be theirs.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found, unused-ignore]
 import _socket as socket
 import errno
-import marshal
+import json
 import os
 import resource
 import select
@@ -55,7 +55,7 @@ def receive(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
         body += data
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)  # Commands get their copies as 0, 1 and 2 only.
-    return marshal.loads(body), descriptors  # noqa: S302 - From the host process.
+    return json.loads(body), descriptors
 
 
 def set_dumpable(value: int) -> None:
@@ -226,7 +226,7 @@ def run(control: socket.socket, request: dict[str, Any], descriptors: list[int])
 
 def main() -> None:
     """Serve requests until the host process closes the socket."""
-    control = socket.socket(fileno=int(sys.argv[2]))
+    control = socket.socket(fileno=int(sys.argv[1]))
     control.setblocking(True)
     os.set_inheritable(control.fileno(), False)
     os.umask(0o022)
