@@ -254,7 +254,7 @@ def test_a_baseline_in_a_shared_database_is_found_behind_the_runs_of_many_pull_r
 ) -> None:
     command = [sys.executable, "-m", "fairtrial.cli", "init", ".", "--template", "judge"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    shared = {"EVALS_STORE": pg_url, "EVALS_BASELINE": "store"}
+    shared: dict[str, Any] = {"EVALS_STORE": pg_url, "EVALS_BASELINE": "store"}
     pushed = run_action(tmp_path, environment(tmp_path, api, **shared))
     assert pushed.returncode == 0, pushed.stderr
     one = EvalSuite("letters", Dataset([Sample("a", "a", "a")]), lambda text: text, exact_match)

@@ -173,16 +173,14 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
                 postgres.restart(crash=crash)
                 outcome.store_restarts += 1
 
-            schedule = sorted(
-                [
-                    *((share, "the queue is killed", kill_queue) for share in plan.queue_kill_at),
-                    *((share, "the queue is restarted", restart_queue) for share in plan.queue_restart_at),
-                    *((share, "the client is killed", kill_client) for share in plan.client_kill_at),
-                    *((share, "the store is killed", partial(restart_store, True)) for share in plan.store_kill_at),
-                    *((share, "the store is restarted", restart_store) for share in plan.store_restart_at),
-                ],
-                key=lambda event: event[0],
-            )
+            events: list[tuple[float, str, Callable[[], None]]] = [
+                *((share, "the queue is killed", kill_queue) for share in plan.queue_kill_at),
+                *((share, "the queue is restarted", restart_queue) for share in plan.queue_restart_at),
+                *((share, "the client is killed", kill_client) for share in plan.client_kill_at),
+                *((share, "the store is killed", partial(restart_store, True)) for share in plan.store_kill_at),
+                *((share, "the store is restarted", restart_store) for share in plan.store_restart_at),
+            ]
+            schedule = sorted(events, key=lambda event: event[0])
             workers = [worker() for _ in range(plan.workers)]
             next_kill = time.monotonic() + plan.kill_every_seconds
             while client.poll() is None:

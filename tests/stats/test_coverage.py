@@ -15,7 +15,7 @@ from fairtrial.analysis.gate import gate_columns
 from fairtrial.analysis.gate_rules import GateRules
 from fairtrial.analysis.pairing import ComparisonSettings
 from fairtrial.analysis.verdicts import AdjustedDifference, verdict_of
-from fairtrial.stats.intervals import FEW_OUTCOMES
+from fairtrial.rates import FEW_OUTCOMES
 
 pytestmark = pytest.mark.proves("R44")
 
