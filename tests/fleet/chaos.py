@@ -173,7 +173,7 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
                 postgres.restart(crash=crash)
                 outcome.store_restarts += 1
 
-            schedule = sorted(
+            schedule: list[tuple[float, str, Callable[[], None]]] = sorted(
                 [
                     *((share, "the queue is killed", kill_queue) for share in plan.queue_kill_at),
                     *((share, "the queue is restarted", restart_queue) for share in plan.queue_restart_at),
