@@ -93,7 +93,7 @@ class Soak:
     def run(self) -> dict[str, Any]:
         """Execute the plan; returns the figures."""
         postgres = _postgres(self.folder if self.kept else None)
-        options = {
+        options: dict[str, Any] = {
             "samples": self.plan.trials,
             "concurrency": self.plan.concurrency,
             "transcript": self.plan.transcript_bytes,
