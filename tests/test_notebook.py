@@ -78,8 +78,8 @@ def test_progress_is_one_line_that_changes(kernel: BlockingKernelClient) -> None
 
 
 def test_a_cell_that_defines_the_task_again_starts_another_run(kernel: BlockingKernelClient) -> None:
-    better = 'def answer(country):\n    return {"France": "Paris", "Peru": "Lima"}.get(country, "?")\n'
-    again = "EvalSuite(name='geography', dataset=capitals, task=answer, evaluator=exact_match)"
+    known = "def recall(country):\n    return {known}.get(country, '?')\n"
+    again = "EvalSuite(name='again', dataset=capitals, task=recall, evaluator=exact_match)"
     rate = f"print({again}.run_sync(store='sqlite:///again.db')['baseline'].pass_rate)"
-    assert printed(execute(kernel, rate)) == "0.25\n"
-    assert printed(execute(kernel, better + rate)) == "0.5\n"
+    assert printed(execute(kernel, known.format(known={"France": "Paris"}) + rate)) == "0.25\n"
+    assert printed(execute(kernel, known.format(known={"France": "Paris", "Peru": "Lima"}) + rate)) == "0.5\n"

@@ -108,6 +108,7 @@ async def test_a_missing_mailbox_is_not_created_by_a_send_and_nothing_is_acknowl
 
 async def test_a_server_that_is_away_leaves_messages_unsettled(redis_server: RedisServer, redis_url: str) -> None:
     async with RedisConnection(redis_url) as connection, RedisMailbox("a", dict, connection) as here:
+        await connection.command("CONFIG", "SET", "appendfsync", "always")  # Or the kill may lose the lease.
         await here.send({})
         (message,) = await here.receive(1, 60, 1)
         redis_server.kill()

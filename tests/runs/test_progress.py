@@ -74,7 +74,7 @@ def test_it_counts_what_happens() -> None:
     assert third.rstrip().endswith("/s   120 tokens   $0.5000")
     tally.remark = "interrupted: finishing"
     assert lines(tally)[3].rstrip() == "interrupted: finishing"
-    assert Display(tally).plain_line().startswith("support: 4 of 10 trials, passed 50.0% [9.5%, 90.5%], 2 timeouts, ")
+    assert Display(tally).plain_line().startswith("support: 4 of 10 trials, passed 50.0% [1.3%, 98.7%], 2 timeouts, ")
 
 
 @pytest.mark.parametrize("several", [{"repeats": 3}, {"experiments": ("plain", "terse")}])

@@ -75,7 +75,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     ),
     # Times in microseconds; half of each page stays free, so that new versions of a row fit beside the old ones.
     (
-        """CREATE TABLE fleet_limits (
+        """CREATE TABLE IF NOT EXISTS fleet_limits (
             name text PRIMARY KEY,
             requests_at float8,
             tokens_at float8,
@@ -87,7 +87,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             grown_at float8,
             used_at timestamptz NOT NULL DEFAULT clock_timestamp()
         ) WITH (fillfactor = 50)""",
-        """CREATE TABLE fleet_spending (
+        """CREATE TABLE IF NOT EXISTS fleet_spending (
             name text PRIMARY KEY,
             requests bigint NOT NULL,
             input_tokens bigint NOT NULL,
