@@ -85,10 +85,11 @@ class Proxy:
                 client.close()
                 continue
             server.settimeout(None)
-            with self._lock:
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:  # From now on, another thread may reset them.
                 self._connections += [client, server]
             for source, sink, way in ((client, server, "up"), (server, client, "down")):
-                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 threading.Thread(target=self._forward, args=(source, sink, way), daemon=True).start()
 
     def _forward(self, source: socket.socket, sink: socket.socket, way: str) -> None:

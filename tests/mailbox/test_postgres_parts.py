@@ -13,7 +13,6 @@ import pytest
 from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, ReplyNotAvailableError
 from fairtrial.fleet import Broker, EvalReply, PostgresBroker, connect_broker
 from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, PostgresConnection, PostgresMailbox, PostgresMailboxFactory
-from fairtrial.mailbox.postgres import receive
 from fairtrial.mailbox.postgres.batches import MAX_BYTES, MAX_OPERATIONS
 from fairtrial.trials import EvalResult, TrialKey
 from tests.mailbox.ageing import age_rows
@@ -232,48 +231,3 @@ async def test_a_send_wakes_a_waiting_process_at_once(mailbox_database: str) -> 
                 await message.acknowledge()
         # Without notifications the wait between two looks grows to 0.25 s here; listening looks every 2 s.
         assert sorted(took)[len(took) // 2] < 0.1, took
-
-
-async def test_claims_do_not_read_what_was_settled_while_an_old_snapshot_is_open(
-    pg_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Settled messages stay in the index as long as the snapshot: each claim would read all of them."""
-    monkeypatch.setattr(receive, "_MARGIN_SECONDS", 0.0)
-    monkeypatch.setattr(receive, "_FULL_LOOK_SECONDS", 600.0)
-    read = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'mailbox_messages_due'"
-    batches, size = 30, 50
-    async with (
-        PostgresConnection(pg_url, max_connections=1) as connection,  # The one whose statistics are written below.
-        PostgresMailbox("box", int, connection) as mailbox,
-    ):
-        with psycopg.connect(pg_url) as reader:
-            reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            reader.execute("SELECT txid_current()")
-            for number in range(batches):
-                await mailbox.send_all(range(number * size, (number + 1) * size))
-                messages = await mailbox.receive(size, 60, 5)
-                assert [message.body for message in messages] == list(range(number * size, (number + 1) * size))
-                assert all(await mailbox.acknowledge_all(messages))
-            await connection.run("counting", "SELECT pg_stat_force_next_flush()", {})
-        ((count,),) = rows(pg_url, read)
-    assert size * batches <= int(str(count)) < 6 * size * batches  # Of all claims together, with their updates.
-
-
-async def test_a_message_from_before_the_floor_is_found_by_the_next_full_look(
-    pg_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of a transaction that committed late, or after the server's clock was set back."""
-    monkeypatch.setattr(receive, "_FULL_LOOK_SECONDS", 3.0)
-    async with PostgresMailbox("box", int, pg_url) as mailbox:
-        await mailbox.send(1)
-        (first,) = await mailbox.receive(1, 60, 5)
-        await first.acknowledge()
-        await mailbox.send(2)
-        with psycopg.connect(pg_url, autocommit=True) as connection:
-            connection.execute("UPDATE mailbox_messages SET visible_at = visible_at - interval '1 hour'")
-        assert await mailbox.receive(1, 60, 0) == []
-        (late,) = await mailbox.receive(1, 60, 20)
-        assert late.body == 2
-        await mailbox.send(3)
-        (third,) = await mailbox.receive(1, 60, 5)
-        assert third.body == 3

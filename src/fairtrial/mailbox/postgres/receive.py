@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import secrets
 from collections.abc import Coroutine, Sequence
@@ -26,8 +25,6 @@ _FIRST_POLL = 0.02
 _LONGEST_POLL = 0.25
 """The shortest and longest wait between two looks without notifications."""
 _REOPEN_SECONDS = 5.0
-_FULL_LOOK_SECONDS = 10.0
-_MARGIN_SECONDS = 2.0
 
 
 class ReceivingMailbox[T](PostgresQueue, BodySource[T], Protocol):
@@ -43,45 +40,11 @@ class ReceivingMailbox[T](PostgresQueue, BodySource[T], Protocol):
         ...
 
 
-class _Floor:
-    """The time from which on receivers look for due messages; earlier ones have all been claimed.
-
-    Whatever becomes due gets the time of that moment, so nothing new is due before what was claimed last. Settled
-    messages of the time before stay in the index until they are vacuumed: a snapshot that is open for an hour, as of a
-    backup, would make each claim read those of an hour. A transaction that commits late, is rolled back, or runs after
-    the clock was set back is found by a look without a floor, every few seconds.
-    """
-
-    def __init__(self) -> None:
-        self._newest = -math.inf
-        self._full_look_at = -math.inf
-        self._is_full = True
-
-    def next(self) -> float:
-        """Return the floor of the next look, in seconds since the epoch."""
-        now = asyncio.get_running_loop().time()
-        self._is_full = now >= self._full_look_at
-        if self._is_full:
-            self._full_look_at = now + _FULL_LOOK_SECONDS
-            return -math.inf
-        return self.last
-
-    @property
-    def last(self) -> float:
-        """The floor that follows from the messages claimed so far."""
-        return self._newest - _MARGIN_SECONDS
-
-    def claimed(self, newest: float) -> None:
-        """Note the time at which the newest message of a claim was due."""
-        self._newest = newest if self._is_full else max(self._newest, newest)
-
-
 class RowReceiver[T]:
     """Receives messages from one mailbox."""
 
     def __init__(self, mailbox: ReceivingMailbox[T]) -> None:
         self._mailbox = mailbox
-        self._floor = _Floor()
         self._background: set[asyncio.Task[None]] = set()
         self._claiming: set[asyncio.Task[Any]] = set()
         self._waiting: set[asyncio.Event] = set()
@@ -137,8 +100,7 @@ class RowReceiver[T]:
         if await _wait(event, min(seconds, _BRIEF)) or seconds <= _BRIEF:
             return True
         doing = f"receiving from {self._mailbox.name}"
-        parameters = {"name": self._mailbox.name, "floor": self._floor.last}
-        rows = await self._mailbox.connection.run(doing, NEXT_DUE, parameters)
+        rows = await self._mailbox.connection.run(doing, NEXT_DUE, {"name": self._mailbox.name})
         if not rows or rows[0][0] != id:
             return False
         due = _LISTENING_SECONDS * _spread() if rows[0][1] is None else rows[0][1] + 0.001
@@ -182,12 +144,9 @@ class RowReceiver[T]:
             "seconds": float(seconds),
             "lease": lease,
             "holder": self._mailbox.holder,
-            "floor": self._floor.next(),
         }
         rows = await self._mailbox.connection.run(f"receiving from {self._mailbox.name}", CLAIM, parameters)
         rows.sort(key=lambda row: (row[7], row[0]))  # Whatever waited longest is first.
-        if rows:
-            self._floor.claimed(rows[-1][7])
         return rows
 
     def _claimed(self, task: asyncio.Task[Any]) -> None:

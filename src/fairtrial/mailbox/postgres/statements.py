@@ -78,8 +78,7 @@ SEND: Final[LiteralString] = f"""
 
 CLAIM: Final[LiteralString] = f"""
     WITH due AS MATERIALIZED (
-        SELECT id, lease, holder, visible_at FROM {_UNSETTLED}
-        AND visible_at <= {_NOW} AND visible_at >= to_timestamp(%(floor)s::float8)
+        SELECT id, lease, holder, visible_at FROM {_UNSETTLED} AND visible_at <= {_NOW}
         ORDER BY visible_at LIMIT %(count)s FOR UPDATE SKIP LOCKED
     ), lost AS MATERIALIZED (SELECT count(DISTINCT holder) AS holders FROM due WHERE lease <> 0)
     UPDATE mailbox_messages AS message SET
@@ -92,15 +91,13 @@ CLAIM: Final[LiteralString] = f"""
             + CASE WHEN due.lease = 0 THEN 0 WHEN lost.holders > 1 THEN 1 ELSE 2 END
     FROM due, lost WHERE message.id = due.id
     RETURNING message.id, message.body, message.kept, message.deliveries, message.half_expiries / 2,
-        message.reply_to, extract(epoch FROM message.leased_at - due.visible_at)::float8,
-        extract(epoch FROM due.visible_at)::float8
+        message.reply_to, extract(epoch FROM message.leased_at - due.visible_at)::float8, due.visible_at
 """
 
 NEXT_DUE: Final[LiteralString] = """
     SELECT id, (
         SELECT greatest(0, extract(epoch FROM visible_at - clock_timestamp()))::float8 FROM mailbox_messages
-        WHERE queue = queues.id AND death IS NULL AND visible_at >= to_timestamp(%(floor)s::float8)
-        ORDER BY visible_at LIMIT 1
+        WHERE queue = queues.id AND death IS NULL ORDER BY visible_at LIMIT 1
     ) FROM mailbox_queues AS queues WHERE name = %(name)s
 """
 
