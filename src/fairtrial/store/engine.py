@@ -148,6 +148,9 @@ def postgres_engine(url: str) -> Engine:
 
 def postgres_engine_from(connect: Callable[[], Any]) -> Engine:
     """Create an engine whose connections are opened by a function: those of a queue in the same database."""
+    import psycopg
+
+    register_arrays(psycopg.adapters)
     return create_engine(
         "postgresql+psycopg://", creator=connect, pool_pre_ping=True, pool_size=2, max_overflow=2, hide_parameters=True
     )
