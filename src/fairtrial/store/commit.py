@@ -96,6 +96,7 @@ class Batch:
         self.ids: dict[int, str] = {}  # Sample ordinal -> id, for every sample a result or the caller names.
         self.ids.update((place, sample.id) for place, sample in self.samples.items())
         self._encoder = Encoder(run, number, redactor, compress)
+        self._encoder.search_ids(given)
         encode = self._encoder.entry
         entries: list[Entry] = []
         name_of = self.ids.setdefault

@@ -108,6 +108,14 @@ class Encoder:
         self._compress = compress
         self._redacted: set[RedactedPart] = set()  # Of the current result.
         self._score_names: dict[str, str] = {}  # As JSON, those without secrets.
+        self._ids_are_clean = False
+
+    def search_ids(self, results: Sequence[EvalResult]) -> None:
+        """Search the ids of all results for secrets at once; each is searched by itself only if that finds one."""
+        try:
+            self._ids_are_clean = self._redactor.find("\n".join(result.key[2] for result in results)) is None
+        except (AttributeError, TypeError):
+            self._ids_are_clean = False  # Something is no result: `entry` refuses it.
 
     def entry(self, result: EvalResult) -> Entry:
         """Return the rows of one result or, if it cannot be stored, of the error that replaces it.
@@ -143,7 +151,7 @@ class Encoder:
                 f"ordinal {ordinal} of run {run.run_id} is repeat {repeat} of experiment "
                 f"{run.experiments[experiment]!r}, not {key}"
             )
-        if self._redactor.find(key[2]) is not None:
+        if not self._ids_are_clean and self._redactor.find(key[2]) is not None:
             raise RefusedEntry("the id of its sample contains a secret")
         outcome, score, usage = OUTCOMES[result.outcome], result.score, result.usage
         if (outcome == SCORED) is (score is None):
@@ -167,7 +175,8 @@ class Encoder:
         timed = 0 if outcome == NOT_RUN or untimed else 1
         redactor, redacted = self._redactor, self._redacted
         redacted.clear()
-        redacted.update(result.redacted_parts)
+        if result.redacted_parts:
+            redacted.update(result.redacted_parts)
         passed = value = metrics = reward = verdicts = reason = rest_json = None
         if score is not None:
             passed, value = 1 if score.passed else 0, score.value
