@@ -68,12 +68,31 @@ def fill(store: RunStore, run_id: str, samples: int, metrics: int, repeats: int,
                 key = TrialKey(run_id, "baseline", facts[place].id, repeat)
                 ordinal = place * repeats + repeat
                 if draw.random() < 0.01:
-                    batch.append(EvalResult(key, ordinal, "timeout", error="too slow", stage="task", execution=ordinal))
+                    batch.append(
+                        EvalResult(
+                            key=key,
+                            ordinal=ordinal,
+                            outcome="timeout",
+                            error="too slow",
+                            stage="task",
+                            execution=ordinal,
+                        )
+                    )
                     continue
                 value = min(1.0, draw.random() + lift)
                 parts = [Metric(f"metric {n}", min(1.0, draw.random() + lift)) for n in range(metrics)]
                 score = Score(value, value > 0.3, metrics=parts)
-                batch.append(EvalResult(key, ordinal, "scored", score, "an answer", latency_ms=100, execution=ordinal))
+                batch.append(
+                    EvalResult(
+                        key=key,
+                        ordinal=ordinal,
+                        outcome="scored",
+                        score=score,
+                        output="an answer",
+                        latency_ms=100,
+                        execution=ordinal,
+                    )
+                )
         store.commit(run_id, batch, facts)
     store.update_run(run_id, status="finished")
 

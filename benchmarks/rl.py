@@ -84,10 +84,10 @@ def stored(path: Path, count: int) -> EvalReport:
     for start in range(0, size, 100):
         results = [
             EvalResult(
-                TrialKey("bench", "baseline", f"s{place}", repeat),
-                run.ordinal(place, 0, repeat),
-                "scored",
-                letters("some words" * (repeat + 1), "x"),
+                key=TrialKey("bench", "baseline", f"s{place}", repeat),
+                ordinal=run.ordinal(place, 0, repeat),
+                outcome="scored",
+                score=letters("some words" * (repeat + 1), "x"),
                 output_json='"some words of an answer"',
             )
             for place in range(start, min(start + 100, size))

@@ -80,18 +80,30 @@ def make_run(store: RunStore, trials: int) -> RunRecord:
                 key = TrialKey(run.run_id, name, f"q{at:07}", 0)
                 if draw.random() < 0.02:
                     results.append(
-                        EvalResult(key, ordinal, "task_error", error="ValueError: no", execution=ordinal + 1)
+                        EvalResult(
+                            key=key,
+                            ordinal=ordinal,
+                            outcome="task_error",
+                            error="ValueError: no",
+                            execution=ordinal + 1,
+                        )
                     )
                     continue
                 value = draw.random()
                 score = Score(value, value > 0.3 - 0.05 * place, "a reason of some length", [Metric("brief", value)])
                 results.append(
                     EvalResult(
-                        key, ordinal, "scored", score, f"Order {at} arrives on Friday. " * 10, execution=ordinal + 1,
-                        latency_ms=draw.randrange(50, 5000), usage=TokenUsage(100, 50, cost_usd=0.001),
+                        key=key,
+                        ordinal=ordinal,
+                        outcome="scored",
+                        score=score,
+                        output=f"Order {at} arrives on Friday. " * 10,
+                        execution=ordinal + 1,
+                        latency_ms=draw.randrange(50, 5000),
+                        usage=TokenUsage(100, 50, cost_usd=0.001),
                         snapshot=snapshot,
                     )
-                )  # fmt: skip
+                )
         store.commit(run.run_id, results, samples)
     store.update_run(run.run_id, status="finished", finished_at=time.time())
     return store.get_run(run.run_id)

@@ -27,6 +27,7 @@ from fairtrial import (
     current_trial,
     evaluate_sync,
     exact_match,
+    record_openai,
     token_usage_under,
     tool_called,
 )
@@ -36,11 +37,8 @@ QUESTIONS = Dataset.of({"6 * 7": "42", "2 + 2": "4"}, name="sums")
 
 
 def my_agent(question: str, client: OpenAI) -> str:
-    """An agent written before Fairtrial came; two lines were added."""
+    """An agent written before Fairtrial came; one line was added, for a tool that no model asked for."""
     answer = client.chat.completions.create(model="test-model", messages=[{"role": "user", "content": question}])
-    if answer.usage is not None:
-        used = TokenUsage(answer.usage.prompt_tokens, answer.usage.completion_tokens)
-        current_trial().session.record(PromptExecuted("my_agent", "openai", answer.model, used))
     current_trial().session.record(ToolInvoked("calculator", {"expression": question}, success=True))
     return answer.choices[0].message.content or ""
 
@@ -92,6 +90,7 @@ def main() -> tuple[EvalReport, EvalReport]:
         OpenAI(base_url=models.base_url + "/v1", api_key="none") as client,
         service() as url,
     ):
+        record_openai(client)
 
         def function(question: str) -> str:
             return my_agent(question, client)

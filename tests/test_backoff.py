@@ -9,6 +9,7 @@ import pytest
 from fairtrial.backoff import backoff, patience_seconds, retry_while_unavailable, retry_while_unavailable_sync
 from fairtrial.errors import ConfigurationError, MailboxConnectionError, MailboxFullError, StoreUnavailableError
 from fairtrial.metrics import WAITING
+from fairtrial.trials.run_trial import _backoff
 
 pytestmark = pytest.mark.anyio
 log = logging.getLogger("test")
@@ -74,6 +75,13 @@ def test_pauses_double_up_to_a_limit_and_half_of_each_is_random() -> None:
     assert [backoff(n, first=1, longest=8, draw=lambda: 1.0) for n in range(1, 6)] == [1, 2, 4, 8, 8]
     assert backoff(1, first=1, longest=8, draw=lambda: 0.0) == 0.5
     assert backoff(10_000, first=1, longest=8, draw=lambda: 1.0) == 8
+
+
+@pytest.mark.parametrize("failures", [1, 5, 1100])
+def test_a_trial_that_failed_a_thousand_times_pauses_at_most_30_seconds(failures: int) -> None:
+    longest = {1: 1.0, 5: 16.0, 1100: 30.0}[failures]
+    pauses = [_backoff(failures, None) for _ in range(200)]
+    assert longest / 2 < max(pauses) <= longest
 
 
 def test_a_call_is_counted_while_it_waits_and_no_longer() -> None:

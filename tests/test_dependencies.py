@@ -22,7 +22,13 @@ IMPORTED_AS = {
     "rouge-score": "rouge_score",
 }
 # Brought along by a declared dependency, as a documented part of it.
-PARTS = {"pydantic_core": "pydantic", "trio": "anyio", "referencing": "jsonschema", "google": "opentelemetry"}
+PARTS = {
+    "pydantic_core": "pydantic",
+    "trio": "anyio",
+    "referencing": "jsonschema",
+    "yarl": "aiohttp",
+    "google": "opentelemetry",
+}
 # Brought by whoever runs the suites of `fairtrial.testing` on a part of their own.
 BROUGHT = {"pytest", "hypothesis"}
 # Brought by whoever trains: `fairtrial.rl` installs no trainer.

@@ -99,7 +99,7 @@ RETRIED: list[Fault] = [
 FINAL: list[tuple[Fault, str]] = [
     (NotAuthorised(401), "ModelAuthError"),
     (NotAuthorised(403), "ModelAuthError"),
-    (ContextTooLong(), "InvalidCallError"),
+    (ContextTooLong(), "ContextLengthError"),
     (ContentFiltered(), "ModelRefusedError"),
     (Refused(), "ModelRefusedError"),
 ]

@@ -212,6 +212,80 @@ def test_options_that_make_runs_repeatable_are_given_where_the_project_has_the_p
     assert {"no:randomly", "--timeout=0", "--hypothesis-seed=0"} <= set(script.options(ROOT))
 
 
+def test_mutations_change_one_expression_of_one_line_and_leave_out_what_changes_no_result(script: ModuleType) -> None:
+    source = """
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    DEBUG = True
+def judge(value: float, limit: float = 2) -> bool:
+    note(value)
+    if not value < limit and list(zip([1], strict=True)):
+        return value + 1 == limit
+    return "é" in "é" or value is None
+"""
+    changed = {
+        mutation.apply(source).splitlines()[mutation.line - 1].strip()
+        for mutation in script.mutations_of("src/fairtrial/x/y.py", source)
+    }
+    assert changed == {
+        "def judge(value: float, limit: float = 3) -> bool:",
+        "pass",
+        "if (not (not value < limit and list(zip([1], strict=True)))):",
+        "if ((not value < limit) or (list(zip([1], strict=True)))):",
+        "if (value < limit) and list(zip([1], strict=True)):",
+        "if not value <= limit and list(zip([1], strict=True)):",
+        "if not value < limit and list(zip([2], strict=True)):",
+        "return value + 1 != limit",
+        "return (value) - (1) == limit",
+        "return value + 2 == limit",
+        'return (("é" in "é") and (value is None))',
+        'return "é" not in "é" or value is None',
+        'return "é" in "é" or value is not None',
+    }
+
+
+@pytest.fixture
+def package(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with one line that its tests check, one that they execute, and one that a long test checks."""
+    folder = project / "src" / "fairtrial" / "sums"
+    folder.mkdir(parents=True)
+    for parent in (folder, folder.parent):
+        (parent / "__init__.py").touch()
+    (folder / "sums.py").write_text(
+        "def add(a, b):\n    return a + b\ndef log(a):\n    return str(a * 10)\ndef late(a):\n    return a - 7\n"
+    )
+    (project / "tests" / "sums").mkdir()
+    (project / "tests" / "sums" / "test_sums.py").write_text(
+        "import pytest\n"
+        "from fairtrial.sums.sums import add, late, log\n"
+        "def test_add():\n    assert add(2, 3) == 5\n    assert log(2)\n"
+        "@pytest.mark.long\ndef test_late():\n    assert late(8) == 1\n"
+    )
+    (project / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["long", "measured", "soak"]\n')
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    for name in [name for name in os.environ if name.startswith(("COV_", "COVERAGE_", "PYTEST_XDIST"))]:
+        monkeypatch.delenv(name)
+    return folder
+
+
+def test_mutations_are_drawn_by_the_seed(mutate: Mutate, package: Path) -> None:
+    drawn = [mutate("", "--draw", "2", "--package", "sums", "--list", "--seed", seed)[1] for seed in "aabcdef"]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) > 1
+    assert drawn[0].count("src/fairtrial/sums/sums.py:") == 2
+
+
+@pytest.mark.long
+def test_a_drawn_mutation_is_noticed_by_the_tests_of_its_package_or_survives(mutate: Mutate, package: Path) -> None:
+    code, printed = mutate("", "--draw", "9", "--package", "sums", "--survivors", "0", "--jobs", "2")
+    assert printed.count("noticed ") == 2, printed  # One by the tests that execute its line, one by a long test.
+    assert "by tests/sums/test_sums.py::test_add (call)" in printed
+    assert "by tests/sums/test_sums.py::test_late (call)" in printed
+    assert "SURVIVED  src/fairtrial/sums/sums.py:4" in printed
+    assert "3 mutations: 1 survived, 0 may" in printed
+    assert code == 1
+
+
 def test_the_projects_own_list_fits_its_files(script: ModuleType) -> None:
     faults = script.read_faults(ROOT)
     assert [fault.id for fault in faults if fault.id != fault.id.lower() or " " in fault.id] == []

@@ -28,9 +28,9 @@ answer_relevance any_of assert_eval bleu by_input by_metric calibrate check_judg
 choice_task chrf collect_results compare composite contains context_precision context_recall current_trial eval_test
 evaluate evaluate_sync evaluator exact_match faithfulness fuzzy_match gate group_by json_diff json_schema json_subset
 label_judge leaderboard llm_judge load_jsonl matches math_equal multiple_choice negate numeric_judge one_of open_store
-pairwise_judge panel plan prompt_task restore_session rouge rubric semantic_similarity short_answer_judge
-slice_contains squad submit_dataset summarize task threshold token_usage_under tool_call_count tool_called
-tool_calls_match tool_not_called weighted within_tolerance
+pairwise_judge panel plan prompt_task record_anthropic record_openai restore_session rouge rubric semantic_similarity
+short_answer_judge slice_contains squad submit_dataset summarize task threshold token_usage_under tool_call_count
+tool_called tool_calls_match tool_not_called weighted within_tolerance
 """
 
 

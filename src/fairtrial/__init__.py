@@ -186,6 +186,10 @@ if TYPE_CHECKING:
         assert_eval,
         eval_test,
     )
+    from fairtrial.tracing.recording import (
+        record_anthropic,
+        record_openai,
+    )
 
 # What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
 _LATER = {
@@ -289,6 +293,10 @@ _LATER = {
     "testing": (
         "assert_eval",
         "eval_test",
+    ),
+    "tracing.recording": (
+        "record_anthropic",
+        "record_openai",
     ),
 }
 _HOME = {name: module for module, names in _LATER.items() for name in names}
@@ -432,6 +440,8 @@ __all__ = [
     "panel",
     "plan",
     "prompt_task",
+    "record_anthropic",
+    "record_openai",
     "restore_session",
     "rouge",
     "rubric",

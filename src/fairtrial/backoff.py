@@ -43,7 +43,7 @@ def patience_seconds() -> float:
 
 
 def backoff(failures: int, *, first: float, longest: float, draw: Callable[[], float] = random.random) -> float:
-    """Seconds to pause after so many failures in a row: doubled each time up to `longest`, and half of it random.
+    """Seconds to pause after `failures` consecutive failures: doubled each time up to `longest`, and half of it random.
 
     Random, so that processes which failed together do not come back together.
     """
@@ -51,7 +51,7 @@ def backoff(failures: int, *, first: float, longest: float, draw: Callable[[], f
 
 
 def longest_pause(failures: int, *, first: float, longest: float) -> float:
-    """Seconds that a pause after so many failures in a row has at most: doubled each time up to `longest`."""
+    """The longest pause after `failures` consecutive failures, in seconds: doubled each time up to `longest`."""
     return min(longest, first * 2.0 ** min(failures - 1, 64))
 
 

@@ -15,13 +15,15 @@
     │   ├── UnknownRunError       no such run
     │   ├── StoreVersionError     written by a newer Fairtrial, or in need of migration
     │   └── StoreUnavailableError the database cannot be reached just now; trying again may help
+    ├── NothingToScoreError       an evaluator has nothing to measure: no reference, no statement, no record
     ├── RunBusyError              another process is at work on the run
     ├── ModelError                a model call failed
     │   ├── RateLimitedError      the provider asked to slow down (retried, and heard by the limiter)
     │   ├── ModelUnavailableError the provider could not be reached or failed; trying again may help
     │   ├── MalformedReplyError   the provider's answer was not what its protocol says; trying again may help
     │   ├── ModelRefusedError     the model or its filter declined to answer
-    │   ├── InvalidCallError      the provider will never accept this call (context too long, bad parameter)
+    │   ├── InvalidCallError      the provider will never accept this call (a bad parameter)
+    │   │   └── ContextLengthError  the conversation is longer than the context of the model
     │   ├── ModelAuthError        no key, or a wrong one
     │   ├── OutputParseError      the answer does not have the form that was asked for, even after a repair
     │   └── BudgetExceededError   a budget of tokens, requests or money is used up
@@ -139,6 +141,10 @@ class RunMismatchError(ConfigurationError):
     """A run cannot be resumed because what it was made of has changed."""
 
 
+class NothingToScoreError(FairtrialError):
+    """An evaluator has nothing to measure (no reference, no statement, no record): the trial has no score."""
+
+
 class RunBusyError(FairtrialError):
     """Another process is at work on the run."""
 
@@ -207,6 +213,8 @@ class ModelError(FairtrialError):
 
     retryable = False
     retry_after: float | None = None
+    sent = False  # Whether the provider may have answered, and may charge for it, although no answer was usable.
+    timed_out = False
 
 
 class RateLimitedError(ModelError):
@@ -220,27 +228,43 @@ class RateLimitedError(ModelError):
 
 
 class ModelUnavailableError(ModelError):
-    """The provider could not be reached, or failed; trying again may help."""
+    """The provider could not be reached, or failed; trying again may help.
+
+    `sent` says that it may charge for the call, `timed_out` that it did not answer in time.
+    """
 
     retryable = True
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, sent: bool = False, timed_out: bool = False
+    ) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.sent = sent or timed_out
+        self.timed_out = timed_out
 
 
 class MalformedReplyError(ModelError):
     """The provider's answer was not what its protocol says; trying again may help."""
 
     retryable = True
+    sent = True
 
 
 class ModelRefusedError(ModelError):
-    """The model, or the filter in front of it, declined to answer."""
+    """The model, or the filter in front of it, declined to answer. `refusal` is what it said, if anything."""
+
+    def __init__(self, message: str, *, refusal: str = "") -> None:
+        super().__init__(message)
+        self.refusal = refusal
 
 
 class InvalidCallError(ModelError):
-    """The provider will never accept this call: the context is too long, a parameter is wrong."""
+    """The provider will never accept this call: a parameter is wrong."""
+
+
+class ContextLengthError(InvalidCallError):
+    """The conversation is longer than the context of the model."""
 
 
 class ModelAuthError(ModelError):
@@ -257,3 +281,23 @@ class OutputParseError(ModelError):
 
 class BudgetExceededError(ModelError):
     """A budget of tokens, requests or money is used up."""
+
+
+_MISTAKES = (NameError, AttributeError, TypeError, ImportError, KeyError, IndexError)
+_TRANSIENT = (OSError, TimeoutError, ModelError)
+
+
+def is_programming_error(error: BaseException | None) -> bool:
+    """Return whether an error is a mistake in code, which the next call would repeat.
+
+    What was raised because of an error of a network, a provider or time is none: the next call may go well.
+    """
+    if not isinstance(error, _MISTAKES):
+        return False
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, _TRANSIENT):
+            return False
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return True

@@ -7,6 +7,7 @@ sentences. `percent` says that a value is a share: a rate in percent, a differen
 from __future__ import annotations
 
 import math
+import time
 
 UNDEFINED = "-"
 
@@ -103,6 +104,17 @@ def level(value: float) -> str:
 def count(number: int, one: str, many: str | None = None) -> str:
     """A number of things: "1 sample", "2,000 samples"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def ago(moment: float, now: float | None = None) -> str:
+    """A time as an age, such as "5 min ago"; a date if it is 60 days ago or more."""
+    seconds = max((time.time() if now is None else now) - moment, 0)
+    if seconds >= 60 * 86_400:
+        return time.strftime("%Y-%m-%d", time.localtime(moment))
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def number_word(number: int) -> str:

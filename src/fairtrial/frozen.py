@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
+from functools import wraps
 from typing import Any, Never, Self
 
 
@@ -63,6 +64,26 @@ class FrozenList[T](list[T]):
 
 
 EMPTY: FrozenDict[str, Any] = FrozenDict()
+
+
+def first_is[T: type](*kinds: type) -> Callable[[T], T]:
+    """Let a dataclass refuse a first field of another type: fields in a wrong order must not mean something else."""
+
+    def checked(record: T) -> T:
+        name = next(one.name for one in fields(record) if one.init and not one.kw_only)
+        make = record.__init__  # type: ignore[misc]
+
+        @wraps(make)
+        def init(self: Any, *args: Any, **named: Any) -> None:
+            if args and not isinstance(args[0], kinds):
+                expected = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+                raise TypeError(f"{name} of {record.__name__} must be {expected} (got {args[0]!r})")
+            make(self, *args, **named)
+
+        record.__init__ = init  # type: ignore[misc]
+        return record
+
+    return checked
 
 
 def allow_type_arguments(kind: type) -> None:

@@ -53,7 +53,7 @@ def _start() -> tuple[BlockingPortal, threading.Thread]:
 
 
 def call_sync[T](call: Callable[[], Awaitable[T]]) -> T:
-    """Run an async function to its end from ordinary code."""
+    """Run an async function to its end, from code without an event loop."""
     future = blocking_portal().start_task_soon(call)
     try:
         return future.result()
@@ -70,7 +70,7 @@ def make_sync[**P, T](call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, 
         return call_sync(lambda: call(*args, **kwargs))
 
     twin.__name__ = twin.__qualname__ = f"{call.__name__}_sync"
-    twin.__doc__ = f"`{call.__name__}`, from ordinary code."
+    twin.__doc__ = f"Blocking version of `{call.__name__}`."
     return twin
 
 

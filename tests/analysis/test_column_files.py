@@ -106,8 +106,10 @@ def result_of(run: RunRecord, sample: Sample[Any, Any], ordinal: int, trial: Tri
     usage = TokenUsage(latency, attempt, cost_usd=cost)
     given: dict[str, Any] = {"attempt": attempt, "latency_ms": latency, "usage": usage, "metadata": metadata}
     if isinstance(score, Score):
-        return EvalResult(key, ordinal, "scored", score, "out", execution=ordinal, **given)
-    return EvalResult(key, ordinal, score, error="no", stage="task", execution=ordinal, **given)  # type: ignore[arg-type]
+        return EvalResult(
+            key=key, ordinal=ordinal, outcome="scored", score=score, output="out", execution=ordinal, **given
+        )
+    return EvalResult(key=key, ordinal=ordinal, outcome=score, error="no", stage="task", execution=ordinal, **given)  # type: ignore[arg-type]
 
 
 def store_run(
@@ -338,7 +340,13 @@ class TestFiles:
         write_columns(store, run)
         store.update_run("r1", status="running")
         better = EvalResult(
-            TrialKey("r1", "plain", "s0", 1), 1, "scored", Score(1.0, True), "out", attempt=2, execution=99
+            key=TrialKey("r1", "plain", "s0", 1),
+            ordinal=1,
+            outcome="scored",
+            score=Score(1.0, True),
+            output="out",
+            attempt=2,
+            execution=99,
         )
         assert store.commit("r1", [better]).new == 1
         running, direct = both(store, store.get_run("r1"), costs=True)

@@ -158,6 +158,20 @@ class TestJoin:
         assert compare(first, first).candidates[0].name == "baseline of one (2)"
         assert "An experiment is compared with itself." in compare(first, first).warnings
 
+    def test_two_of_several_experiments_are_compared_without_adjustment_for_the_choice_and_it_is_said(self) -> None:
+        report = stored({name: [1.0] * 40 for name in ("a", "b", "c", "d")})
+        a, b, c, d = (report[name] for name in "abcd")
+        (said,) = compare(a, b).warnings
+        assert said == (
+            "Run r1 has 4 experiments, and 2 are compared: no adjustment was made for choosing them. If their results "
+            "were the reason, quote the leaderboard of all of them."
+        )
+        assert said in str(compare(a, b)).replace("\n  ", " ")
+        assert [warning[:39] for warning in compare(a, b, c).warnings] == ["Run r1 has 4 experiments, and 3 are com"]
+        assert compare(a, b, c, d).warnings == ()
+        other = stored({name: [1.0] * 40 for name in ("a", "b", "c")}, run_id="r2", store=report.store)
+        assert compare(a, other["a"]).warnings == ()  # One experiment of each run: nothing was chosen among them.
+
     def test_what_was_not_run_is_missing(self) -> None:
         first = stored([1.0] * 40, run_id="one")
         second = stored([1.0] * 20, run_id="two", planned=40, status="interrupted")

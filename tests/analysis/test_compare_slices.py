@@ -133,7 +133,7 @@ class TestSlicesAgainstEachOther:
         both = compare_columns(old, [new], metrics=["passed"], slice_by=["kind", "size"]).candidates[0].slice_tests
         assert [test.by for test in both] == ["kind", "size"]
         assert both[0].adjusted_p == pytest.approx(2 * both[0].p)
-        assert both[0].sentence.endswith(" allowing for 2 tests).")
+        assert both[0].sentence.endswith(", adjusted for 2 tests).")
         clustered = self.sides([i // 5 for i in range(60)])
         made = compare_columns(clustered[1], clustered[:1], metrics=["passed"], slice_by="kind").candidates[0]
         assert made.slice_tests[0].p != both[0].p

@@ -48,6 +48,21 @@ class TestOrder:
         with pytest.raises(KeyError, match="no system 'worst' on this leaderboard"):
             found["worst"]
 
+    def test_a_share_of_resamples_that_says_more_than_the_ranks_is_explained(self) -> None:
+        sides = next(
+            sides
+            for seed in range(40)
+            for sides in [{name: passes(rate, 60, seed) for name, rate in (("a", 0.8), ("b", 0.65), ("c", 0.6))}]
+            if (leaderboard(stored(sides)).systems[0].best or 0) > 0.95
+            and leaderboard(stored(sides)).systems[0].rank_high > 1
+        )
+        report = stored(sides)
+        best = leaderboard(report).systems[0]
+        said = " ".join(str(leaderboard(report)).split())
+        assert f"P(best) of {best.name} is" in said
+        assert f"although its rank may be 1 to {best.rank_high}: it is a share of resamples" in said
+        assert "a share of resamples, not adjusted" not in str(leaderboard(stored({"a": [1.0] * 50, "b": [0.0] * 50})))
+
     def test_a_rank_lies_in_its_interval_where_large_means_differ_by_little(self) -> None:
         sides = {
             name: [graded(1.0, m=1e9 + add + 5e-5 * (place % step)) for place in range(25)]

@@ -39,11 +39,15 @@ def judged_run(store: RunStore, truth: np.ndarray[tuple[int], np.dtype[np.bool_]
     run = store.create_run(plan)
     results = [
         EvalResult(
-            TrialKey("judged", "only", f"s{at:04}"), at, "scored", Score(float(right or rng.random() < 0.33)), "x",
+            key=TrialKey("judged", "only", f"s{at:04}"),
+            ordinal=at,
+            outcome="scored",
+            score=Score(float(right or rng.random() < 0.33)),
+            output="x",
             execution=at + 1,
         )
         for at, right in enumerate(truth)
-    ]  # fmt: skip
+    ]
     store.commit("judged", results, {at: Sample(f"s{at:04}", at) for at in range(TRIALS)})
     store.update_run("judged", status="finished", finished_at=2.0)
     return store.get_run(run.run_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -16,12 +15,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fairtrial import EvalReport, open_store
+from fairtrial import Dataset, EvalReport, EvalSuite, Metric, Sample, Score, exact_match, open_store
 from fairtrial.analysis import trial_columns
 from fairtrial.analysis.trial_columns import Condition, TrialColumns
 from fairtrial.errors import ConfigurationError
 from fairtrial.store import RunStore
-from fairtrial.trials.result import EvalResult
 from tests.analysis.test_column_files import SIDES, runs, sample_run, store_run
 
 relaxed = settings(
@@ -55,28 +53,15 @@ CONDITIONS: dict[Condition, Any] = {
     Condition("tokens", low=3): lambda one: one.usage.input_tokens + one.usage.output_tokens >= 3,
     Condition("repeat", any_of=(1,)): lambda one: one.key.repeat == 1,
     Condition("outcome", any_of=("no such",)): lambda _one: False,
+    Condition("score", any_of=("no number",)): lambda _one: False,
 }
-SORTED: dict[str, Any] = {
-    "ordinal": lambda one: one.ordinal,
-    "score": lambda one: None if one.score is None else one.score.value,
-    "tokens": lambda one: one.usage.input_tokens + one.usage.output_tokens,
-    "attempt": lambda one: one.attempt,
-}
-
-
-def in_order(results: list[EvalResult], sort: str, *, descending: bool) -> list[int]:
-    def key(one: EvalResult) -> tuple[float, int]:
-        value = SORTED[sort](one)
-        return (math.inf if value is None else -value if descending else value, one.ordinal)
-
-    return [one.ordinal for one in sorted(results, key=key)]
 
 
 class TestSelections:
     @pytest.mark.proves("R118")
     @relaxed
     @given(made=runs(), data=st.data())
-    def test_filters_orders_pages_and_counts_are_those_of_a_plain_loop(
+    def test_the_selected_trials_are_those_of_a_plain_loop(
         self, made: Any, data: st.DataObject, store: RunStore
     ) -> None:
         run = store_run(store, *made, run_id=uuid4().hex)
@@ -85,49 +70,36 @@ class TestSelections:
         results = [one for one in store.results(run.run_id) if all(CONDITIONS[condition](one) for condition in chosen)]
         found = columns.select(*chosen)
         assert found.ordinals().tolist() == [one.ordinal for one in results]
-        scored = [one for one in results if one.score is not None]
-        counts = found.counts()
-        assert (counts.total, counts.scored) == (len(results), len(scored))
-        assert counts.passed == sum(one.score.passed for one in scored if one.score is not None)
-        assert counts.errors == len(results) - len(scored)
-        assert dict(found.facet("outcome")) == Counter(one.outcome for one in results)
-        assert dict(found.facet("experiment")) == Counter(one.key.experiment for one in results)
-        sort, descending = data.draw(st.sampled_from(list(SORTED))), data.draw(st.booleans())
-        expected = in_order(results, sort, descending=descending)
-        forwards, after = [], None
-        while True:
-            page = found.page(sort=sort, descending=descending, after=after, limit=3)
-            forwards += page.ordinals
-            if not page.more:
-                break
-            after = (page.keys[-1], page.ordinals[-1])
-        assert forwards == expected
-        backwards: list[int] = []
-        after = None
-        while True:
-            page = found.page(sort=sort, descending=descending, after=after, limit=3, backwards=True)
-            backwards = page.ordinals + backwards
-            if not page.more:
-                break
-            after = (page.keys[0], page.ordinals[0])
-        assert backwards == expected
-        for place, ordinal in enumerate(expected[:4]):
-            assert found.neighbours(ordinal, sort=sort, descending=descending) == (
-                expected[place - 1] if place else None,
-                expected[place + 1] if place + 1 < len(expected) else None,
-            )
+        assert found.total == len(results)
 
-    def test_metadata_is_filtered_and_counted_by_value(self, store: RunStore) -> None:
+    def test_metadata_is_filtered_by_value(self, store: RunStore) -> None:
         run = store_run(store, *sample_run())
         columns = TrialColumns.open(store, run)
         counted = Counter(one.sample.metadata.get("topic") for one in store.results("r1"))
-        assert dict(columns.select().facet("meta:topic")) == counted
-        assert columns.select().facet("meta:topic", limit=1) == counted.most_common(1)
         for topic, count in counted.items():
             assert columns.select(Condition("meta:topic", any_of=(topic,))).total == count
         assert columns.select(Condition("meta:topic", missing=True)).total == counted[None]
         assert columns.select(Condition("meta:topic", any_of=("no such",))).total == 0
         assert columns.metadata_code("topic", None) == 0
+
+    def test_values_that_are_lists_or_equal_numbers_of_other_types_are_found(self, store: RunStore) -> None:
+        values: list[Any] = [["x", "y"], {"a": [1]}, 1, 1.0, True]
+        data = Dataset([Sample(str(place), 1, 1, {"of": value}) for place, value in enumerate(values)])
+        report = EvalSuite("s", data, lambda one: one, exact_match).run_sync(store=store)
+        columns = TrialColumns.open(store, report.run)
+        for place, value in enumerate(values):
+            found = columns.select(Condition("meta:of", any_of=(value,))).ordinals().tolist()
+            assert found == [place], value
+        assert columns.select(Condition("meta:of", any_of=(["y", "x"],))).total == 0
+
+    def test_a_metric_of_minus_one_is_not_found_by_a_text(self, store: RunStore) -> None:
+        def minus_one(output: int, expected: int) -> Score:
+            return Score(1.0, metrics=(Metric("m", -1.0),))
+
+        report = EvalSuite("s", Dataset([Sample("1", 1, 1)]), lambda one: one, minus_one).run_sync(store=store)
+        columns = TrialColumns.open(store, report.run)
+        assert columns.select(Condition("metric:m", any_of=(-1,))).total == 1
+        assert columns.select(Condition("metric:m", any_of=("abc",))).total == 0
 
     def test_rows_have_plain_values_and_ids(self, store: RunStore) -> None:
         run = store_run(store, *sample_run())
@@ -145,9 +117,7 @@ class TestSelections:
             assert row["metric:a"] == (None if one.score is None else one.score.metrics[0].value)
             assert row["meta:topic"] == one.sample.metadata.get("topic")
             assert row["latency_ms"] == one.latency_ms
-        assert columns.find_sample("s17") == 17
         assert columns.sample_id(17) == "s17"
-        assert columns.find_sample("s") is None
         assert columns.sample_id(999) == ""
 
     def test_the_interval_of_what_is_filtered_is_that_of_the_report(self, store: RunStore) -> None:
@@ -159,10 +129,9 @@ class TestSelections:
         for side in SIDES:
             whole = report[side].figures.get("pass_rate")
             assert rates[side] == whole
-            assert columns.select(Condition("experiment", any_of=(side,))).pass_rate() == whole
+            assert columns.select(Condition("experiment", any_of=(side,))).pass_rates() == {side: whole}
         some = columns.select(Condition("experiment", any_of=("plain",)), Condition("passed", any_of=(True,)))
-        found = some.pass_rate()
-        assert found is not None
+        (found,) = some.pass_rates().values()
         assert (found.value, found.trials) == (1.0, some.total)
         assert columns.select(Condition("outcome", any_of=())).pass_rates() == {}
 
@@ -180,8 +149,6 @@ class TestSelections:
         columns = TrialColumns.open(store, store_run(store, *sample_run()))
         with pytest.raises(ConfigurationError, match=r"the column must be one of .*got 'no such'"):
             columns.select(Condition("no such", low=1))
-        with pytest.raises(ConfigurationError, match="whole numbers"):
-            columns.select().facet("score")
         memory = open_store("memory:")
         with pytest.raises(ConfigurationError, match="a store in memory"):
             TrialColumns.open(memory, store_run(memory, *sample_run()))

@@ -543,7 +543,9 @@ class TestConfig:
         facts = cli("config", "--json").json
         assert facts["format"] == "fairtrial.config/1"
         found = {one["name"]: (one["value"], one["origin"]) for one in facts["settings"]}
-        price = {"input": 1, "output": 2.5, "cached": None, "cache_write": None, "reasoning": None}
+        prices = facts["settings"][-1]["value"]["tiny"]
+        assert (prices["input"], prices["output"]) == (1, 2.5)
+        price = dict.fromkeys(prices) | {"input": 1, "output": 2.5}
         assert found == {
             "store": ("here.db", "pyproject.toml [tool.fairtrial]"),
             "suites": (["evals/a.py", "pkg.mod"], "pyproject.toml [tool.fairtrial]"),
@@ -551,6 +553,7 @@ class TestConfig:
             "concurrency": (7, "$FAIRTRIAL_CONCURRENCY"),
             "cache": ("off", "default"),
             "max-error-share": (0.5, "pyproject.toml [tool.fairtrial]"),
+            "max-same-errors": (None, "default"),
             "log-format": ("text", "default"),
             "prices": ({"tiny": price}, "pyproject.toml [tool.fairtrial]"),
         }

@@ -64,9 +64,9 @@ def test_a_worker_executes_the_trials_of_a_run(cli: Cli, evals: Path, url: str) 
     ) as worker:  # fmt: skip
         try:
             done = cli("run", "evals.py", "--mailbox", url, "--quiet")
-            assert (done.code, done.out) == (0, "doubles@1:baseline  75.0% of 4 scored passed, 0 errors\n")
+            assert (done.code, done.out) == (0, "doubles@1:baseline  pass rate 75.0%, 4 scored, 0 errors\n")
             done = cli("run", "evals.py", "--fleet", "--quiet")  # By the queue of the environment.
-            assert (done.code, done.out) == (0, "doubles@2:baseline  75.0% of 4 scored passed, 0 errors\n")
+            assert (done.code, done.out) == (0, "doubles@2:baseline  pass rate 75.0%, 4 scored, 0 errors\n")
             facts = cli("fleet", "doubles", "--json").json
             lines = cli("fleet", "doubles").out.splitlines()
         finally:
@@ -356,7 +356,7 @@ class TestVersions:
             with started("run", files["1"], url, "--store", "old.db") as client:
                 new = cli("run", files["2"], "--mailbox", url, "--quiet", "--store", "new.db")
                 assert client.wait(60) == 0
-            assert (new.code, new.out) == (0, "doubles@1:baseline  75.0% of 4 scored passed, 0 errors\n")
+            assert (new.code, new.out) == (0, "doubles@1:baseline  pass rate 75.0%, 4 scored, 0 errors\n")
             (suite,) = cli("fleet", "doubles", "--json").json["suites"]
             assert sorted(version["workers"] for version in suite["versions"]) == [1, 1]
             assert len({version["code"] for version in suite["versions"]}) == 2

@@ -57,7 +57,7 @@ def test_a_fleet_runs_on_the_stores_own_database(
     ) as worker:
         try:
             done = cli("run", "evals.py", "--mailbox", pg_url, "--quiet")
-            assert (done.code, done.out) == (0, "doubles@1:baseline  75.0% of 4 scored passed, 0 errors\n"), done.err
+            assert (done.code, done.out) == (0, "doubles@1:baseline  pass rate 75.0%, 4 scored, 0 errors\n"), done.err
             facts = cli("fleet", "doubles", "--mailbox", pg_url, "--json").json
         finally:
             worker.terminate()

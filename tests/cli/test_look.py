@@ -62,7 +62,8 @@ class TestRuns:
         assert set(part) == {
             *("experiment", "params", "trials", "scored", "passed", "errors", "pass_rate", "pass_rate_all"),
             *("mean_score", "mean_reward", "mean_latency_ms", "tokens"),
-            *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls", "cut_off_calls"),
+            *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls", "cut_off_calls", "refused_calls"),
+            "unknown_endings",
         }
         assert (run["name"], part["pass_rate"], part["cost_usd"]) == ("doubles@1", 0.75, None)
 
@@ -132,7 +133,8 @@ class TestShow:
             *("run_id", "experiment", "sample_id", "repeat", "outcome", "passed", "value", "reason", "metrics"),
             *("reward", "criteria"),
             *("error", "stage", "output", "attempt", "started_at", "latency_ms", "tokens", "metadata"),
-            *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls", "cut_off_calls"),
+            *("cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls", "cut_off_calls", "refused_calls"),
+            "unknown_endings",
             *("sample", "events", "redacted"),
         }
         assert trial["sample"]["expected"] == {"because": [1, 2, 3]}
@@ -250,7 +252,7 @@ class TestSamplesWithoutIds:
             assert (done.code, done.out) == (0, whole)
         done = cli("run", "evals.py", "--quiet", "--sample", hashed[1][:6])
         assert "letters+part@1" in done.out
-        assert "of 1 scored" in done.out
+        assert ", 1 scored" in done.out
 
     def test_a_start_of_several_ids_is_refused_with_the_ids(self, cli: Cli, evals: Path) -> None:
         cli("run", "evals.py", "--quiet")

@@ -7,11 +7,13 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fairtrial
 from fairtrial.cli import user_errors
+from fairtrial.cli.user_errors import ExitCode
 from fairtrial.testing.model_server import FaultRule, ModelServer, NotAuthorised
 from tests.cli.conftest import EVALS, Cli
 
@@ -251,6 +253,17 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
         "error: no such option: --concurency (Possible options: --column, --concurrency)\n"
         "  see: fairtrial run --help\n",
     ),
+    "an option whose work another command does": (
+        {},
+        ["compare", "--prompt", "qa", "--models", "a", "b"],
+        "error: no such option: --prompt\n  use: fairtrial run --prompt FILE:NAME --dataset FILE --evaluator NAME "
+        "--model NAME --model NAME\n  see: fairtrial compare --help\n",
+    ),
+    "a run that is named by an option": (
+        {},
+        ["export", "--run-id", "abc123", "--format", "csv"],
+        "error: no such option: --run-id\n  use: fairtrial export RUN --format csv\n  see: fairtrial export --help\n",
+    ),
     "a command that does not exist": (
         {},
         ["comparre"],
@@ -395,7 +408,7 @@ class TestModels:
             (
                 ["--model", "mine"],
                 "error: there is no provider 'mine'\n  use PROVIDER:NAME (openai, anthropic, azure, google, "
-                "bedrock, mistral, openrouter, ollama, vllm) or file.py:adapter\n",
+                "gemini, vertex, bedrock, bedrock-runtime, mistral, openrouter, ollama, vllm) or file.py:adapter\n",
             ),
             (
                 ["--model", "openai"],
@@ -513,6 +526,23 @@ class TestOurOwnFaults:
     def test_a_file_that_cannot_be_opened_is_named(self) -> None:
         told = user_errors.explain(PermissionError(13, "Permission denied", "out.csv"))
         assert (told.what, told.code) == ("out.csv: Permission denied", 2)
+
+    def test_an_error_in_fairtrial_that_a_users_file_called_is_not_blamed_on_the_user(self) -> None:
+        not_an_error: Any = 3
+        with pytest.raises(AttributeError) as ours:
+            user_errors.location_of(not_an_error)
+        told = user_errors.explain(ours.value)
+        assert "test_mistakes.py:" in (user_errors.location_of(ours.value) or "")
+        assert (told.where, told.code) == (None, ExitCode.INTERNAL_ERROR)
+        assert "bug in Fairtrial" in told.remedy
+
+    def test_a_syntax_error_is_the_users_also_if_fairtrial_reads_the_file(self, tmp_path: Path) -> None:
+        file = str(tmp_path / "evals.py")
+        with pytest.raises(SyntaxError) as theirs:
+            exec(compile("compile('task = (', file, 'exec')", user_errors.__file__, "exec"), {"file": file})
+        told = user_errors.explain(theirs.value)
+        assert ((told.where or "").rpartition("/")[2], told.code) == ("evals.py:1", ExitCode.USAGE)
+        assert "in your code" in told.remedy
 
 
 @pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt, 130), (BrokenPipeError, 0)])

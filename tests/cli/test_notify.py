@@ -46,7 +46,7 @@ def ran(cli: Cli, two: Path) -> Cli:
 
 @pytest.fixture
 def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.01)
     hook = Webhook()
     hook.thread.start()
     yield hook

@@ -41,7 +41,7 @@ def test_several_suites_run_one_after_the_other(cli: Cli, evals: Path) -> None:
 
 def test_without_a_suite_the_projects_own_are_run(cli: Cli, evals: Path) -> None:
     Path("pyproject.toml").write_text('[tool.fairtrial]\nsuites = ["evals.py"]\n')
-    assert cli("run", "--quiet").out.startswith("doubles@1:baseline  75.0% of 4 scored passed, 0 errors")
+    assert cli("run", "--quiet").out.startswith("doubles@1:baseline  pass rate 75.0%, 4 scored, 0 errors")
 
 
 class TestParts:
@@ -81,7 +81,7 @@ class TestSettingsOfARun:
             *("run", "evals.py", "--repeats", "3", "--seed", "7", "--concurrency", "2", "--experiment", "triple"),
             *("--set", "factor=2", "--set", "mood=calm", "--tag", "branch=main", "--quiet"),
         )
-        assert done.out == "doubles@1:triple  75.0% of 12 scored passed, 0 errors\n"
+        assert done.out == "doubles@1:triple  pass rate 75.0%, 12 scored, 0 errors\n"
         run = open_store().runs()[0]
         assert run.experiments == ("triple",)
         assert run.repeats == 3
@@ -90,7 +90,9 @@ class TestSettingsOfARun:
         assert dict(run.tags) == {"branch": "main"}
 
     def test_a_suite_without_experiments_takes_parameters_too(self, cli: Cli, evals: Path) -> None:
-        assert cli("run", "evals.py", "--set", "factor=3", "--quiet").out.startswith("doubles@1:baseline  0.0%")
+        assert cli("run", "evals.py", "--set", "factor=3", "--quiet").out.startswith(
+            "doubles@1:baseline  pass rate 0.0%"
+        )
 
     def test_the_store_is_an_option(self, cli: Cli, evals: Path) -> None:
         assert cli("run", "evals.py", "--store", "elsewhere.db", "--quiet").code == 0
@@ -141,7 +143,7 @@ class TestResuming:
         done = cli("run", "evals.py", "--resume", "doubles@1")
         assert (done.code, done.out) == (2, "")
         assert " ".join(done.err.split()) == (
-            f"error: run {old.run_id} of suite 'doubles' cannot be resumed: its code has changed "
+            f"error: run {old.run_id} of suite 'doubles' cannot be resumed: its code has changed (evals.py) "
             f"resume it anyway with --resume {old.run_id} --force: its results then come from two code versions"
         )
         done = cli("run", "evals.py", "--quiet")
@@ -336,7 +338,7 @@ class TestAdHoc:
         assert "columns=" not in forgotten
         assert cli(*words, *model, "--column", "country").err.startswith("error: --column must be FIELD=COLUMN")
         done = cli(*words, *model, *mapped)
-        assert (done.code, done.out) == (0, "ask@1:prompts.py-parrot  50.0% of 2 scored passed, 0 errors\n")
+        assert (done.code, done.out) == (0, "ask@1:prompts.py-parrot  pass rate 50.0%, 2 scored, 0 errors\n")
         sample = Dataset.load("q.csv", columns={"input": ["country", "year"], "expected": "capital"})[0]
         again = cli("show", "ask", "--sample", sample.id).out
         assert "--column input=country,year --column expected=capital" in again
@@ -347,7 +349,7 @@ class TestAdHoc:
             *("run", "--prompt", "ask.md", "--dataset", "capitals.jsonl", "--evaluator", "exact_match"),
             *("--evaluator", "contains", "--model", "prompts.py:parrot", "--quiet"),
         )
-        assert (done.code, done.out) == (0, "ask@1:prompts.py-parrot  50.0% of 2 scored passed, 0 errors\n")
+        assert (done.code, done.out) == (0, "ask@1:prompts.py-parrot  pass rate 50.0%, 2 scored, 0 errors\n")
         shown = cli("show", "ask", "--sample", "j").out
         assert shown.splitlines()[-1] == (
             "again     fairtrial run --prompt ask.md --dataset capitals.jsonl --model prompts.py:parrot "

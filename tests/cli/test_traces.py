@@ -143,7 +143,7 @@ suite = EvalSuite("forecast", Dataset([Sample("one", 1)], name="n"), ask, tool_c
 def test_run_receives_the_spans_of_the_application(cli: Cli, place: Path) -> None:
     Path("app.py").write_text(APP)
     done = cli("run", "app.py", "--receive-traces", "0", "--trace-wait", "120", "--quiet")
-    assert (done.code, "100.0% of 1 scored passed, 0 errors" in done.out) == (0, True)
+    assert (done.code, "pass rate 100.0%, 1 scored, 0 errors" in done.out) == (0, True)
 
 
 def test_options_of_receiving_that_do_not_fit_are_refused(cli: Cli, place: Path) -> None:

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from fairtrial import ChatMessage, Metric, Sample, Score, Session, TrialKey, open_store
 from fairtrial.analysis.error_groups import error_text
-from fairtrial.cli.screen import ago
 from fairtrial.cli.trial import print_trial
+from fairtrial.formatting import ago
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
@@ -26,7 +26,7 @@ def screen(width: int, sample: Sample[Any, Any], **fields: Any) -> list[str]:
     store = open_store("memory:")
     store.create_run(RUN)
     key = TrialKey("r1", "baseline", sample.id, 1)
-    store.commit("r1", [EvalResult(key, 1, snapshot=session.snapshot(), **fields)], {0: sample})
+    store.commit("r1", [EvalResult(key=key, ordinal=1, snapshot=session.snapshot(), **fields)], {0: sample})
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     print_trial(console, store.get_run("r1"), next(iter(store.results("r1"))))
     file = console.file
@@ -79,7 +79,9 @@ def test_an_error_shows_its_file_line_and_traceback_without_our_own_calls() -> N
 )
 def test_an_error_without_calls_in_own_files_is_shown_without_a_place(stored: JSON) -> None:
     key = TrialKey("r1", "baseline", "a", 0)
-    failed = EvalResult(key, 0, outcome="task_error", error="ValueError: no", metadata={"traceback": stored})
+    failed = EvalResult(
+        key=key, ordinal=0, outcome="task_error", error="ValueError: no", metadata={"traceback": stored}
+    )
     assert error_text(failed) == "ValueError: no"
 
 

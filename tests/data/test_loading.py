@@ -73,7 +73,7 @@ class TestJsonl:
         dataset = Dataset.load(path, Question, int, lazy=lazy)
         assert list(dataset) == [
             Sample("a", Question("2+2?", weight=2.0), 4),
-            Sample("7", Question("hm", ["x"]), None, {"level": 3}),
+            Sample("7", Question("hm", ["x"]), metadata={"level": 3}),
             Sample("c", Question("?"), 5),
         ]
         assert (dataset.name, dataset.input_type, dataset.expected_type) == ("questions", Question, int)
@@ -381,7 +381,7 @@ class TestTables:
         dataset = Dataset.load(write(tmp_path / "a.csv", text), str, str)
         assert list(dataset) == [
             Sample("1", 'a, "b"\nc', "x", {"topic": "geo"}),
-            Sample("2", "", None, {"topic": ""}),
+            Sample("2", "", metadata={"topic": ""}),
         ]
         tabs = Dataset.load(write(tmp_path / "a.tsv", "id\tinput\n1\ta,b\n"))
         assert tabs[0].input == "a,b"
@@ -486,7 +486,7 @@ class TestTables:
         dataset = Dataset.load(path, Question, str)
         assert list(dataset) == [
             Sample("1", Question("t", weight=2.0), "x", {"when": "2024-05-06T00:00:00", "raw": b"\xff", "level": 1}),
-            Sample("2", Question("u"), None, {"when": None, "raw": b"", "level": 2}),
+            Sample("2", Question("u"), metadata={"when": None, "raw": b"", "level": 2}),
         ]
         assert len(dataset.fingerprint) == 32
         assert Dataset.load(path)[0].input == {"text": "t", "weight": 2.0}

@@ -34,7 +34,9 @@ def answer(request: EvalRequest, **changes: Any) -> EvalReply:
     if made["outcome"] != "scored":
         made["score"] = None
     sample = request.sample if request.echo else None
-    return EvalReply(EvalResult(request.key, request.ordinal, **made), request.sample_ordinal, sample, "id", "fake")
+    return EvalReply(
+        EvalResult(key=request.key, ordinal=request.ordinal, **made), request.sample_ordinal, sample, "id", "fake"
+    )
 
 
 @dataclass

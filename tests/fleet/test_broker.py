@@ -32,7 +32,7 @@ async def test_a_client_that_is_killed_leaves_no_mailbox_behind_for_ever(
 ) -> None:
     broker: Broker = connect_broker(redis_url)
     results = await broker.results("suite", "run")
-    await results.send(EvalReply(EvalResult(TrialKey("run", "baseline", "s"), 0, "timeout")))
+    await results.send(EvalReply(EvalResult(key=TrialKey("run", "baseline", "s"), ordinal=0, outcome="timeout")))
     with redis_server.client() as raw:
         keys = [key.decode() for key in raw.keys("*results*")]
         assert any(key.endswith(":stream") for key in keys)

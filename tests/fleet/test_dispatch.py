@@ -190,12 +190,13 @@ async def test_a_limit_stops_the_run_takes_back_what_waits_and_leaves_it_resumab
     async with FakeWorker(broker, "numbers", costly, concurrency=2, delay=slowly).at_work() as worker:
         report = await suite_of(200, **limit).run(store=url, mailbox=broker)
         assert report.status == "interrupted"
-        assert 5 <= report.total < 60
+        stored = report.total  # A report shows what is stored now, also after the run was resumed.
+        assert 5 <= stored < 60
         assert await place.count_requests() == 0
         worker.seen.clear()
         again = await suite_of(200).run(store=url, mailbox=broker)
     assert (again.run_id, again.status, again.total) == (report.run_id, "finished", 200)
-    assert len(worker.seen) == 200 - report.total
+    assert len(worker.seen) == 200 - stored
 
 
 async def test_adaptive_stopping_ends_a_fleets_run_at_the_same_prefix_and_sends_nothing_far_ahead_of_it(
@@ -293,3 +294,33 @@ async def test_warmup_on_a_fleet_is_ignored_with_a_warning(caplog: pytest.LogCap
         report = await suite_of(5, warmup=3).run(store="memory:", mailbox=broker)
     assert report.total == 5
     assert "warmup=3 has no effect" in caplog.text
+
+
+def _mistaken(request: EvalRequest) -> EvalReply:
+    if request.key.experiment == "good":
+        return answer(request)
+    traceback = '  File "/project/evals.py", line 3, in task\n    return x.outputt\n'
+    return answer(
+        request,
+        outcome="task_error",
+        stage="task",
+        error="AttributeError: 'int' object has no attribute 'outputt'",
+        metadata={"traceback": traceback, "programming_error": True},
+    )
+
+
+@pytest.mark.parametrize("others", [True, False])
+async def test_an_experiment_of_equal_programming_errors_is_stopped_and_others_go_on(
+    place: Place, *, others: bool
+) -> None:
+    experiments = [Experiment("bad"), *([Experiment("good")] if others else [])]
+    suite = suite_of(1200, experiments=experiments)
+    async with FakeWorker(place.broker, "numbers", _mistaken, concurrency=5).at_work() as worker:
+        report = await suite.run(store=place.store, mailbox=place.broker)
+    assert report.status == "incomplete"
+    assert "was stopped because its first 20 trials all ended in the same error" in (report.run.noted.stopped or "")
+    executed = sum(request.key.experiment == "bad" for request in worker.seen)
+    assert 20 <= executed < 1200
+    assert report["bad"].total >= 20
+    if others:
+        assert (report["good"].total, report["good"].pass_rate) == (1200, 1.0)

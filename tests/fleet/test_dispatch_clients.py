@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from fairtrial import Dataset, EvalSuite, Sample, exact_match, open_store
 from fairtrial.errors import RunBusyError
+from fairtrial.fleet.client.committed_results import CommittedResults
+from fairtrial.fleet.client.fleet_run import Wakeup
 from fairtrial.fleet.client.ledger import Ledger
 from fairtrial.fleet.queues import MemoryBroker
 from fairtrial.runs import run_lease
@@ -37,6 +40,34 @@ async def test_a_second_client_of_a_run_is_warned_and_nothing_is_counted_twice(
     async with FakeWorker(broker, "numbers").at_work():
         reports = await asyncio.gather(first, second)
     assert [(report.run_id, report.total, report.status) for report in reports] == [(run.run_id, 100, "finished")] * 2
+
+
+async def test_without_notifications_results_of_workers_are_looked_for_soon_after_others_and_then_less_often() -> None:
+    finds = [0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0]
+    waits: list[float] = []
+
+    class Stored:
+        async def read_committed(self) -> int:
+            return finds[len(waits)]
+
+    class Following(CommittedResults):
+        async def _wait(self, seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == len(finds) - 1:
+                self.close()
+
+    listener = SimpleNamespace(
+        listens=lambda channel: False, unsubscribe=lambda channel, event: None, forget=lambda channel: None
+    )
+    fleet: Any = SimpleNamespace(
+        run_id="r", shared=SimpleNamespace(connection=SimpleNamespace(listener=listener, pooled=True))
+    )
+    await Following(fleet, cast(Any, Stored()), Wakeup())._follow()
+    alone, after_results = waits[:9], waits[9:]
+    assert alone == sorted(alone)
+    assert alone[0] < 0.1 < alone[-1] < 0.5  # Neither many queries nor a long wait for a run of short trials.
+    assert after_results[0] < alone[0]
+    assert after_results[1] == alone[0]
 
 
 async def test_a_client_that_joined_owns_the_run_once_the_owner_is_gone(
@@ -224,7 +255,7 @@ async def test_two_clients_end_beside_requests_of_older_code(tmp_path: Path) -> 
         # The worker has seen the older requests and keeps them from coming back.
         while await queued():  # noqa: ASYNC110 - a mailbox has no event
             await asyncio.sleep(0.01)
-        with anyio.fail_after(30), pytest.warns(UserWarning, match="has changed"):
+        with anyio.fail_after(30):  # Nothing of the older code is stored, so nothing is said of two versions.
             reports = await two_clients(
                 lambda reached: newer.run(store=store, mailbox=reached, force=True), broker, worker
             )

@@ -203,8 +203,7 @@ async def test_requests_of_other_code_are_withdrawn_and_sent_again(tmp_path: Pat
     def now() -> set[str]:
         return {item.id for item in broker._mailboxes["numbers.requests"]._waiting}
 
-    with pytest.warns(UserWarning, match="results of two code versions"):
-        await until(lambda: bool(now() - old))
+    await until(lambda: bool(now() - old))
     assert now().isdisjoint(old)
     async with FakeWorker(broker, "numbers").at_work() as worker:
         report = await run

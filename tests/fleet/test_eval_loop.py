@@ -12,12 +12,15 @@ import anyio
 import pytest
 
 from fairtrial import Experiment, MainLoop, Sample, TrialContext, TrialKey, evaluator, exact_match, open_store
-from fairtrial.errors import ConfigurationError, MailboxConnectionError
+from fairtrial.errors import ConfigurationError, MailboxConnectionError, StoreError
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoopRequest
+from fairtrial.fleet.worker import eval_loop
+from fairtrial.fleet.worker.delivery import ToMailbox, ToStore
 from fairtrial.mailbox import InMemoryMailbox, Message, RedisMailbox
 from fairtrial.store.protocol import RunRecord
 from tests.fleet.build import boxes, request, take, until
 from tests.fleet.eval_loops import echo, rules
+from tests.fleet.fake_worker import answer
 
 pytestmark = pytest.mark.anyio
 
@@ -124,6 +127,61 @@ class TestOneHop:
         assert len(list(store.results("run"))) == 2
         (letter,) = await requests.dead_letters.page()
         assert "refuses" in letter.reason
+
+    @pytest.mark.parametrize("error", [StoreError("the disk is full"), OSError("the disk is full")])
+    async def test_results_that_a_store_could_not_commit_are_not_taken_for_delivered(
+        self, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        store = open_store("memory:")
+        for run_id in ("run", "other"):
+            store.create_run(RunRecord(run_id, "s", "d", "1", "f", 2, ("baseline",), 1))
+        commit = store.commit
+
+        def fails_for_one(run_id: str, *given: Any) -> Any:
+            if run_id == "run":
+                raise error
+            return commit(run_id, *given)
+
+        monkeypatch.setattr(store, "commit", fails_for_one)
+        requests, _ = boxes()
+        batch = []
+        for number, run_id in enumerate(("run", "other")):
+            await requests.send(request(number, run_id=run_id, echo=True))
+            (message,) = await requests.receive(wait_time_seconds=0)
+            batch.append((message, answer(message.body)))
+        delivery = ToStore(store)
+        delivered = await asyncio.gather(*(delivery.deliver(*one) for one in batch), return_exceptions=True)
+        assert [type(one) for one in delivered] == [StoreError, type(None)]
+        assert "the disk is full" in str(delivered[0])
+        assert [len(list(store.results(run_id))) for run_id in ("run", "other")] == [0, 1]
+
+    async def test_in_a_batch_only_requests_that_delivery_did_not_settle_are_acknowledged(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        acknowledged: list[str] = []
+
+        class Requests(InMemoryMailbox[EvalRequest]):
+            def _settle(self, *args: Any) -> None:
+                acknowledged.append("one")
+                super()._settle(*args)
+
+        class Half(ToMailbox):
+            async def deliver_all(self, batch: Sequence[tuple[Message[EvalRequest], EvalReply]]) -> None:
+                await super().deliver_all(batch)
+                for message, reply in batch:
+                    if reply.result.ordinal % 2:
+                        await message.acknowledge()
+
+        requests, results = Requests("requests", EvalRequest), InMemoryMailbox("results", EvalReply)
+        for number in range(10):
+            await requests.send(request(number))
+        monkeypatch.setattr(eval_loop, "delivery_to", lambda *given: Half(results))
+        loop = EvalLoop(requests=requests, rules=rules(), results=results)
+        with anyio.fail_after(20):
+            await loop.run(until_empty=True)
+        assert len(await take(results)) == len(acknowledged) == 10
+        assert (loop.counters.finished, loop.counters.outcomes, loop.counters.in_flight) == (10, {"scored": 10}, 0)
+        assert await requests.approximate_count() == 0
 
     async def test_typed_samples_are_read_with_the_suites_types(self) -> None:
         @dataclass(frozen=True)

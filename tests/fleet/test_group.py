@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -177,6 +178,10 @@ class TestRestarts:
     async def test_names_are_unique(self) -> None:
         group = LoopGroup([Steady("a"), Steady("a"), Crashing(0), lambda: Steady("x")])
         assert [one.name for one in group.loops] == ["a", "a#2", "crashing", "function-4"]
+
+    @pytest.mark.parametrize("given", ["", None, 7])
+    async def test_a_loop_without_a_name_of_its_own_is_named_by_its_class_and_place(self, given: Any) -> None:
+        assert [one.name for one in LoopGroup([Steady("a"), Steady(given)]).loops] == ["a", "Steady-2"]
 
 
 class TestDraining:

@@ -75,8 +75,8 @@ class TestMainLoop:
         result = await asked("hi", work)
         assert (result.request_id, result.output, result.error) == ("id", "HI", None)
         assert result.usage == TokenUsage(3, 4)
-        assert result.session is not None
-        assert b"PromptExecuted" in result.session
+        assert result.session_snapshot is not None
+        assert b"PromptExecuted" in result.session_snapshot
 
     @pytest.mark.proves("R64")
     async def test_a_subclass_serves_its_prompts_and_reads_its_own_input_type(self) -> None:
@@ -378,7 +378,7 @@ async def agent(input: str, ctx: TrialContext) -> str:
 
 
 SAMPLES: list[Sample[str, Any]] = [
-    Sample(f"s{n}", text) for n, text in enumerate(["hard", "easy", "hard and very long" * 4, "broken"])
+    Sample(f"s{n}", text, "an answer") for n, text in enumerate(["hard", "easy", "hard and very long" * 4, "broken"])
 ]
 
 

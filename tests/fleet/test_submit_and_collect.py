@@ -276,6 +276,91 @@ async def test_a_late_result_of_another_run_disturbs_no_collection_and_is_not_lo
     await working
 
 
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_run_of_which_nothing_came_in_time_is_collected_by_the_next_call(durable: bool) -> None:
+    requests, results = InMemoryMailbox("requests", EvalRequest), InMemoryMailbox("results", EvalReply)
+    loop = EvalLoop(loop=lambda input: input, evaluator=exact_match, requests=requests, results=results)
+    store = open_store("memory:") if durable else None
+    run_id = await submit_dataset(numbers(4), requests, store=store)
+    with pytest.warns(UserWarning, match=rf"4 of 4 results of run {run_id} did not arrive in time"):
+        assert (await collect_results(results, 4, timeout_seconds=0.1, store=store)).total == 0
+    await loop.run(until_empty=True)
+    report = await collect_results(results, 4, timeout_seconds=20, store=store)
+    assert (report.run_id, report.total, report.status) == (run_id, 4, "finished")
+
+
+async def test_results_of_a_run_that_was_collected_in_part_are_named_and_not_said_to_be_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    requests, results = InMemoryMailbox("requests", EvalRequest), InMemoryMailbox("results", EvalReply)
+    may_end = asyncio.Event()
+
+    async def slow(input: int) -> int:
+        if input >= 2:
+            await may_end.wait()
+        return input
+
+    loop = EvalLoop(loop=slow, evaluator=exact_match, requests=requests, results=results)
+    working = asyncio.create_task(loop.run())
+    store = open_store("memory:")
+    run_id = await submit_dataset(numbers(4), requests)
+    with pytest.warns(UserWarning, match="2 of 4 results"):
+        await collect_results(results, 4, timeout_seconds=0.5, store=store)
+    may_end.set()
+    while await results.approximate_count() < 2:  # noqa: ASYNC110 - the mailbox has no event for it
+        await asyncio.sleep(0.01)
+    remedy = rf"the mailbox has results of other runs: 2 of run {run_id}\. .* pass run_id='{run_id}'\.$"
+    with pytest.warns(UserWarning, match=rf"4 of 4 results .* did not arrive in time: .*; {remedy}"):
+        await collect_results(results, 4, timeout_seconds=0.1)
+    assert f"none of the 4 results arrived; the mailbox has results of other runs: 2 of run {run_id}" in caplog.text
+    assert "check that workers are running" not in caplog.text
+    report = await collect_results(results, 4, timeout_seconds=20, run_id=run_id, store=store)
+    assert (report.total, report.status) == (4, "finished")
+    loop.stop()
+    await working
+
+
+async def test_of_two_submissions_one_is_collected_and_the_other_is_named() -> None:
+    clock = FakeClock()
+    requests, results = InMemoryMailbox("requests", EvalRequest), InMemoryMailbox("results", EvalReply, clock=clock)
+    loop = EvalLoop(loop=lambda input: input, evaluator=exact_match, requests=requests, results=results)
+    one, two = [await submit_dataset(numbers(3), requests) for _ in range(2)]
+    await loop.run(until_empty=True)
+    with pytest.warns(UserWarning, match=r"3 of 6 results") as warned:
+        first = await collect_results(results, 6, timeout_seconds=0.2)
+    other = ({one, two} - {first.run_id}).pop()
+    assert f"3 of run {other}. Each call collects one run; for the first of these pass run_id={other!r}" in str(
+        warned[0].message
+    )
+    clock.advance(10)
+    second = await collect_results(results, 3, timeout_seconds=20)
+    assert (second.run_id, second.total) == (other, 3)
+
+
+async def test_results_of_another_run_that_became_dead_letters_are_said_to_be_there() -> None:
+    clock = FakeClock()
+    results = InMemoryMailbox("results", EvalReply, clock=clock)
+    await results.send(reply(0))
+    for expected in ("1 of run r. Each call", "1 of them are dead letters by now: retry those first."):
+        with pytest.warns(UserWarning, match="1 of 1 results") as warned:
+            await collect_results(results, 1, run_id="another", timeout_seconds=0.1)
+        assert expected in str(warned[0].message)
+        clock.advance(10)
+        for message in await results.receive(1, 60, 0):  # Another collector; there are as many as it is offered to.
+            await message.nack(0)
+            for _ in range(2):
+                (message,) = await results.receive(1, 60, 0)
+                await message.nack(0)
+
+
+async def test_an_empty_dataset_is_submitted_and_collected_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    requests, results = InMemoryMailbox("requests", EvalRequest), InMemoryMailbox("results", EvalReply)
+    await submit_dataset(Dataset([]), requests)
+    report = await collect_results(results, 0)
+    assert (report.total, report.pass_rate, report.status) == (0, None, "finished")
+    assert not caplog.text
+
+
 @pytest.mark.proves("R131")
 async def test_replies_go_to_a_mailbox_in_memory_by_reference() -> None:
     requests, results = InMemoryMailbox[EvalRequest]("requests"), InMemoryMailbox[EvalReply]("results")
@@ -366,8 +451,8 @@ async def test_a_plan_that_cannot_be_is_refused(broker: MemoryBroker) -> None:
     await results.send(reply(0))
     with pytest.raises(ConfigurationError, match=r"a multiple of 1 experiments x 2 repeats \(got 3\)"):
         await collect_results(results, 3, repeats=2)
-    with pytest.raises(ConfigurationError, match="at least 1"):
-        await collect_results(results, 0)
+    with pytest.raises(ConfigurationError, match=r"at least 0 and repeats at least 1 \(got -1 and 1\)"):
+        await collect_results(results, -1)
     with pytest.raises(ConfigurationError, match="repeats must be at least 1"):
         await submit_dataset(numbers(), Experiment("a"), requests, repeats=0)
     store = open_store("memory:")

@@ -6,15 +6,18 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import make_dataclass
 from datetime import date
 from decimal import Decimal
 from functools import partial
+from types import GenericAlias
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from fairtrial import Dataset, Experiment, Sample, Session, TrialContext, exact_match, open_store
+from fairtrial.codec import to_json
 from fairtrial.fleet import (
     EvalLoop,
     EvalReply,
@@ -33,7 +36,7 @@ from fairtrial.trials.sample_types import (
     UnknownTypeError,
     input_type_of,
     sample_type_names,
-    type_name,
+    shown,
     value_type_name,
 )
 from tests.fleet.loop_process import Answer, Problem
@@ -141,15 +144,13 @@ async def test_a_type_that_is_not_declared_is_an_error(redis_url: str) -> None:
     assert dict(report.errors) == {"scorer_error": 5}
     (error, *_) = [result.error for result in report.results]
     assert error == (
-        "the input of the sample has type Problem, which this worker cannot resolve: pass "
-        "input_type=Problem, or annotate the task"
+        "the input of the sample has type tests.fleet.loop_process.Problem, which cannot be resolved here: pass "
+        "input_type=..., or annotate the task"
     )
     report = await scored("redis", redis_url, loop=add_anything, input_type=Problem, expected_type=Answer)
     assert report.pass_rate == 1.0
     report = await scored("redis", redis_url, main=partial(MainLoop, add))
-    assert (
-        "the expected value of the sample has type Answer, which this worker cannot resolve" in report.results[0].error
-    )
+    assert "has type tests.fleet.loop_process.Answer, which cannot be resolved here" in report.results[0].error
 
 
 async def test_requests_that_are_sent_again_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,26 +183,35 @@ async def test_standard_types_are_known_to_every_worker(expected: Any, redis_url
     assert report.pass_rate == 1.0, report.results[0].error
 
 
+PROBLEM, ANSWER = "tests.fleet.loop_process:Problem", "tests.fleet.loop_process:Answer"
+
+
 @pytest.mark.parametrize(
     ("value", "kind", "name"),
     [
         ("text", str, ""),
         ([1, 2], list[int], ""),
         ({"a": 1}, dict[str, int], ""),
-        (Problem(1, 2), Problem, "Problem"),
-        (Problem(1, 2), Problem | None, "Problem"),
-        (Model(value=1), Model, "Model"),
-        ([Problem(1, 2)], list[Problem], "list[Problem]"),
-        ({"k": Problem(1, 2)}, dict[str, Problem], "dict[str, Problem]"),
+        ({1: 1}, dict[int, int], ["dict", "int", ""]),
+        (Problem(1, 2), Problem, PROBLEM),
+        (Problem(1, 2), Problem | None, PROBLEM),
+        (Model(value=1), Model, "tests.fleet.test_typed_samples:Model"),
+        ([Problem(1, 2)], list[Problem], ["list", PROBLEM]),
+        ([1, Problem(1, 2)], list[int | Problem], ["list", "", PROBLEM]),
+        ({"k": Problem(1, 2)}, dict[str, Problem], ["dict", "", PROBLEM]),
+        ({"k": 1, "p": Problem(1, 2)}, dict[str, int | Problem], ["dict", "", {"p": PROBLEM}]),
         ((1, 2), tuple[int, ...], "tuple"),
-        ((Problem(1, 2),), tuple[Problem, ...], "tuple[Problem, ...]"),
-        ({"k": [Answer(1)]}, dict[str, list[Answer]], "dict[str, list[Answer]]"),
+        ((Problem(1, 2),), tuple[Problem, ...], ["tuple", PROBLEM]),
+        ({"k": [Answer(1)]}, dict[str, list[Answer]], ["dict", "", ["list", ANSWER]]),
+        ({1, 2}, set[int], "set"),
+        ({date(2026, 1, 2)}, set[date], ["set", "datetime:date"]),
     ],
 )
-def test_a_type_has_the_name_under_which_its_values_are_sent(value: Any, kind: Any, name: str) -> None:
-    assert value_type_name(value) == type_name(kind) == name
-    if name:
-        assert KnownTypes(kind).find(name, "the input", "input_type") is not object
+def test_a_value_is_read_under_the_name_it_is_sent_with(value: Any, kind: Any, name: Any) -> None:
+    assert value_type_name(value) == name
+    declared, mentioned = KnownTypes(input=kind), KnownTypes(expected=kind)
+    for known in (declared, mentioned):  # By the annotation of the place, and by what is mentioned elsewhere.
+        assert known.read(name, to_json(value), "input") == value
 
 
 @pytest.mark.parametrize(
@@ -220,11 +230,45 @@ def test_the_input_of_a_task_has_the_type_of_its_first_parameter(task: Any, kind
     assert input_type_of(task) is kind
 
 
-def test_lists_with_values_of_several_types_have_no_type() -> None:
-    assert value_type_name([Problem(1, 2), Answer(1)]) == "list[...]"
-    assert sample_type_names([Sample("a", Problem(1, 2)), Sample("b", Answer(1), Answer(2))]) == ("...", "...")
-    with pytest.raises(UnknownTypeError, match=r"has type list\[\.\.\.\]"):
-        KnownTypes(Problem, Answer).find("list[...]", "the input", "input_type")
+def test_samples_of_different_types_have_no_common_name() -> None:
+    samples = [Sample("a", Problem(1, 2)), Sample("b", Answer(1), Answer(2)), Sample("c", 1)]
+    assert sample_type_names(samples) == ("...", ANSWER)
+    with pytest.raises(UnknownTypeError, match=r"has type \.\.\., which cannot be resolved"):
+        KnownTypes(input=Problem, output=Answer).read("...", {"a": 1, "b": 2}, "input")
+
+
+def _named(module: str, **fields: Any) -> Any:
+    """A class with the name `Item`, as another module would define it."""
+    return make_dataclass("Item", list(fields.items()), frozen=True, module=module)
+
+
+def test_a_name_that_several_types_fit_is_refused_unless_the_place_decides() -> None:
+    one, other = _named("shop", name=str), _named("shop", name=str)
+    known = KnownTypes(input=one, output=other)
+    assert type(known.read("shop:Item", {"name": "a"}, "input")) is one
+    assert type(known.read("shop:Item", {"name": "a"}, "output")) is other
+    with pytest.raises(UnknownTypeError, match=r"has type shop\.Item, and several types"):
+        known.read(["list", "shop:Item"], [{"name": "a"}], "input")
+
+
+def test_classes_of_one_name_in_two_modules_are_told_apart() -> None:
+    one, other = _named("shop", name=str), _named("stock", name=str)
+    known = KnownTypes(input=GenericAlias(list, one), expected=GenericAlias(list, other))
+    for kind in (one, other):
+        sent = kind("a")
+        for place in ("input", "expected", "output"):
+            assert type(known.read(value_type_name(sent), to_json(sent), place)) is kind
+    with pytest.raises(UnknownTypeError, match=r"has type mill\.Item, which cannot be resolved"):
+        known.read("mill:Item", {"name": "a"}, "input")
+
+
+def test_a_value_that_would_change_its_type_is_refused() -> None:
+    wide = make_dataclass("Wide", [("part", object)], frozen=True, module="shop")
+    name = value_type_name(sent := wide(Answer(1)))
+    assert shown(name) == "shop.Wide[part: tests.fleet.loop_process.Answer]"
+    with pytest.raises(UnknownTypeError, match=r"has type shop\.Wide\[part: tests\.fleet\.loop_process\.Answer\]"):
+        KnownTypes(input=wide).read(name, to_json(sent), "input")
+    assert KnownTypes(input=wide, output=Answer).read(name, to_json(sent), "input") == sent
 
 
 def test_plain_samples_are_sent_unchanged() -> None:

@@ -98,7 +98,7 @@ class TestRoundTrips:
     def test_everything_that_can_be_left_out_may_be(self) -> None:
         request = EvalRequest(TrialKey("r", "baseline", "s"), Sample("s", 1))
         assert EvalRequest.from_wire(request.to_wire()) == request
-        reply = EvalReply(EvalResult(request.key, 0, "timeout", error="slow", stage="task"))
+        reply = EvalReply(EvalResult(key=request.key, ordinal=0, outcome="timeout", error="slow", stage="task"))
         assert EvalReply.from_wire(reply.to_wire()) == reply
         assert MainLoopResult.from_wire(MainLoopResult("i").to_wire()) == MainLoopResult("i")
         asked = MainLoopRequest("q")
@@ -115,7 +115,9 @@ class TestRoundTrips:
     def test_any_json_and_any_text_comes_through(self, value: Any, text: str) -> None:
         request = EvalRequest(TrialKey(text, "baseline", "s" + text), Sample("s" + text, value, [value]), suite=text)
         assert EvalRequest.from_wire(request.to_wire()) == request
-        result = EvalResult(request.key, 0, "task_error", output=value, error=text, metadata={"m": value})
+        result = EvalResult(
+            key=request.key, ordinal=0, outcome="task_error", output=value, error=text, metadata={"m": value}
+        )
         reply = EvalReply.from_wire(EvalReply(result, sample=request.sample).to_wire())
         assert (reply.result, reply.sample) == (result, request.sample)
         answer = MainLoopResult(text, value)
@@ -235,7 +237,15 @@ BAD_MAIN: list[dict[str, Any]] = [{"timeout_seconds": "1"}, {"experiment": "a/b"
 
 PLAIN_REQUEST = EvalRequest(TrialKey("r", "baseline", "s"), Sample("s", "in", "out"), 1, 2, suite="s", fingerprint="f")
 PLAIN_REPLY = EvalReply(
-    EvalResult(PLAIN_REQUEST.key, 1, "scored", Score(1.0), "yes", started_at=1.5, output_json='"yes"'),
+    EvalResult(
+        key=PLAIN_REQUEST.key,
+        ordinal=1,
+        outcome="scored",
+        score=Score(1.0),
+        output="yes",
+        started_at=1.5,
+        output_json='"yes"',
+    ),
     2,
     None,
     "i",

@@ -228,28 +228,45 @@ def test_a_second_import_adds_nothing_and_a_changed_run_is_named(store: RunStore
     assert [(run.run_id, run.number) for run in store.runs()] == before
 
 
+class StoppedError(Exception):
+    """The process ended."""
+
+
+class Stopping:
+    """A store in which an import ends after its results and before its status."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "update_run":
+            raise StoppedError
+        return getattr(self._store, name)
+
+
 def test_an_import_that_was_interrupted_is_completed(store: RunStore, tmp_path: Path) -> None:
     (suite,) = OpenAIEvals().read(write_archive(small_project(), tmp_path / "saved")).suites
-
-    class StoppedError(Exception):
-        pass
-
-    class Stopping:
-        def __init__(self) -> None:
-            self.commits = 0
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "update_run":
-                raise StoppedError
-            return getattr(store, name)
-
     with pytest.raises(StoppedError):
-        store_run(Stopping(), suite, suite.runs[0], "openai-evals")
+        store_run(Stopping(store), suite, suite.runs[0], "openai-evals")
     (half,) = store.runs()
     assert half.status == "running"
     whole = store_run(store, suite, suite.runs[0], "openai-evals")
     assert (whole.state, whole.run.run_id, whole.run.status) == ("imported", half.run_id, "finished")
     assert len(results(store, whole.run)) == 10
+
+
+def test_an_interrupted_import_of_a_source_that_changed_since_starts_again(store: RunStore, tmp_path: Path) -> None:
+    old = one_run(answers("evalrun_a", dict.fromkeys(range(10), "old")))
+    new = one_run(answers("evalrun_a", dict.fromkeys(range(10), "new")))
+    (before,) = OpenAIEvals().read(write_archive(old, tmp_path / "old")).suites
+    (after,) = OpenAIEvals().read(write_archive(new, tmp_path / "new")).suites
+    with pytest.raises(StoppedError):
+        store_run(Stopping(store), before, before.runs[0], "openai-evals")
+    (half,) = store.runs()
+    assert {result.output for result in results(store, half).values()} == {"old"}
+    whole = store_run(store, after, after.runs[0], "openai-evals")
+    assert (whole.state, whole.run.run_id, whole.run.status) == ("imported", half.run_id, "finished")
+    assert {result.output for result in results(store, whole.run).values()} == {"new"}
 
 
 @pytest.mark.parametrize("status", ["finished", "running"])

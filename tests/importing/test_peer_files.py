@@ -165,6 +165,22 @@ def test_counts_and_scores_of_promptfoo_are_reproduced(store: RunStore) -> None:
             assert fsum(found) == pytest.approx(total, abs=EXACT)
 
 
+@pytest.mark.proves("R144")
+def test_a_promptfoo_test_that_ended_with_an_error_is_an_error_and_not_a_score(store: RunStore, tmp_path: Path) -> None:
+    document = json.loads(file_of("promptfoo", "results.json").read_text())
+    rows = document["results"]["results"]
+    rows[0] |= {"failureReason": 2, "success": False, "score": 0, "error": "the provider is down"}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(document))
+    (run,) = imported(store, path)
+    results = list(store.results(run.run_id))
+    failed = [one for one in results if one.outcome == "task_error"]
+    assert len(failed) == sum(row["failureReason"] == 2 for row in rows) > 1
+    assert all(one.score is None and not one.success for one in failed)
+    assert "the provider is down" in {one.error for one in failed}
+    assert len(results) == len(rows)
+
+
 def test_a_promptfoo_score_outside_0_to_1_is_a_metric_and_the_verdict_the_value(store: RunStore) -> None:
     (run,) = imported(store, file_of("promptfoo", "results.json"))
     japan = [one for one in store.results(run.run_id) if one.sample.input == {"country": "Japan"}]

@@ -106,6 +106,37 @@ class TestCalls:
             await runner.run(object, kind=object)
         assert await runner.run(functions.add, 1, kind=int) == 2
 
+    async def test_a_child_that_closes_its_connection_and_goes_on_does_not_block_the_event_loop(
+        self, runner: IsolatedRunner, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fairtrial.isolation.runner._EXIT_SECONDS", 1.5)
+        await runner.run(functions.add, 1, kind=int)
+        longest = 0.0
+
+        async def tick() -> None:
+            nonlocal longest
+            while True:
+                before = time.monotonic()
+                await anyio.sleep(0.02)
+                longest = max(longest, time.monotonic() - before)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(tick)
+            with pytest.raises(ChildDiedError, match="closed its connection without an answer"):
+                await runner.run(functions.close_descriptors_and_sleep, kind=int)
+            group.cancel_scope.cancel()
+        assert 0 < longest < 1.0
+
+    async def test_methods_of_one_object_are_serialized_once(self, runner: IsolatedRunner) -> None:
+        class Adder:
+            def add(self, one: int) -> int:
+                return one + 1
+
+        adder = Adder()
+        assert runner.function(adder.add, "it") is runner.function(adder.add, "it")
+        assert runner.function(adder.add, "it") is not runner.function(Adder().add, "it")
+        assert len(runner._functions) == 2
+
     @pytest.mark.parametrize("how", ["fork", "exec", "daemon"])
     async def test_a_process_left_behind_neither_delays_the_answer_nor_survives_it(
         self, runner: IsolatedRunner, how: str

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairtrial import ChatMessage, ConfigurationError, PromptExecuted, Sample, Session, all_of, exact_match
-from fairtrial.errors import DataError, OutputParseError, RateLimitedError
+from fairtrial.errors import DataError, NothingToScoreError, OutputParseError, RateLimitedError
 from fairtrial.judging import (
     RATING_VALUES,
     check_judge,
@@ -271,8 +271,10 @@ async def test_a_preference_that_depends_on_the_order_is_a_tie() -> None:
 async def test_a_pairwise_judge_can_compare_with_anything_and_says_when_there_is_nothing() -> None:
     judge = pairwise_judge(prefers("good"), "Better.", other=lambda case: f"good {case.sample.input}")
     assert (await judge.score(Case(Sample("s", "q"), "bad"))).value == 0.0
-    with pytest.raises(ConfigurationError, match="nothing to compare with"):
+    with pytest.raises(NothingToScoreError, match="compares with the right answer"):
         await pairwise_judge(prefers("good"), "Better.").score(Case(Sample("s", "q"), "bad"))
+    with pytest.raises(NothingToScoreError, match="no other output to compare with"):
+        await pairwise_judge(prefers("good"), "Better.", other=lambda case: " ").score(Case(Sample("s", "q"), "bad"))
 
 
 async def test_a_pairwise_judge_raises_the_models_own_error() -> None:
@@ -402,7 +404,7 @@ async def test_a_hostile_output_stays_whole_inside_its_fence(output: str) -> Non
 @given(st.dictionaries(st.sampled_from(["input", "output", "reference"]), st.text(), min_size=1))
 @settings(max_examples=200, deadline=None)
 def test_whatever_is_fenced_is_read_back_unchanged_and_the_token_is_not_in_it(pieces: dict[str, str]) -> None:
-    token, text = fence(pieces, salt="why?")
+    token, text, _ = fence(pieces, salt="why?")
     from fairtrial.codec import from_json
 
     assert {name: from_json(object, piece) for _, name, piece in read_fences(text)} == pieces

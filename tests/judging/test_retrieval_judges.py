@@ -11,7 +11,6 @@ import pytest
 
 from fairtrial import (
     ChatMessage,
-    ConfigurationError,
     Dataset,
     EvalSuite,
     PromptExecuted,
@@ -26,7 +25,7 @@ from fairtrial import (
     faithfulness,
     semantic_similarity,
 )
-from fairtrial.errors import OutputParseError
+from fairtrial.errors import ModelError, NothingToScoreError, OutputParseError
 from fairtrial.judging.fence import read_fences
 from fairtrial.judging.retrieval import average_precision
 from fairtrial.judging.similarity import cosine
@@ -61,20 +60,20 @@ def judges(model: ScriptedAdapter) -> list[Any]:
 @pytest.mark.parametrize("place", range(3))
 async def test_without_a_retrieval_every_judge_raises_and_asks_nobody(place: int) -> None:
     model = ScriptedAdapter([])
-    with pytest.raises(ConfigurationError, match="sample 'q1' has no Retrieved event"):
+    with pytest.raises(NothingToScoreError, match="the session has no Retrieved event"):
         await judges(model)[place].score(Case(SAMPLE, "In 1932.", session_of()))
     assert model.call_count == 0
 
 
 @pytest.mark.parametrize("place", [1, 2])
 async def test_measures_against_the_right_answer_need_one(place: int) -> None:
-    with pytest.raises(ConfigurationError, match="compares with the right answer"):
+    with pytest.raises(NothingToScoreError, match="compares with the right answer"):
         await judges(ScriptedAdapter([]))[place].score(Case(Sample("q1", "When?"), "In 1932.", SESSION))
 
 
 @pytest.mark.proves("R157")
 @pytest.mark.parametrize(
-    ("supported", "value"), [(("yes", "yes"), 1.0), (("yes", "no", "no", "no"), 0.25), (("no",), 0.0), ((), 1.0)]
+    ("supported", "value"), [(("yes", "yes"), 1.0), (("yes", "no", "no", "no"), 0.25), (("no",), 0.0)]
 )
 async def test_faithfulness_is_the_share_of_supported_statements(supported: tuple[str, ...], value: float) -> None:
     model = ScriptedAdapter([claims(*supported)])
@@ -84,6 +83,12 @@ async def test_faithfulness_is_the_share_of_supported_statements(supported: tupl
     fences = {name: piece for _, name, piece in read_fences(model.calls[0].text)}
     assert fences["retrieved_documents"] == list(FOUND.documents)
     assert "reference_answer" not in fences  # Faithful is not the same as right.
+
+
+@pytest.mark.parametrize("judge", [faithfulness, context_recall])
+async def test_a_text_without_statements_is_not_scored(judge: Any) -> None:
+    with pytest.raises(NothingToScoreError, match=r"found no statement in the (output|reference answer)"):
+        await judge(ScriptedAdapter([claims()])).score(Case(SAMPLE, "In 1850.", SESSION))
 
 
 async def test_context_recall_reads_the_reference_and_not_the_output() -> None:
@@ -176,7 +181,8 @@ def test_cosines_agree_with_numpy(seed: int) -> None:
     wanted = float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
     assert cosine(one.tolist(), other.tolist()) == pytest.approx(wanted, abs=1e-12)
     assert math.isclose(cosine(one.tolist(), one.tolist()), 1.0)
-    assert cosine([0.0] * 20, one.tolist()) == 0.0
+    with pytest.raises(ModelError, match="all zeros"):
+        cosine([0.0] * 20, one.tolist())
 
 
 def test_an_event_must_have_texts() -> None:

@@ -20,7 +20,7 @@ from fairtrial import (
     rubric,
     short_answer_judge,
 )
-from fairtrial.errors import OutputParseError
+from fairtrial.errors import NothingToScoreError, OutputParseError
 from fairtrial.judging import RubricItem, short_answer_summary
 from fairtrial.judging.fence import read_fences
 from fairtrial.judging.rebuild import judge_notes, rebuild_prompt
@@ -132,7 +132,7 @@ async def test_labels_become_metrics_and_only_correct_passes(label: str) -> None
 async def test_an_empty_answer_is_not_attempted_without_a_call() -> None:
     score = await short_answer_judge(ScriptedAdapter([])).score(Case(QUESTION, ""))
     assert score.metric("not_attempted") == 1.0
-    with pytest.raises(ConfigurationError, match="sample 'q' has none"):
+    with pytest.raises(NothingToScoreError, match="the sample has none"):
         await short_answer_judge(ScriptedAdapter([])).score(Case(Sample("q", "Who?"), "x"))
 
 

@@ -338,6 +338,34 @@ async def test_notifications_that_do_not_arrive_are_noticed_and_replaced_by_poll
         assert message.body == 7
 
 
+async def test_notifications_that_were_late_once_are_tried_again(
+    mailbox_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fairtrial.mailbox.postgres.listener._PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("fairtrial.mailbox.postgres.listener._FIRST_PROBE_PAUSE", 0.2)
+    name = f"late-{uuid.uuid4().hex}"
+    async with PostgresConnection(mailbox_database) as connection, PostgresMailbox(name, int, connection) as mailbox:
+        notify, lost = connection.listener._notify, 0
+
+        async def lose_two(channel: str) -> None:
+            nonlocal lost
+            lost += 1
+            if lost > 2:
+                monkeypatch.setattr("fairtrial.mailbox.postgres.listener._PROBE_SECONDS", 5.0)
+                await notify(channel)
+
+        connection.listener._notify = lose_two
+        channel = f"{CHANNEL}{await mailbox.open()}"
+        with caplog.at_level(logging.WARNING):
+            waiting = asyncio.create_task(mailbox.receive(1, 60, 20))
+            await until(lambda: connection.listener.listens(channel))
+        assert lost == 3
+        assert caplog.text.count("tried again in") == 1
+        await mailbox.send(7)
+        (message,) = await asyncio.wait_for(waiting, 5)
+        assert message.body == 7
+
+
 async def test_another_event_loop_is_refused(mailbox_database: str) -> None:
     async with PostgresConnection(mailbox_database) as connection:
         await PostgresMailbox("box", int, connection).depth()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from fairtrial.errors import BodyError, ConfigurationError, LeaseLostError, ReplyNotAvailableError
 from fairtrial.fleet import Broker, EvalReply, PostgresBroker, connect_broker
 from fairtrial.mailbox import ClaimCheck, InMemoryMailbox, PostgresConnection, PostgresMailbox, PostgresMailboxFactory
+from fairtrial.mailbox.postgres import statements as sql
 from fairtrial.mailbox.postgres.batches import MAX_BYTES, MAX_OPERATIONS
+from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.trials import EvalResult, TrialKey
 from tests.mailbox.ageing import age_rows
 
@@ -47,6 +50,85 @@ async def test_a_reply_never_creates_a_mailbox(pg_url: str) -> None:
     with pytest.raises(ReplyNotAvailableError):
         await factory.create("new").send("x")
     await factory.close()
+
+
+async def test_a_removal_and_a_send_exclude_each_other(pg_url: str) -> None:
+    async with PostgresConnection(pg_url) as senders, PostgresConnection(pg_url) as owners:
+
+        async def race(name: str) -> None:
+            owner: PostgresMailbox[int] = PostgresMailbox(name, int, owners, ttl_seconds=60)
+            sender: PostgresMailbox[int] = PostgresMailbox(name, int, senders, create=False)
+            await owner.open()
+
+            async def send() -> None:
+                with contextlib.suppress(ReplyNotAvailableError):
+                    for number in range(20):
+                        await sender.send(number)
+
+            await asyncio.gather(send(), send(), owner.close())
+
+        for number in range(15):
+            await race(f"replies{number}")
+    assert rows(pg_url, "SELECT count(*) FROM mailbox_messages") == [(0,)]
+
+
+async def test_a_send_holds_the_removal_of_its_mailbox_back(pg_url: str) -> None:
+    async with PostgresMailbox("replies", int, pg_url, ttl_seconds=60) as mailbox:
+        await mailbox.open()
+        with psycopg.connect(pg_url) as sender:
+            values = {"name": "replies", "kept": [False], "bodies": [b"x"], "addresses": [""]}
+            sender.execute(sql.SEND, values)
+            removal = asyncio.create_task(mailbox.close())
+            await asyncio.sleep(0.2)
+            assert not removal.done()
+            sender.commit()
+        await removal
+    assert rows(pg_url, "SELECT count(*) FROM mailbox_messages") == [(0,)]
+
+
+async def test_messages_that_an_interrupted_removal_left_are_removed_when_a_mailbox_is_opened(pg_url: str) -> None:
+    async with PostgresMailbox("one", int, pg_url) as one, PostgresMailbox("other", int, pg_url) as other:
+        for mailbox in (one, other):
+            await mailbox.send_all([1, 2, 3])
+            (message,) = await mailbox.receive(1, 60, 1)
+            await message.dead_letter("no")
+        assert rows(pg_url, "DELETE FROM mailbox_queues WHERE name = 'one' RETURNING name") == [("one",)]
+        async with PostgresMailbox("third", int, pg_url) as third:
+            await third.open()
+        assert await other.depth() == MailboxDepth(waiting=2, delayed=0, in_flight=0, dead=1)
+    assert rows(pg_url, "SELECT count(*) FROM mailbox_messages") == [(3,)]
+
+
+async def test_statements_on_one_mailbox_do_not_read_the_messages_of_others(pg_url: str) -> None:
+    """By their plans, which say the same on a busy machine."""
+    async with PostgresMailbox("busy", int, pg_url) as busy, PostgresMailbox("small", int, pg_url) as small:
+        await small.send_all([1, 2], reply_to="somewhere")
+        queue = await busy.open()
+        with psycopg.connect(pg_url, autocommit=True) as connection:
+            connection.execute(
+                "INSERT INTO mailbox_messages (queue, body, death, died_at) "
+                "SELECT %s, repeat('x', 300)::bytea, CASE WHEN number %% 50 = 0 THEN number END, clock_timestamp() "
+                "FROM generate_series(1, 20000) AS number",
+                (queue,),
+            )
+            connection.execute("VACUUM ANALYZE mailbox_messages")
+            statements: dict[str, dict[str, object]] = {
+                "REMOVE_UNSETTLED": {"queues": [await small.open()], "most": 1000},
+                "REMOVE_DEAD": {"queues": [await small.open()], "most": 1000},
+                "REMOVE_OLD_LETTERS": {},
+                "ABANDONED": {},
+                "ASKED": {"name": "busy", "address": "nobody"},
+                "REPLY_ADDRESSES": {"name": "busy"},
+                "DEPTH": {"name": "busy"},
+            }
+            for name, values in statements.items():
+                plan = [str(row[0]) for row in connection.execute("EXPLAIN " + getattr(sql, name), values).fetchall()]
+                assert not [line for line in plan if "Seq Scan on mailbox_messages" in line], (name, plan)
+            assert "Index Only Scan using mailbox_messages_due" in "".join(
+                str(row[0]) for row in connection.execute("EXPLAIN " + sql.DEPTH, {"name": "busy"}).fetchall()
+            )
+        depth = await busy.depth()
+        assert (depth.waiting, depth.dead) == (19_600, 400)
 
 
 async def test_an_expired_mailbox_is_removed_with_its_messages(pg_url: str) -> None:
@@ -158,7 +240,7 @@ async def test_the_results_of_a_run_do_not_stay_for_ever(pg_url: str) -> None:
     assert isinstance(broker, PostgresBroker)
     assert "password" not in repr(broker)
     results = await broker.results("suite", "run")
-    await results.send(EvalReply(EvalResult(TrialKey("run", "baseline", "s"), 0, "timeout")))
+    await results.send(EvalReply(EvalResult(key=TrialKey("run", "baseline", "s"), ordinal=0, outcome="timeout")))
     await (await broker.requests("a suite")).send(None)  # type: ignore[arg-type]
     seconds = "SELECT round(extract(epoch FROM expires_at - clock_timestamp()) / 3600)::integer FROM mailbox_queues"
     assert rows(pg_url, f"{seconds} WHERE name = 'suite.results.run'") == [(30 * 24,)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -7,15 +8,17 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import anyio
+import openai
 import pytest
 
+from fairtrial import Dataset, EvalSuite
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, ConfigurationError, ModelUnavailableError
 from fairtrial.models.agent import AgentEnded, agent_task, tool_schema_accuracy
 from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.models.tools import UNPARSED, Tool, as_tools
 from fairtrial.scoring.behaviour import all_tools_succeeded
-from fairtrial.scoring.evaluator import resolve
+from fairtrial.scoring.evaluator import Case, resolve
 from fairtrial.scoring.score import Score
 from fairtrial.scoring.text import exact_match
 from fairtrial.scoring.tool_calls import tool_calls_match
@@ -274,8 +277,99 @@ async def test_typed_answers_and_conversations_as_input() -> None:
     assert adapter.calls[0].params == {"temperature": 0}
     await run(agent_task(ScriptedAdapter(["x"])), sample=Sample("s", ChatMessage("user", "hi")))
     other = ScriptedAdapter(["x"])
-    await run(agent_task(other), sample=Sample("s", {"question": "why"}))
-    assert other.calls[0].text == '{"question":"why"}'
+    await run(agent_task(other), sample=Sample("s", Place("Rome")))
+    assert other.calls[0].text == '{"city":"Rome","country":"Italy"}'
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"prompt": "What is 2+2?"}, "What is 2+2?"),
+        ({"prompt": [{"role": "user", "content": "What is 2+2?"}]}, "What is 2+2?"),
+        ({"messages": [{"role": "user", "content": "What is 2+2?"}]}, "What is 2+2?"),
+        ({"messages": [ChatMessage("user", "What is 2+2?")]}, "What is 2+2?"),
+        ({"role": "user", "content": "What is 2+2?"}, "What is 2+2?"),
+    ],
+)
+async def test_a_prompt_and_messages_in_a_mapping_mean_what_they_say(given: Any, text: str) -> None:
+    adapter = ScriptedAdapter(["4"])
+    await run(agent_task(adapter), sample=Sample("s", given))
+    assert [(message.role, message.text) for message in adapter.calls[0].messages] == [("user", text)]
+    assert Case(Sample("s", given), "4").trajectory.messages[0].text == text
+
+
+async def test_a_conversation_in_openais_format_is_read_whole() -> None:
+    """Also as OpenAI's SDK writes the messages that it returned: with every key, most of them None."""
+    returned = openai.types.chat.ChatCompletionMessage.model_validate(
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": null}'}}
+            ],
+        }
+    )
+    sent: list[Any] = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "1+1?"}]},
+        returned.model_dump(),
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+    ]
+    adapter = ScriptedAdapter(["2"])
+    said = (
+        ChatMessage("developer", "Be brief."),
+        ChatMessage("user", "What is 1+1?"),
+        ChatMessage("assistant", "", (ToolCall("add", {"a": 1, "b": None}, "c1"),)),
+        ChatMessage("tool", "2", name="c1"),
+    )
+    await run(agent_task(adapter), sample=Sample("s", sent))
+    await run(
+        agent_task(adapter),
+        sample=Sample("s", {"messages": [*sent[:2], returned.model_dump(exclude_none=True), sent[3]]}),
+    )
+    await run(agent_task(adapter, prepare_messages=lambda sample: sent), sample=Sample("s", "x"))
+    assert [call.messages for call in adapter.calls] == [said] * 3
+    assert Case(Sample("s", sent), "2").trajectory.messages[:4] == said
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (
+            {"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]},
+            "must be text .*image_url",
+        ),
+        ({"content": "x", "refusal": "No."}, "must have no keys but .*'refusal'"),
+        ({"tool_calls": [{"id": "c", "function": {"name": "add", "arguments": "{a"}}]}, "must be a JSON object .*{a"),
+        ({"tool_calls": [{"id": "c", "function": "add"}]}, "a tool call must be a mapping"),
+    ],
+)
+async def test_what_would_be_lost_of_openais_format_is_refused(message: Any, problem: str) -> None:
+    adapter = ScriptedAdapter(["x"])
+    task = agent_task(adapter, system="Be brief.")
+    result, _ = await run(task, sample=Sample("s", [{"role": "assistant", **message}]))
+    assert result.outcome == "task_error"
+    assert re.search(problem, result.error or "")
+    assert adapter.call_count == 0
+
+
+@pytest.mark.parametrize(
+    "given", [{"question": "why"}, {"prompt": "x", "level": 3}, {"prompt": 5}, {"messages": "hi"}, {"messages": []}, {}]
+)
+async def test_a_mapping_that_says_no_prompt_is_refused_before_a_call(given: Any) -> None:
+    adapter = ScriptedAdapter(["x"])
+    task = agent_task(adapter, system="Be brief.")
+    result, _ = await run(task, sample=Sample("s", given))
+    assert result.outcome == "task_error"
+    assert "an input that is a mapping must be" in (result.error or "")
+    assert adapter.call_count == 0
+
+
+async def test_a_run_whose_inputs_are_such_mappings_is_refused_before_the_first_trial() -> None:
+    adapter = ScriptedAdapter(["x"])
+    suite = EvalSuite("s", Dataset([Sample("a", {"question": "why"})]), agent_task(adapter), lambda output: True)
+    with pytest.raises(ConfigurationError, match="sample 'a': an input that is a mapping must be"):
+        await suite.run(store="memory:")
+    assert adapter.call_count == 0
 
 
 @pytest.mark.proves("R96")

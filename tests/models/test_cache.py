@@ -4,7 +4,7 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, ModelUnavailableError, OutputParseError, StoreError
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.cache import ResponseCache
+from fairtrial.models.reply import ModelReply
 from fairtrial.models.retry import RetryPolicy
 from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.models.sdk import SdkAdapter
@@ -315,6 +316,55 @@ async def test_the_oldest_answers_go_when_it_grows_too_large(tmp_path: Path) -> 
     assert adapter.call_count == before + 1
     cache.clear()
     assert len(cache) == 0
+    cache.close()
+
+
+async def test_the_size_of_the_cache_is_kept_and_not_added_up_at_each_check(tmp_path: Path) -> None:
+    path = tmp_path / "c.db"
+    clock = FakeClock()
+    cache = ResponseCache(path, max_bytes=10_000_000, policy="refresh", clock=clock)
+    reply = ModelReply(ChatMessage("assistant", "x" * 100), None, "stop", "m", None)
+
+    def steps_of_a_write(key: str) -> int:
+        steps = 0
+
+        def count() -> int:
+            nonlocal steps
+            steps += 1
+            return 0
+
+        database = cache._open()
+        database.set_progress_handler(count, 1)
+        try:
+            cache._write(key, reply)
+        finally:
+            database.set_progress_handler(None, 1)
+        return steps
+
+    def kept_and_counted() -> tuple[int, int]:
+        with closing(sqlite3.connect(path)) as database:
+            kept = database.execute("SELECT bytes FROM total").fetchone()[0]
+            return kept, database.execute("SELECT COALESCE(SUM(size), 0) FROM responses").fetchone()[0]
+
+    few = max(steps_of_a_write(f"a{number}") for number in range(10))
+    for number in range(1000):
+        clock.advance(1)
+        cache._write(f"b{number}", reply)
+    assert steps_of_a_write("c") <= few + 50
+    cache._write("c", replace(reply, message=ChatMessage("assistant", "longer" * 100)))
+    kept, counted = kept_and_counted()
+    assert kept == counted > 0
+    cache.close()
+
+    cache = ResponseCache(path, max_bytes=kept // 2, clock=clock)
+    cache._write("d", reply)
+    kept, counted = kept_and_counted()
+    assert kept == counted > 0
+    assert cache.prune(-1) > 0
+    assert kept_and_counted() == (0, 0)
+    cache._write("e", reply)
+    cache.clear()
+    assert kept_and_counted() == (0, 0)
     cache.close()
 
 

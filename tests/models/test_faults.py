@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import (
-    InvalidCallError,
+    ContextLengthError,
     MalformedReplyError,
     ModelAuthError,
     ModelError,
@@ -77,7 +77,7 @@ FAULTS: list[tuple[Fault, type[ModelError] | None]] = [
     (ServerFailed(529), ModelUnavailableError),
     (NotAuthorised(401), ModelAuthError),
     (NotAuthorised(403), ModelAuthError),
-    (ContextTooLong(), InvalidCallError),
+    (ContextTooLong(), ContextLengthError),
     (Hang(), ModelUnavailableError),
     (ConnectionReset(), ModelUnavailableError),
     (HalfSent(0.5), ModelUnavailableError),
@@ -110,9 +110,11 @@ def test_no_fault_of_the_server_is_left_out() -> None:
     import typing
 
     known = {typing.get_type_hints(kind)["kind"].__args__[0] for kind in typing.get_args(Fault.__value__)[0].__args__}
-    # What providers refuse to reasoning models is tried in test_reasoning.py, token ids in tests/rl.
+    # What providers refuse to reasoning models is tried in test_reasoning.py, token ids in tests/rl, and what only
+    # some providers refuse in test_odd_providers.py.
     reasoning = {"tools_need_responses", "reasoning_not_returned", "temperature_refused", "cut_off"}
-    assert known == EVERY_KIND | reasoning | {"tokens_damaged"}
+    by_provider = {"stream_options_refused", "encrypted_refused"}
+    assert known == EVERY_KIND | reasoning | by_provider | {"tokens_damaged"}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -142,9 +144,9 @@ async def test_every_fault_has_its_place_in_the_tree(
         assert (caught.value.retry_after is None) == (fault.retry_after is None)
         if fault.form != "date" and fault.retry_after is not None:
             assert caught.value.retry_after == pytest.approx(fault.retry_after)
-    # What was refused was paid for.
+    # A refusal is an answer, and requests that may have been answered are counted too.
     refused = isinstance(caught.value, ModelRefusedError)
-    assert len(session[PromptExecuted].all()) == (1 if refused else 0)
+    assert len(session[PromptExecuted].all()) == (1 if refused or caught.value.sent else 0)
 
 
 async def run_trials(

@@ -17,6 +17,9 @@ PRESETS = {
     "anthropic:claude-opus-5": ("anthropic", "ANTHROPIC_API_KEY"),
     "azure:my-deployment": ("responses", "AZURE_OPENAI_API_KEY"),
     "google:gemini-3.8-flash": ("openai", "GEMINI_API_KEY"),
+    "gemini:gemini-3.8-flash": ("gemini", "GEMINI_API_KEY"),
+    "vertex:gemini-3.8-flash": ("gemini", "GOOGLE_CLOUD_ACCESS_TOKEN"),
+    "bedrock-runtime:eu.anthropic.claude-opus-5-v1:0": ("bedrock", None),
     "bedrock:openai.gpt-oss-120b": ("openai", "AWS_BEARER_TOKEN_BEDROCK"),
     "bedrock:anthropic.claude-opus-5": ("anthropic", "AWS_BEARER_TOKEN_BEDROCK"),
     "mistral:mistral-large-latest": ("openai", "MISTRAL_API_KEY"),
@@ -52,6 +55,9 @@ async def test_a_preset_holds_a_conversation_with_tools(name: str, monkeypatch: 
             with pytest.raises(ModelAuthError, match=key):
                 model_from_name(name, base_url=base_url)
             monkeypatch.setenv(key, "test-key-of-no-value")
+        if protocol == "bedrock":
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret-of-no-value")
         async with model_from_name(name, base_url=base_url) as adapter:
             asked = ChatMessage("user", "Weather?")
             first = (await adapter.complete([asked], tools=[tool])).message
@@ -60,7 +66,7 @@ async def test_a_preset_holds_a_conversation_with_tools(name: str, monkeypatch: 
         requests = server.requests()
     assert [(request.protocol, request.model) for request in requests] == [(protocol, name.partition(":")[2])] * 2
     assert adapter.name == name.partition(":")[0]
-    assert "authorization" in requests[0].headers
+    assert {"authorization", "x-goog-api-key"} & requests[0].headers.keys()
 
 
 def test_addresses_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +75,7 @@ def test_addresses_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
             model_from_name(name, api_key="k")
     monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://mine.openai.azure.com/")
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "mine")
     monkeypatch.setenv("GEMINI_BASE_URL", "http://127.0.0.1:1/v1/")
     found = {name: model_from_name(name, api_key="k")._base_url for name in PRESETS}
     assert found["azure:my-deployment"] == "https://mine.openai.azure.com/openai/v1"

@@ -34,7 +34,7 @@ def test_given_prices_tell_cache_writes_and_reasoning_apart() -> None:
     )
     table = read_prices({"m": {"input": 1, "output": 2, "cache_write": 3, "reasoning": 4}})
     assert table == {"m": Prices(1, 2, cache_write=3, reasoning=4)}
-    with pytest.raises(ConfigurationError, match="cached, cache_write and reasoning"):
+    with pytest.raises(ConfigurationError, match="cached, cache_write, reasoning"):
         read_prices({"m": {"input": 1, "output": 2, "thinking": 3}})
 
 

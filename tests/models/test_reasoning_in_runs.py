@@ -30,6 +30,7 @@ from fairtrial.models.agent import agent_task
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.scripted import ScriptedAdapter
 from fairtrial.models.tools import Tool
+from fairtrial.runs.events import ResumeWarning
 from fairtrial.scoring.evaluator import Case, resolve
 from fairtrial.session.events import Retrieved
 from fairtrial.session.trajectory import Echo, Trajectory
@@ -105,7 +106,8 @@ async def test_an_interrupted_run_that_is_resumed_gives_every_echo_back(style: s
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        report = await suite.run(store=store)
+        with pytest.warns(ResumeWarning, match=r"trials have changed .*look\(calls\)$"):
+            report = await suite.run(store=store)
         results = list(report.results)
         await adapter.aclose()
         cache.close()

@@ -147,7 +147,7 @@ def test_a_page_has_the_date_parameters_slices_sessions_and_tracebacks() -> None
     key = TrialKey("run0000001", "baseline", "sample-03", 0)
     calls = '  File "/home/me/evals.py", line 8, in find\n    return {}["x"]\n'
     failed: dict[str, Any] = {"outcome": "task_error", "error": "KeyError: 'x'", "metadata": {"traceback": calls}}
-    store.commit("run0000001", [EvalResult(key, 3, snapshot=session.snapshot(), **failed)])
+    store.commit("run0000001", [EvalResult(key=key, ordinal=3, snapshot=session.snapshot(), **failed)])
     text = read(report.refresh().to_html()).text
     assert "support@1, started 1970-01-01 00:16 UTC" in text
     assert re.search(r"Parameters of the experiments\s+experimentmodelk\s+baselinerag-large3", text)

@@ -16,7 +16,7 @@ def trial(place: int, *_: Any) -> Made | None:
 
 def test_both_shapes_of_a_run_agree_and_differ_only_in_the_form_of_times_and_dataset() -> None:
     report = made_report(trial, tags={"team": "a"}, notes={"stopped": "early"}, created_at=1000.25)
-    listed, head = listed_run(report.run, report.store.totals(report.run_id)), report_run(report.run)
+    listed, head = listed_run(report.run, report.store.totals(report.run_id)), report_run(report.run, 1)
     other_form = {"dataset", "created_at", "finished_at"}
     for name in (listed.keys() & head.keys()) - other_form:
         assert listed[name] == head[name], name
@@ -28,7 +28,7 @@ def test_both_shapes_of_a_run_agree_and_differ_only_in_the_form_of_times_and_dat
     }
     for name in ("created_at", "finished_at"):
         assert datetime.fromisoformat(listed[name]) == datetime.fromtimestamp(head[name], UTC)
-    assert report_run(report.run) == report.to_json()["run"]
+    assert report_run(report.run, 1) == report.to_json()["run"]
 
 
 def test_the_figures_of_a_listed_run_are_those_of_its_report() -> None:

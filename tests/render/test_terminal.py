@@ -103,6 +103,7 @@ def test_an_undefined_figure_is_a_dash_with_its_reason_below() -> None:
     assert re.search(r"pass rate +- +- +0", text)
     assert re.search(r"errors as failures +0\.0% +0\.0% to 70\.8% +3", text)
     assert "No trial was scored. (pass rate, mean score)" in text
+    assert "the same figures" not in text
     assert "no samples" not in text
     unscored = Made(None, "scorer_error", error="judge down")
     report = made_report(lambda *_: unscored, samples=3, repeats=2)

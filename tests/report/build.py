@@ -74,9 +74,25 @@ def stored(
 def result(key: TrialKey, ordinal: int, trial: Trial) -> EvalResult:
     if isinstance(trial, str):
         outcome: Outcome = trial  # type: ignore[assignment]  # the store refuses what is none
-        return EvalResult(key, ordinal, outcome, error="it broke", stage="task", execution=ordinal + 1, latency_ms=50)
+        return EvalResult(
+            key=key,
+            ordinal=ordinal,
+            outcome=outcome,
+            error="it broke",
+            stage="task",
+            execution=ordinal + 1,
+            latency_ms=50,
+        )
     score = trial if isinstance(trial, Score) else Score(float(trial))
-    return EvalResult(key, ordinal, "scored", score, "an answer", latency_ms=10 + ordinal, execution=ordinal + 1)
+    return EvalResult(
+        key=key,
+        ordinal=ordinal,
+        outcome="scored",
+        score=score,
+        output="an answer",
+        latency_ms=10 + ordinal,
+        execution=ordinal + 1,
+    )
 
 
 def graded(value: float, **metrics: float) -> Score:

@@ -192,7 +192,7 @@ class TestRewards:
         from fairtrial import EvalResult
         from fairtrial.trials.keys import TrialKey
 
-        missing = EvalResult(TrialKey("r", "e", "s", 0), 0, "not_run")
+        missing = EvalResult(key=TrialKey("r", "e", "s", 0), ordinal=0, outcome="not_run")
         assert summarize([missing])["errors"] == 0
 
 

@@ -112,6 +112,19 @@ def test_json_has_every_figure_and_null_where_there_is_none() -> None:
     assert empty["latency_ms"] == {"mean": None, "max": None}
 
 
+@pytest.mark.parametrize(("trials", "with_errors"), [(TASK_ERROR, "0.0%"), (None, None)])
+def test_a_report_always_prints_and_its_pass_rate_is_none_if_nothing_was_scored(
+    trials: Made | None, with_errors: str | None
+) -> None:
+    report = made_report(lambda *_: trials)
+    assert report["baseline"].pass_rate is None
+    rows = {line.partition("  ")[0]: line.split() for line in str(report["baseline"]).splitlines()}
+    assert rows["pass rate"][2:5] == ["-", "-", "0"]
+    every = report["baseline"].pass_rate_all
+    assert (None if every is None else f"{every:.1%}") == with_errors
+    assert "No trial was scored." in str(report["baseline"])
+
+
 @pytest.mark.proves("R44", "R46")
 def test_a_report_has_the_median_and_the_95th_percentile_of_what_a_trial_takes() -> None:
     def trial(place: int, *_: Any) -> Made | None:

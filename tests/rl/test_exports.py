@@ -27,8 +27,9 @@ from fairtrial import (
 )  # fmt: skip
 from fairtrial.cli.app import invoke
 from fairtrial.rl import export, groups, stitch
-from fairtrial.rl.chat import from_chat, to_chat
+from fairtrial.rl.chat import to_chat
 from fairtrial.session.tokens import TokenCall, check_tokens, record_tokens, token_calls
+from fairtrial.session.trajectory import from_chat
 from tests.rl.build import suite_of
 
 
@@ -52,6 +53,9 @@ def test_trajectories_have_every_rollout_also_failed_ones(report: EvalReport, tm
     ]
     assert {row["reward"] for row in rows if row["outcome"] != "scored"} == {None}
     assert rows[0]["messages"][0] == {"role": "user", "content": "is 0 even?"}
+    spoken = [[(message.role, message.text) for message in one.messages] for one in rollouts]
+    assert [[(said["role"], said["content"]) for said in row["messages"]] for row in rows] == spoken
+    assert max(map(len, spoken)) > 1  # Otherwise the whole conversation is its first message.
 
 
 def test_sft_has_the_conversations_that_passed(report: EvalReport, tmp_path: Path) -> None:
@@ -158,7 +162,7 @@ def test_stitching_loses_no_sampled_token(seed: int) -> None:
             prompt[rng.randrange(len(prompt))] = 99  # The engine tokenized the conversation differently.
         sampled = [rng.randrange(9) for _ in range(rng.randint(1, 4))]
         calls.append(TokenCall(tuple(prompt), tuple(sampled), tuple(-rng.random() for _ in sampled)))
-        record_tokens(session, *calls[-1])
+        record_tokens(session, *calls[-1][:3])
         held = prompt + sampled
     rows = stitch(calls)
     slow = _slow_rows(calls)
@@ -213,6 +217,7 @@ def test_recorded_tokens_are_exported_with_rewards(tmp_path: Path) -> None:
     assert export(report, tmp_path / "tokens.jsonl", "tokens").rows == 2
     assert lines(tmp_path / "tokens.jsonl")[1] == {
         "prompt_ids": [1, 2], "completion_ids": [3, 4, 5, 6], "mask": [1, 0, 1, 1],
-        "logprobs": [-0.1, 0.0, -0.2, -0.3], "reward": 1.0, "advantage": 0.0, "group": "baseline/a", "repeat": 1,
-        "row": 0, "status": "terminated",
+        "logprobs": [-0.1, 0.0, -0.2, -0.3], "reward": 1.0, "advantage": 0.0, "repeat": 1,
+        "group": f"{report.run.run_id}/baseline/a", "run": report.run.run_id, "policy": "", "actor": "task",
+        "model": "", "sampling": {}, "row": 0, "status": "terminated",
     }  # fmt: skip

@@ -34,7 +34,7 @@ def report_of(*samples: Sequence[Sequence[Metric]], said: str = "word") -> EvalR
     return EvalReport.of(
         [
             EvalResult(
-                TrialKey("", "baseline", f"s{place}", repeat),
+                key=TrialKey("", "baseline", f"s{place}", repeat),
                 score=Score(metrics=metrics),
                 sample=Sample(f"s{place}", "q"),
                 trajectory=Trajectory((ChatMessage("user", "q"), ChatMessage("assistant", said * (repeat + 1)))),

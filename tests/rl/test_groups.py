@@ -164,7 +164,9 @@ def test_other_objects_are_refused() -> None:
 class TestBestAtK:
     def _groups(self, *rewards: list[float]) -> list[Group]:
         results = [
-            EvalResult(TrialKey("", "baseline", f"s{place}", repeat), score=Score(metrics=[Metric("m", value, 1.0)]))
+            EvalResult(
+                key=TrialKey("", "baseline", f"s{place}", repeat), score=Score(metrics=[Metric("m", value, 1.0)])
+            )
             for place, group in enumerate(rewards)
             for repeat, value in enumerate(group)
         ]

@@ -11,7 +11,16 @@ from typing import Any, Literal
 
 import pytest
 
-from fairtrial import ConfigurationError, Dataset, EvalConfig, EvalReport, EvalSuite, Sample
+from fairtrial import (
+    ChatMessage,
+    ConfigurationError,
+    Dataset,
+    EvalConfig,
+    EvalReport,
+    EvalSuite,
+    Sample,
+    TrialContext,
+)
 from fairtrial.errors import InvalidCallError
 from fairtrial.models import OpenAIAdapter, ResponseCache, agent_task
 from fairtrial.rl import export, groups
@@ -128,6 +137,41 @@ def test_a_prompt_that_was_tokenized_differently_starts_a_new_row() -> None:
     assert rollout.missing_tokens == ()
     assert sum(first.mask) + sum(second.mask) == sum(len(call.completion_ids) for call in rollout.calls)
     assert second.prompt_ids == rollout.calls[2].prompt_ids
+
+
+def test_tokens_of_a_simulated_user_are_not_trained_and_rows_name_what_sampled_them(tmp_path: Path) -> None:
+    with ModelServer(lambda request: f"Reply {request.number}", token_ids="vllm") as server:
+        policy = adapter(server, params={"seed": 5})
+
+        async def dialogue(goal: str, ctx: TrialContext) -> str:
+            talk = [ChatMessage("user", goal)]
+            for _ in range(2):
+                talk.append((await policy.complete(talk)).message)
+                customer = [ChatMessage("system", "You are the customer."), *talk]
+                said = await policy.complete(customer, actor="user")
+                talk.append(ChatMessage("user", said.text))
+            return talk[-2].text
+
+        data: Dataset[str, Any] = Dataset([Sample("key", "Hello")])
+        suite = EvalSuite("talk", data, dialogue, lambda output: 1.0, version="1")
+        reports = [suite.run_sync(store="memory:", tags={"policy": f"step-{step}"}) for step in range(2)]
+        requests = server.requests()
+    (rollout,) = next(groups(reports[0])).rollouts
+    mine = [request for request in requests[:4] if "customer" not in request.messages[0].text]
+    assert [list(call.prompt_ids) for call in rollout.calls] == [sent_back(request) for request in mine]
+    (row,) = rollout.rows()
+    sampled = bytes(token for token, own in zip(row.completion_ids, row.mask, strict=True) if own and token < 256)
+    assert sampled == b"Reply 1Reply 3"
+    assert {event.actor for event in rollout.session[TokensSampled].all()} == {"task", "user"}
+    rows = []
+    for report in reports:
+        export(report, tmp_path / "tokens.jsonl", "tokens")
+        rows += [json.loads(line) for line in (tmp_path / "tokens.jsonl").read_text().splitlines()]
+    assert [(row["policy"], row["actor"], row["model"], row["sampling"]) for row in rows] == [
+        (f"step-{step}", "task", "policy", {"seed": 5}) for step in range(2)
+    ]
+    assert [row["run"] for row in rows] == [report.run.run_id for report in reports]
+    assert len({row["group"] for row in rows}) == 2
 
 
 def test_a_server_without_token_ids_is_noted() -> None:

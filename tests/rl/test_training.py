@@ -266,7 +266,7 @@ class TestTrain:
         assert buffer.get_prompts(2) == ["a", "b"]
 
     async def test_a_batch_that_reaches_into_the_next_epoch_has_distinct_samples(self) -> None:
-        data: Dataset[int, Any] = Dataset([Sample("a", 1), Sample("b", 2)])
+        data: Dataset[int, Any] = Dataset([Sample("a", 1, "1"), Sample("b", 2, "2")])
 
         class Backend:
             async def train_step(self, rollouts: Sequence[Rollout], advantages: Sequence[float]) -> float:

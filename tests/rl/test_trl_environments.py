@@ -17,7 +17,14 @@ from fairtrial.models import OpenAIAdapter
 from fairtrial.rl.local_model import parse_tool_calls
 from fairtrial.rl.trl_rollout import METRICS, REWARD
 from fairtrial.sync_bridge import call_sync
-from fairtrial.testing.model_server import ModelServer, ParsedRequest, Reply, ToolCallReply
+from fairtrial.testing.model_server import (
+    FaultRule,
+    ModelServer,
+    ParsedRequest,
+    Reply,
+    TokensDamaged,
+    ToolCallReply,
+)
 from tests.rl import reward_suites
 from tests.rl.trainers import counter_suites
 from tests.rl.trainers.counter_suites import Counter
@@ -197,6 +204,17 @@ def test_a_rollout_that_fails_or_times_out_is_masked_and_closed(caplog: pytest.L
     assert (made["prompt_ids"][1], made["completion_ids"][1], made["env_mask"][1]) == ([7, 8], [9], [0])
     assert "no room for a counter" in caplog.text
     assert late[REWARD] == [None]
+
+
+def test_rollouts_with_several_rows_are_refused_at_the_start_and_never_trained_in_part() -> None:
+    # The second call of a rollout finds a conversation that the engine has tokenized differently.
+    with ModelServer(counting, token_ids="vllm", faults=FaultRule(TokensDamaged("retokenized"), every=2)) as server:
+        adapter = OpenAIAdapter("policy", base_url=f"{server.base_url}/v1", api_key="none", tokens=True)
+        rollouts = rl.trl(counter_suites.suite).rollout_func(adapter=adapter)
+        with pytest.raises(ConfigurationError, match="each rollout must be one row of tokens"):
+            rollouts([prompt("five")], trainer())
+        later = rollouts([prompt("five")], trainer())
+    assert (later["env_mask"], later[REWARD]) == ([[0]], [None])
 
 
 @pytest.mark.proves("R101")

@@ -186,6 +186,9 @@ class World:
             ctx.session.record(PromptExecuted(usage=_UNUSUAL.get(behaviour)))
         return f"{ordinal} {behaviour} {self.executions[ordinal]}"
 
+    def __fairtrial_identity__(self) -> str:
+        return "world"  # Its state is what the scenario makes of it, not another evaluator.
+
     def judge(self, output: str, expected: int) -> Score:
         self.scorings[output] += 1
         if "scorer_error" in output and self.scorings[output] == 1:

@@ -60,7 +60,7 @@ def plan(size: int, *experiments: str) -> RunRecord:
 
 def result(ordinal: int, value: float | None, outcome: Outcome = "scored") -> EvalResult:
     score = None if value is None else Score(value)
-    return EvalResult(TrialKey("r", "baseline", f"s{ordinal}"), ordinal, outcome, score)
+    return EvalResult(key=TrialKey("r", "baseline", f"s{ordinal}"), ordinal=ordinal, outcome=outcome, score=score)
 
 
 class TestRules:

@@ -172,6 +172,7 @@ class TestTheStoreDecides:
         assert report.run.finished_at is None
         assert executed.count(0) == 3
 
+    @pytest.mark.filterwarnings("ignore:.*trials have changed")  # They count their calls.
     async def test_a_run_is_incomplete_when_a_result_is_refused_and_the_same_command_continues_it(self) -> None:
         store = Picky()
         executed: list[int] = []

@@ -32,7 +32,7 @@ def result(number: int, **fields: Any) -> EvalResult:
     fields.setdefault("outcome", "scored")
     if fields["outcome"] == "scored":
         fields.setdefault("score", Score(1.0))
-    return EvalResult(key(number), number, **fields)
+    return EvalResult(key=key(number), ordinal=number, **fields)
 
 
 def started(tally: Tally, done: int = 0) -> None:
@@ -82,7 +82,7 @@ def test_several_trials_of_a_sample_have_no_interval_as_if_they_were_independent
     tally = Tally()
     tally.publish(EvalRunStarted("r1", "data", 10, 10, 0, replace(RUN, **several)))
     tally.publish(SampleEvaluated("r1", result(0)))
-    assert lines(tally)[1].rstrip() == "  passed 100.0% of 1 scored   no errors"
+    assert lines(tally)[1].rstrip() == "  passed 100.0% of 1 scored so far   no errors"
 
 
 @pytest.mark.parametrize("width", [80, 140])

@@ -125,12 +125,25 @@ async def test_a_report_of_a_running_run_shows_what_is_stored_so_far() -> None:
 async def test_a_running_run_can_be_looked_at_and_refreshed() -> None:
     store = open_store("memory:")
     seen: list[int] = []
+    looked_at: list[EvalReport] = []
+
+    async def look(given: int) -> int:
+        if not looked_at:
+            looked_at.append(EvalReport(store, store.runs()[0]))
+            assert looked_at[0].total == 0
+        elif given == 4:
+            with anyio.fail_after(5):
+                while (total := looked_at[0].refresh().total) < 4:
+                    await anyio.lowlevel.checkpoint()  # Another thread commits them.
+            seen.append(total)
+        return 2 * given
 
     class Peek:
         def publish(self, event: RunEvent) -> None:
             if isinstance(event, EvalRunCompleted):
                 seen.append(EvalReport(store, store.get_run(event.run_id)).total)
 
-    report = await EvalSuite("s", doubles(5), double, exact_match).run(store=store, bus=Peek())
-    assert seen == [5]
+    config = EvalConfig(max_concurrent=1)
+    report = await EvalSuite("s", doubles(5), look, exact_match, config=config).run(store=store, bus=Peek())
+    assert seen == [4, 5]
     assert report.refresh().total == 5

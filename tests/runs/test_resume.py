@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from fairtrial import (
     matches,
     open_store,
 )
-from fairtrial.runs.code import code_hash
+from fairtrial.analysis.source import code_versions
 from fairtrial.runs.events import ResumeWarning
 
 pytestmark = pytest.mark.anyio
@@ -149,9 +150,9 @@ async def test_a_difference_starts_a_new_run_and_a_named_run_is_refused(change: 
 
 async def test_concurrency_and_limits_of_a_run_may_change_when_it_is_resumed() -> None:
     store = open_store("memory:")
-    old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING).run(store=store)
+    old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING, version="1").run(store=store)
     config = EvalConfig(max_concurrent=3, max_cost_usd=5.0, grace_seconds=1.0)
-    new = await EvalSuite("s", doubles(8), Counting(), exact_match, config=config).run(store=store)
+    new = await EvalSuite("s", doubles(8), Counting(), exact_match, config=config, version="1").run(store=store)
     assert (new.run_id, new.status) == (old.run_id, "finished")
 
 
@@ -168,13 +169,13 @@ async def test_changed_code_starts_a_new_run_unless_it_is_forced_and_then_every_
         report = await changed.run(store=store, run_id=old.run_id, force=True)
     assert (report.run_id, report.status) == (old.run_id, "finished")
     assert [result.code for result in report.results] == [0, 0, 0, 1, 1, 1, 1, 1]
-    assert report.run.code_versions == 2
+    assert code_versions(store, report.run) == 2
     compared, gated = compare(report, new), gate(report, GateRules(min_pass_rate=0.5))
     for shown in (str(report), report.to_markdown(), report.to_html(), str(compared), str(gated)):
         assert "results of two code versions" in " ".join(shown.split())
     assert '"code_versions": 2' in json.dumps(report.to_json())
     again = await changed.run(store=store, run_id=old.run_id)  # Both versions are known: nothing differs.
-    assert again.run.code_versions == 2
+    assert code_versions(store, again.run) == 2
 
 
 async def test_a_run_stored_without_an_identity_is_resumed_by_what_is_known_of_it() -> None:
@@ -229,17 +230,18 @@ async def test_errors_are_retried_by_changed_code_and_refused_with_another_evalu
 async def test_a_trial_whose_scoring_failed_is_only_scored_again() -> None:
     store = open_store("memory:")
     task = Counting()
-    down = True
+    down = threading.Event()
+    down.set()
 
     def judge(output: int, expected: int) -> bool:
-        if down and expected > 6:
+        if down.is_set() and expected > 6:
             raise ConnectionError("the judge is down")
         return output == expected
 
     suite = EvalSuite("s", doubles(8), task, judge, config=EvalConfig(max_concurrent=1), version="1")
     first = await suite.run(store=store)
     assert dict(first.errors) == {"scorer_error": 4}
-    down = False
+    down.clear()
     second = await suite.run(store=store)
     assert (second.run_id, second.successful, second.pass_rate) == (first.run_id, 8, 1.0)
     assert len(task.calls) == 8
@@ -248,10 +250,11 @@ async def test_a_trial_whose_scoring_failed_is_only_scored_again() -> None:
 async def test_a_finished_run_with_scorer_errors_is_resumed_and_only_scored_again() -> None:
     store = open_store("memory:")
     task = Counting()
-    down = True
+    down = threading.Event()
+    down.set()
 
     def judge(output: int, expected: int) -> bool:
-        if down:
+        if down.is_set():
             raise ConnectionError("the judge is down")
         return output == expected
 
@@ -259,7 +262,7 @@ async def test_a_finished_run_with_scorer_errors_is_resumed_and_only_scored_agai
     first = await suite.run(store=store)
     assert first.status == "unscored"
     assert "3 trials could not be scored" in str(first)
-    down = False
+    down.clear()
     second = await suite.run(store=store)
     assert (second.run_id, second.status, second.pass_rate) == (first.run_id, "finished", 1.0)
     assert len(task.calls) == 3
@@ -342,22 +345,3 @@ async def test_the_same_results_come_from_a_sqlite_store_opened_again(tmp_path: 
     assert (second.run_id, second.total, second.pass_rate) == (first.run_id, 8, 1.0)
     for report in (first, second):
         report.store.close()
-
-
-def test_the_code_hash_follows_the_projects_own_files_and_a_given_version_replaces_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    module = tmp_path / "my_agent_module.py"
-    module.write_text("x = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    __import__("my_agent_module")
-    first = code_hash(None, tmp_path)
-    assert first == code_hash(None, tmp_path)
-    module.write_text("x = 2\n")
-    assert code_hash(None, tmp_path) != first
-    assert code_hash("7", tmp_path) == "version:7"
-    module.unlink()
-    assert code_hash(None, tmp_path) not in (first, "")
-    del sys.modules["my_agent_module"]

@@ -63,6 +63,7 @@ async def test_a_stream_after_one_that_was_left_early_yields_the_rest_and_the_re
 
 
 @pytest.mark.proves("R112")
+@pytest.mark.filterwarnings("ignore:.*trials have changed")  # They count their calls.
 @pytest.mark.parametrize("how", ["break", "error", "cancelled"])
 async def test_a_stream_that_is_dropped_hurts_nobody_and_leaves_a_run_that_can_be_resumed(how: str) -> None:
     """Without `aclosing`: as people write it. The caller must not be cancelled."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -25,6 +27,7 @@ from fairtrial import (
     PromptExecuted,
     Sample,
     Score,
+    Session,
     TokenUsage,
     Trajectory,
     TrialContext,
@@ -110,6 +113,7 @@ async def test_errors_are_counted_and_never_become_scores() -> None:
     assert (report.pass_rate, report.pass_rate_all) == (0.8, 0.4)
     assert [result.sample_id for result in report.failed_samples()] == ["s0"]
     assert len(report.failed_samples()) == 1
+    assert [result.success for result in report.results] == [True, False] * 5
     broken = [result for result in report.results if not result.success]
     assert all(result.score is None and result.error == "ValueError: odd" for result in broken)
 
@@ -119,7 +123,7 @@ async def test_a_report_of_a_task_that_always_raises_names_the_error_and_its_lin
         return given.no_such_attribute  # type: ignore[attr-defined,no-any-return]
 
     line = broken.__code__.co_firstlineno + 1
-    text = str(await evaluate(doubles(30), broken, exact_match))
+    text = str(await evaluate(doubles(30), broken, exact_match, EvalConfig(max_same_errors=0)))
     error = f"30 x AttributeError: 'int' object has no attribute 'no_such_attribute' (test_suite.py:{line} in broken)"
     assert error in " ".join(text.split())
     assert "no samples" not in text
@@ -296,6 +300,14 @@ async def test_a_cold_start_is_over_before_the_first_trial_is_timed() -> None:
     assert max(result.latency_ms or 0 for result in report.results) < 250
 
 
+async def test_tags_and_bus_may_be_none_and_a_bus_that_can_receive_nothing_is_refused() -> None:
+    suite = EvalSuite("s", doubles(1), double, exact_match)
+    assert (await suite.run(store="memory:", tags=None, bus=None)).run.tags == {}
+    for useless in (Session(), print, object(), [Recorder(), print]):
+        with pytest.raises(ConfigurationError, match=r"bus must be an object with publish\(event\), or several"):
+            await suite.run(store="memory:", bus=useless)  # type: ignore[arg-type]
+
+
 @pytest.mark.proves("R88")
 async def test_observers_hear_of_the_run_and_of_every_trial_and_cannot_break_it(
     caplog: pytest.LogCaptureFixture,
@@ -450,8 +462,27 @@ async def test_an_async_task_that_blocks_the_event_loop_is_named_once(
     warned = [record.getMessage() for record in caplog.records if "blocked" in record.getMessage()]
     assert len(warned) == blocks
     if blocks:
+        figures = re.search(r"was blocked for (.*) of (.*) s \(", warned[0])
+        assert figures is not None
+        assert 0.7 <= float(figures[1]) <= float(figures[2])
         assert "in asks_a_model)" in warned[0]
         assert "Task asks_a_model is async and calls code that blocks" in warned[0]
+
+
+async def test_an_event_loop_that_is_busy_with_our_own_work_is_not_blamed_on_the_task(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_watch, "_ENOUGH_SECONDS", 0.7)
+    monkeypatch.setattr(loop_watch, "_STALLS", 1)
+    tests = str(Path(__file__).parents[1])
+    monkeypatch.setattr(loop_watch, "_OURS", (*loop_watch._OURS, tests))  # As if this file were one of ours.
+
+    async def busy(given: int) -> int:
+        time.sleep(0.4)  # noqa: ASYNC251 - in place of our own work
+        return 2 * given
+
+    await evaluate(doubles(5), busy, exact_match, EvalConfig(max_concurrent=2))
+    assert "blocked" not in caplog.text
 
 
 @pytest.mark.proves("R102")

@@ -149,7 +149,13 @@ def _run() -> Any:
 
 
 def _result(ordinal: int) -> EvalResult:
-    return EvalResult(TrialKey("r", "baseline", f"s{ordinal}"), ordinal, "task_error", error="x", execution=ordinal)
+    return EvalResult(
+        key=TrialKey("r", "baseline", f"s{ordinal}"),
+        ordinal=ordinal,
+        outcome="task_error",
+        error="x",
+        execution=ordinal,
+    )
 
 
 async def test_handing_over_raises_when_the_thread_failed_just_before(caplog: pytest.LogCaptureFixture) -> None:

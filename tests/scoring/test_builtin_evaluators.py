@@ -36,6 +36,7 @@ from fairtrial import (
     tool_not_called,
     within_tolerance,
 )
+from fairtrial.errors import NothingToScoreError
 from fairtrial.scoring import resolve
 from fairtrial.scoring.evaluator import marks_of
 from fairtrial.testing import session_of
@@ -54,6 +55,8 @@ class TestText:
         assert exact_match("a", "A") == Score(0.0, False, "expected 'A', got 'a'")
         assert exact_match(Answer("Paris", 2), Answer("Paris", 2)).passed
         assert exact_match(None, None).passed
+        for output, expected in ((1, "1"), ("None", None), (Answer("Paris", 2), str(Answer("Paris", 2)))):
+            assert not exact_match(output, expected).passed  # Equal as text is not equal.
 
     def test_exact_match_says_what_was_expected_and_what_came_in_a_few_words(self) -> None:
         assert exact_match("4", 4).reason == "expected 4, got '4'"
@@ -66,15 +69,17 @@ class TestText:
         )
         assert len(exact_match("x" * 100_000, ["y" * 1000] * 1000).reason) < 700
 
-    def test_exact_match_without_an_expected_value_says_so(self) -> None:
-        assert exact_match("Paris", None).reason == "got 'Paris', and the sample has no expected value"
+    def test_exact_match_compares_with_none_if_that_is_expected(self) -> None:
+        assert exact_match(None, None).passed
+        assert exact_match("Paris", None).reason == "expected None, got 'Paris'"
 
     def test_contains_says_what_is_missing_and_refuses_a_sample_without_expected(self) -> None:
         assert contains("the capital", "Paris").reason == "expected 'Paris' in 'the capital'"
         assert contains([1, 2], 3).reason == "expected 3 in [1, 2]"
         assert contains([None], None).passed
-        with pytest.raises(TypeError, match="contains needs an expected value"):
-            contains("Paris", None)
+        for nothing in (None, ""):
+            with pytest.raises(TypeError, match="the expected value of contains must be text to search for"):
+                contains("Paris", nothing)
 
     @pytest.mark.proves("R18")
     def test_contains_refuses_an_output_of_none_with_the_remedy(self) -> None:
@@ -281,11 +286,15 @@ class TestBehaviour:
 
     @pytest.mark.proves("R32")
     def test_token_usage_under(self) -> None:
-        view = session_of(
-            PromptExecuted(usage=TokenUsage(10, 5)), PromptExecuted(), PromptExecuted(usage=TokenUsage(1, 1, 1))
-        )
+        view = session_of(PromptExecuted(usage=TokenUsage(10, 5)), PromptExecuted(usage=TokenUsage(1, 1, 1)))
         assert token_usage_under(17)(None, None, view) == Score(1.0, True, "used 17 tokens, limit 17")
         assert not token_usage_under(16)(None, None, view).passed
+        unknown = session_of(PromptExecuted(usage=TokenUsage(10, 5)), PromptExecuted())
+        with pytest.raises(NothingToScoreError, match="no recorded token usage"):
+            token_usage_under(17)(None, None, unknown)
+        assert not token_usage_under(14)(None, None, unknown).passed  # Too much already.
+        nothing = token_usage_under(17)(None, None, session_of())
+        assert nothing.reason == "no model call was recorded; used 0 tokens, limit 17"
 
     @pytest.mark.proves("R33")
     def test_slice_contains(self) -> None:

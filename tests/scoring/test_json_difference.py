@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairtrial import ConfigurationError, json_diff
+from fairtrial.errors import NothingToScoreError
 from fairtrial.scoring.structure import same_json
 
 CASES: list[tuple[Any, Any, float]] = [
@@ -103,14 +104,21 @@ def test_differences_are_named_and_counted_by_kind() -> None:
         ({"tolerances": {"$.a[0].b": 0.1}}, 0.3, True),
         ({"tolerances": {"$.a[1].b": 0.1}}, 0.3, False),
         ({"tolerance": 9, "tolerances": {"$.a[0].b": 0.0}}, 0.3, False),
-        ({"ignore": ["$.a[*].b"]}, 0.3, True),
-        ({"ignore": ["$.a"]}, 0.3, True),
+        ({"ignore": ["$.a[*].b"]}, 0.2, True),
+        ({"ignore": ["$.a"]}, 0.2, True),
         ({"tolerance": 1}, True, False),
         ({"tolerance": 1}, "0.2", False),
     ],
 )
 def test_tolerances_apply_to_numbers_at_their_paths(options: dict[str, Any], output: Any, passed: bool) -> None:
     assert json_diff(**options)({"a": [{"b": output}]}, {"a": [{"b": 0.2}]}).passed is passed
+
+
+@pytest.mark.parametrize("ignored", ["$.a[*].b", "$.a", "$"])
+def test_a_difference_in_which_every_field_is_ignored_is_not_scored(ignored: str) -> None:
+    with pytest.raises(NothingToScoreError, match="every field is ignored"):
+        json_diff(ignore=[ignored])({"a": [{"b": 0.3}]}, {"a": [{"b": 0.2}]})
+    assert json_diff(ignore=["$.a"])({"a": 1, "c": 2}, {"a": 3, "c": 2}).passed
 
 
 def test_arrays_may_come_in_any_order() -> None:

@@ -164,6 +164,8 @@ class TestRecording:
     @pytest.mark.proves("R34")
     def test_usage_adds_up_and_keeps_what_is_known_of_the_cost(self) -> None:
         assert TokenUsage(1, 2, 1, 0.5) + TokenUsage(3, 4) == TokenUsage(4, 6, 1, 0.5)
+        first, second = TokenUsage(1, 2, 3, 0.5, 4, 5), TokenUsage(10, 20, 30, 0.25, 40, 50)
+        assert first + second == TokenUsage(11, 22, 33, 0.75, 44, 55)
         assert (TokenUsage(1) + TokenUsage(2)).cost_usd is None
         assert (TokenUsage(cost_usd=0.25) + TokenUsage(cost_usd=0.5)).cost_usd == 0.75
         assert TokenUsage(3, 4).total_tokens == 7

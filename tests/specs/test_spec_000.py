@@ -23,6 +23,7 @@ from fairtrial import (
     EvalReport,
     EvalRequest,
     EvalResult,
+    EvalSuite,
     Evaluator,
     PromptExecuted,
     Sample,
@@ -48,6 +49,8 @@ from fairtrial import (
     tool_not_called,
     within_tolerance,
 )
+from fairtrial.errors import NothingToScoreError
+from fairtrial.fleet import MainLoopResult
 from fairtrial.judging import PASSING_RATINGS, RATING_VALUES, JudgeOutput, JudgeParams, Rating
 from fairtrial.judging.fence import read_fences
 from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisMailbox
@@ -217,12 +220,14 @@ def test_block_16_a_tool_that_reports_failure_in_its_result_has_failed() -> None
     assert all_tools_succeeded()(None, None, Session()).passed
 
 
-def test_block_17_token_counts_that_are_not_reported_count_as_nothing() -> None:
+def test_block_17_a_limit_on_tokens_is_not_passed_by_calls_of_unknown_usage() -> None:
     session = Session()
     session.record(PromptExecuted(usage=TokenUsage(None, 5)))  # type: ignore[arg-type]  # as SDKs report it
-    session.record(PromptExecuted())
     assert token_usage_under(5)(None, None, session).passed
+    session.record(PromptExecuted())
     assert not token_usage_under(4)(None, None, session).passed
+    with pytest.raises(NothingToScoreError, match="a model call has no recorded token usage"):
+        token_usage_under(5)(None, None, session)
 
 
 def test_blocks_18_19_20_slices_adapted_evaluators_and_mixed_combinators() -> None:
@@ -284,6 +289,20 @@ def test_block_25_judges_compose_and_their_criteria_name_their_scores(judge_serv
     score = evaluator("It is Lima.", "Lima")
     assert score.passed
     assert [metric.name for metric in score.criteria] == ["contains", "Helpful answer", "Nothing is made up"]
+
+
+@pytest.mark.proves("R124")
+def test_generic_records_are_made_with_type_arguments() -> None:
+    sample = Sample[str, str](id="1", input="x", expected="y")
+    for made in (
+        Dataset[str, str](samples=(sample,))[0],
+        EvalRequest[str, str](sample=sample).sample,
+        EvalResult[str](sample_id="1", sample=sample, score=Score(1.0)).sample,
+        EvalReport[str](results=[EvalResult[str](sample=sample, score=Score(1.0))]).results[0].sample,
+    ):
+        assert made == sample
+    assert MainLoopResult[str](request_id="1", output="y").output == "y"
+    assert EvalSuite[str, str, str](dataset=Dataset([sample]), task=str, evaluator=exact_match).dataset[0] == sample
 
 
 @pytest.mark.proves("R125")

@@ -84,7 +84,7 @@ def test_block_45_a_mailbox_needs_one_way_to_redis() -> None:
 def test_block_46_a_result_of_a_main_loop_carries_the_snapshot_of_its_session() -> None:
     session = Session()
     session.record(ToolInvoked("search"))
-    result = MainLoopResult[str](request_id="r", output="7", session=session.snapshot())
+    result = MainLoopResult[str](request_id="r", output="7", session_snapshot=session.snapshot())
     travelled = MainLoopResult.from_wire(result.to_wire())
     assert travelled.session_snapshot is not None
     assert restore_session(travelled.session_snapshot)[ToolInvoked].all() == (ToolInvoked("search"),)

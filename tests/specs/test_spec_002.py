@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,21 @@ from fairtrial import (
     Session,
     composite,
     contains,
+    evaluate_sync,
     exact_match,
     llm_judge,
     load_jsonl,
     sync,
 )
+from fairtrial.codec import canonical
 from fairtrial.errors import ConfigurationError
 from fairtrial.judging import numeric_judge
 from fairtrial.models import MarkdownSection, OpenAIAdapter, PromptTemplate, ScriptedAdapter
 from fairtrial.scoring.evaluator import resolve
+from fairtrial.specifications import configure_wink
+from fairtrial.store import redact
 from fairtrial.testing.model_server import ModelServer, Reply
+from tests.tracing.collector import Collector, attributes
 
 
 @dataclass(slots=True, frozen=True)
@@ -169,6 +174,29 @@ def test_block_58_a_judge_of_a_criterion_alone_asks_the_adapter_of_the_context()
         judge("Hello!", None)
 
 
+@pytest.mark.proves("R39", "R128")
+def test_a_judges_own_model_is_asked_and_not_the_one_under_test() -> None:
+    under_test = ScriptedAdapter([{"answer": "Lima"}], repeat=True)
+    own = ScriptedAdapter([{"reason": "so", "rating": "good"}], repeat=True)
+    judge = llm_judge(own, "Is it right")
+    sample: Sample[QAInput, QAOutput] = Sample("1", QAInput("Capital of Peru?"), QAOutput("Lima"))
+    (score,) = judge(sample, QAOutput("Lima"), context=_context(under_test))
+    assert (score.value, len(own.calls), len(under_test.calls)) == (0.75, 1, 0)
+    suite = EvalSuite(dataset=Dataset([sample]), prompt=QA_PROMPT, adapter=under_test, evaluator=judge)
+    report = suite.run_sync(store="memory:")
+    assert (report.scores_by_criterion, report.errors) == ({"Is it right": 0.75}, {})
+    assert (len(own.calls), len(under_test.calls)) == (2, 1)
+
+
+@pytest.mark.proves("R128")
+def test_a_judge_takes_the_ratings_that_pass_without_a_scale_of_its_own() -> None:
+    fair = ScriptedAdapter([{"reason": "so", "rating": "fair"}], repeat=True)
+    assert not llm_judge(fair, "Is it right")("Lima", "Lima").passed
+    assert llm_judge(fair, "Is it right", passing=["excellent", "good", "fair"])("Lima", "Lima").passed
+    good = ScriptedAdapter([{"reason": "so", "rating": "good"}])
+    assert not llm_judge(good, "Is it right", passing=["excellent"])("Lima", "Lima").passed
+
+
 @pytest.mark.proves("R128")
 def test_a_judge_without_a_model_is_refused_before_the_first_trial() -> None:
     with pytest.raises(ConfigurationError, match=r"judge without a model\ngive the judge its own"):
@@ -188,6 +216,13 @@ def test_block_60_a_config_takes_the_timeout_in_milliseconds_and_a_suite_needs_n
         EvalConfig(timeout_seconds=3, timeout_per_sample_ms=1500)
     with pytest.raises(ConfigurationError, match="must be a number"):
         EvalConfig(timeout_per_sample_ms="1500")  # type: ignore[arg-type]
+    assert config.timeout_per_sample_ms == 1500
+    assert EvalConfig(timeout_seconds=2).timeout_per_sample_ms == 2000
+    for changed in (replace(config, timeout_per_sample_ms=800), replace(config, timeout_seconds=0.8)):
+        assert (changed.timeout_seconds, changed.timeout_per_sample_ms) == (0.8, 800)
+        assert replace(changed, repeats=2).timeout_seconds == 0.8
+    assert EvalConfig(timeout_per_sample_ms=config.timeout_per_sample_ms) == EvalConfig(timeout_seconds=1.5)
+    assert canonical(EvalConfig(timeout_per_sample_ms=1500)) == canonical(EvalConfig(timeout_seconds=1.5))
     suite = EvalSuite(dataset=Dataset.of({"a": "A"}, name="letters"), task=str.upper, evaluator=exact_match)
     assert suite.name == "letters"
 
@@ -205,6 +240,44 @@ def test_block_61_a_report_is_built_from_results_and_has_every_figure() -> None:
     assert (report.total_samples, report.successful_samples, report.total_tokens) == (2, 1, 3)
     assert (report.pass_rate, report.mean_score) == (0.0, 0.5)
     assert report.scores_by_criterion == {"tone": 1.0, "length": 0.0}
+
+
+def test_block_62_events_are_made_of_the_fields_that_observers_read() -> None:
+    started = EvalRunStarted("r", "letters", 3)
+    assert started == EvalRunStarted(run_id="r", dataset_name="letters", sample_count=3)
+    completed = EvalRunCompleted("r", 0.5, 0.75, 12)
+    assert completed == EvalRunCompleted(run_id="r", pass_rate=0.5, mean_score=0.75, total_tokens=12)
+    assert (completed.total_tokens, completed.status) == (12, "finished")
+
+
+@pytest.mark.proves("R90")
+def test_block_63_every_run_of_a_process_is_traced_to_a_project_until_it_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redact, "_registered", {})
+    suite = EvalSuite(dataset=Dataset.of({"a": "A", "b": "x"}, name="letters"), task=str.upper, evaluator=exact_match)
+    with Collector() as server:
+        monkeypatch.setenv("LANGSMITH_ENDPOINT", server.url)
+        monkeypatch.setenv("LANGSMITH_API_KEY", "lsv2_of_tests_0123456789")
+        configure_wink(project="my evals", tracing_enabled=True)
+        report = suite.run_sync(store="memory:")
+        evaluate_sync([Sample("c", "c", "C")], str.upper, exact_match)
+        configure_wink(project="my evals", tracing_enabled=False)
+        sent = {attributes(span)["fairtrial.sample.id"]: attributes(span) for span in server.spans}
+        suite.run_sync(store="memory:", fresh=True)
+        assert len(server.spans) == len(sent) == 3
+        headers = server.requests[0].headers
+    assert (server.requests[0].path, headers["langsmith-project"]) == ("/otel/v1/traces", "my evals")
+    assert headers["x-api-key"] == "lsv2_of_tests_0123456789"
+    for result in report.results:
+        found = sent[result.sample_id]
+        assert (found["langsmith.metadata.run_id"], found["fairtrial.dataset"]) == (report.run_id, "letters")
+        assert (found["fairtrial.passed"], found["fairtrial.score"]) == (result.passed, float(result.passed))
+    monkeypatch.delenv("LANGSMITH_API_KEY")
+    with pytest.raises(ConfigurationError, match="LANGSMITH_API_KEY must be set to trace runs"):
+        configure_wink(project="my evals")
+    with pytest.raises(ConfigurationError, match="name of a LangSmith project"):
+        configure_wink(project=" ")
 
 
 @pytest.mark.proves("R88", "R127", "R128")

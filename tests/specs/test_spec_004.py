@@ -89,7 +89,7 @@ def test_block_76_saved_runs_are_loaded_sliced_by_the_samples_metadata_and_searc
     ]
     with pytest.raises(KeyError, match="colour"):
         run.results[0].metadata["colour"]
-    assert "difficulty" not in run.results[0].metadata  # Its own are those of the execution.
+    assert "difficulty" not in run.results[0].own_metadata  # Its own are those of the execution.
 
 
 @pytest.mark.proves("R101")

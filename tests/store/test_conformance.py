@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +38,11 @@ def _free_of_checks(**values: Any) -> TokenUsage:
 
 
 def _spoiled(good: EvalResult, **changes: Any) -> EvalResult:
-    return replace(good, **changes)
+    """Copy a result with values that its constructor refuses."""
+    spoiled = copy(good)
+    for name, value in changes.items():
+        object.__setattr__(spoiled, name, value)
+    return spoiled
 
 
 class TestRuns:
@@ -318,6 +323,21 @@ class TestResults:
         assert found.sample.id == odd
         assert store.totals("r1")[0].slowest == odd
 
+    def test_results_name_the_samples_of_their_own_dataset_at_their_own_place(self, store: RunStore) -> None:
+        for run_id, prefix in (("r1", "s"), ("r2", "other")):
+            run = store.create_run(run_record(run_id, dataset_name=run_id, dataset_fingerprint=run_id * 16))
+            ids = [f"{prefix}{place}" for place in range(3)]
+            given = [
+                replace(result(run, 4 * place), key=TrialKey(run_id, "baseline", name, 0))
+                for place, name in enumerate(ids)
+            ]
+            store.commit(run_id, given, {place: Sample(name, place) for place, name in enumerate(ids)})
+        for run_id, prefix in (("r1", "s"), ("r2", "other")):
+            found = list(store.results(run_id))
+            assert [one.sample_id for one in found] == [f"{prefix}{place}" for place in range(3)]
+            assert [one.sample_id for one in store.previews(run_id, [0, 4, 8])] == [one.sample_id for one in found]
+            assert [one.sample.input for one in found] == [0, 1, 2]
+
 
 class TestCommit:
     @pytest.mark.proves("R108")
@@ -485,7 +505,7 @@ class TestRefusal:
         for name, found in bad.items():
             fresh = store.create_run(run_record(f"run-{name}"))
             batch = [replace(each, key=each.key._replace(run_id=fresh.run_id)) for each in good]
-            spoiled = replace(found, key=found.key._replace(run_id="r2" if name == "run" else fresh.run_id))
+            spoiled = _spoiled(found, key=found.key._replace(run_id="r2" if name == "run" else fresh.run_id))
             batch.insert(7, spoiled)
             committed = store.commit(fresh.run_id, batch, samples(range(10)))
             if name in _NOT_PLANNED:

@@ -55,6 +55,7 @@ def rows(text: str) -> list[dict[str, str]]:
 
 @pytest.mark.proves("R100")
 class TestExport:
+    @pytest.mark.proves("R134")
     def test_csv_has_a_row_for_each_trial(self, store: RunStore, tmp_path: Path) -> None:
         filled(store)
         assert export_results(store, "r1", tmp_path / "out.csv") == 4

@@ -124,6 +124,12 @@ def test_every_stored_fact_is_read_as_its_record() -> None:
     assert notes.is_adaptive
 
 
+def test_a_review_asks_one_reviewer_for_each_trial_unless_told_otherwise() -> None:
+    stored = {name: value for name, value in STORED["reviews"][0].items() if name != "votes"}
+    (read,) = RunNotes({"reviews": [stored]}).reviews
+    assert read.votes == ReviewNote("helpful", "?", "", ("a",), "ratings", "00ff", 50).votes == 1
+
+
 def test_a_run_without_notes_has_no_facts() -> None:
     notes = RunNotes({})
     assert (notes.order, notes.stopped, notes.cost_cap_usd, notes.redacted, notes.command_line) == (None,) * 3 + (

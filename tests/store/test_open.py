@@ -184,12 +184,12 @@ class TestVersions:
         rewarded = result(run, 0, score=Score(1.0, metrics=[Metric("turns", 3.0), Metric("gain", -4.0, 2.0)]))
         store.commit(run.run_id, [rewarded, result(run, 2), result(run, 4, "timeout")], samples(range(3)))
         store.close()
-        for table, column in schema.ADDED[2]:
+        for table, column in [added for version in schema.ADDED for added in schema.ADDED[version]]:
             self.change(database, f"ALTER TABLE {table.name} DROP COLUMN {column}")
-        for table in schema.ADDED_TABLES[2]:
+        for table in [added for version in schema.ADDED_TABLES for added in schema.ADDED_TABLES[version]]:
             self.change(database, f"DROP TABLE {table.name}")
         self.change(database, "UPDATE meta SET value = '1' WHERE name = 'schema'")
-        assert migrate_store(database) == (1, 2)
+        assert migrate_store(database) == (1, schema.VERSION)
         store = open_store(database)
         rows = list(store.scores(run.run_id, experiment="baseline"))
         assert [(row.value, row.reward, row.verdicts) for row in rows] == [

@@ -45,11 +45,11 @@ def batch(run: RunRecord, start: int, snapshot: bytes) -> tuple[list[EvalResult]
         sample = samples[n] = Sample(f"s-{n:09d}", QUESTION, ANSWER, {"topic": "geography", "level": 3})
         results.append(
             EvalResult(
-                TrialKey(run.run_id, "baseline", sample.id, 0),
-                n,
-                "scored",
-                Score(1.0, reason="exact match"),
-                ANSWER,
+                key=TrialKey(run.run_id, "baseline", sample.id, 0),
+                ordinal=n,
+                outcome="scored",
+                score=Score(1.0, reason="exact match"),
+                output=ANSWER,
                 latency_ms=1234,
                 usage=TokenUsage(100, 20, 0, 0.001),
                 execution=random.getrandbits(62),

@@ -22,7 +22,7 @@ from fairtrial.fleet.worker.isolated import SuspectPool
 from fairtrial.isolation import ChildDiedError, IsolatedError, IsolatedRunner
 from fairtrial.runs.code import project_files
 from fairtrial.runs.identity import identify
-from fairtrial.suites.worker import execute_requests, execute_suspects, run_worker, types_of
+from fairtrial.suites.worker import execute_requests, execute_suspects, run_worker
 from fairtrial.trials.keys import TrialKey
 from tests.fleet.processes import Processes, end, said, wait_for_lines
 from tests.redis_server import RedisServer
@@ -153,17 +153,6 @@ async def test_workers_may_write_the_store_themselves_and_the_client_finds_the_r
     assert report["plain"].results[0].sample.input == {"text": "why 0"}
 
 
-def test_the_types_of_samples_made_in_code_are_seen() -> None:
-    kinds: list[tuple[Dataset[Any, Any], tuple[Any, Any]]] = [
-        (questions().dataset, (Question, str)),
-        (Dataset([Sample("a", 1), Sample("b", "x")]), (object, object)),
-        (Dataset([Sample("a", {"x": 1}, [1])]), (object, object)),
-        (Dataset([Sample("a", 1.5, None), Sample("b", 2.5, True)]), (float, bool)),
-    ]
-    for dataset, expected in kinds:
-        assert types_of(dataset) == expected
-
-
 class TestFingerprint:
     PROJECT = {
         "evals/cases.py": "import helpers.words\nfrom helpers import marks as m\nLIMIT = 3\n",
@@ -198,15 +187,18 @@ class TestFingerprint:
         code = f"import sys\nsys.path[:0] = ['', 'evals']\nfrom client import suite\n{self.SHOW}"
         return str(child(code, cwd=project)).split()
 
-    def worker(self, child: Any, project: Path) -> list[str]:
-        code = f"from fairtrial.suites.loading import load_suite\nsuite = load_suite('evals/support.py')\n{self.SHOW}"
-        return str(child(code, cwd=project)).split()
+    def worker(self, child: Any, cwd: Path, file: str = "evals/support.py") -> list[str]:
+        paths = "import sys\nsys.path.append('..')\n" if file == "support.py" else ""
+        code = f"{paths}from fairtrial.suites.loading import load_suite\nsuite = load_suite({file!r})\n{self.SHOW}"
+        return str(child(code, cwd=cwd)).split()
 
     @pytest.mark.proves("R59")
     def test_client_and_worker_agree_although_they_are_different_programs(self, child: Any, project: Path) -> None:
         made = self.client(child, project)
         assert made == self.worker(child, project)
-        assert sorted(made[1:]) == ["__init__.py", "cases.py", "deep.py", "marks.py", "support.py", "words.py"]
+        names = ["__init__.py", "cases.py", "deep.py", "late.py", "marks.py", "support.py", "words.py"]
+        assert sorted(made[1:]) == names
+        assert self.worker(child, project / "evals", "support.py")[0] == made[0]
 
     @pytest.mark.long
     def test_a_change_in_anything_the_suite_imports_changes_it_and_a_change_elsewhere_does_not(
@@ -317,7 +309,7 @@ def test_a_trial_that_stalls_the_interpreter_of_its_worker_is_an_error_and_the_o
 
 @pytest.mark.anyio
 async def test_a_suspected_trial_has_the_suites_lifespan() -> None:
-    request = EvalRequest(TrialKey("r", "marked", "q1"), Sample("q1", {"text": "why 1"}, "shared: why 1?"), 3, 1)
+    request = EvalRequest(TrialKey("r", "marked", "q1"), Sample("q1", Question("why 1"), "shared: why 1?"), 3, 1)
     sent: list[Any] = []
     await execute_requests(questions(), [request.to_wire()], sent.append)
     ((_, answer),) = [part for part in sent if part is not None]

@@ -22,6 +22,7 @@ from fairtrial.testing.model_server import (
     ContextTooLong,
     CutOff,
     EmptyBody,
+    EncryptedRefused,
     Fault,
     FaultRule,
     FixedLatency,
@@ -36,6 +37,7 @@ from fairtrial.testing.model_server import (
     ServerFailed,
     Slow,
     StreamFailed,
+    StreamOptionsRefused,
     TemperatureRefused,
     TokensDamaged,
     ToolsNeedResponses,
@@ -109,8 +111,10 @@ def test_a_fault_makes_the_sdks_raise(
 
 
 def test_the_tests_of_this_file_know_every_fault() -> None:
-    # Those of reasoning models are in test_model_server_reasoning.py, those of token ids in tests/rl.
+    # Those of reasoning models are in test_model_server_reasoning.py, those of token ids in tests/rl, refused fields
+    # in tests/models/test_odd_providers.py.
     reasoning = {ToolsNeedResponses, ReasoningNotReturned, TemperatureRefused, CutOff}
+    reasoning |= {EncryptedRefused, StreamOptionsRefused}
     elsewhere = {Hang, Slow, WrongShape, ContentFiltered, Refused, TokensDamaged} | reasoning
     assert {type(fault) for fault, *_ in RAISED} | elsewhere == set(get_args(get_args(Fault.__value__)[0]))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from fairtrial import (
@@ -26,6 +28,8 @@ from fairtrial import (
     open_store,
     task,
 )
+from fairtrial.models import BaseAdapter, ModelCall, ModelReply, ScriptedAdapter, agent_task
+from fairtrial.models.providers import PROVIDERS
 from fairtrial.store import redact, register_secret
 from fairtrial.store.redact import current
 from fairtrial.testing import FakeClock
@@ -62,7 +66,8 @@ def agent_session() -> bytes:
 def agent_result(**changes: Any) -> EvalResult:
     score = Score(0.25, False, "too cold", [Metric("words", 1.0, passed=True, reason="brief")])
     facts: dict[str, Any] = {"score": score, "output": "snow", "latency_ms": 1500, "started_at": 1_800_000_000.0}
-    return EvalResult(KEY, 0, "scored", snapshot=agent_session(), **(facts | changes))
+    facts["snapshot"] = agent_session()
+    return EvalResult(key=KEY, ordinal=0, outcome="scored", **(facts | changes))
 
 
 def by_name(converted: ConvertedTrial) -> dict[str, Any]:
@@ -130,6 +135,89 @@ def test_model_calls_and_tool_calls_become_spans_below_the_trial() -> None:
     assert root.end_time_unix_nano >= max(span.end_time_unix_nano for span in converted.spans)
 
 
+def test_an_agent_is_a_span_above_its_calls() -> None:
+    def weather(city: str) -> str:
+        return "snow"
+
+    def agent(name: str, *replies: Any) -> Any:
+        return agent_task(ScriptedAdapter(replies), tools=[weather], name=name)
+
+    call = ChatMessage("assistant", "", (ToolCall("weather", {"city": "Oslo"}, "c1"),))
+    guide, style = agent("guide", call, "snow"), agent("style", "fine")
+
+    @task
+    async def two_agents(question: str, ctx: TrialContext) -> Any:
+        ctx.session.record(PromptExecuted("plan", "openai", "gpt"))
+        await style(question, ctx)
+        await guide(question, ctx)
+        return await guide(question, ctx)  # An error: its script is used up.
+
+    suite = EvalSuite("s", Dataset([Sample("q1", "Oslo?")]), two_agents, lambda output: True)
+    store = open_store("memory:")
+    (converted,) = converted_trials(store, suite.run_sync(store=store).run)
+    names = {span.span_id: span.name for span in converted.spans}
+    children = [(names.get(span.parent_span_id, ""), span.name) for span in converted.spans[1:]]
+    assert sorted(children) == [
+        ("fairtrial.trial", "chat gpt"),
+        ("fairtrial.trial", "invoke_agent guide"),
+        ("fairtrial.trial", "invoke_agent guide"),
+        ("fairtrial.trial", "invoke_agent style"),
+        ("invoke_agent guide", "chat scripted"),
+        ("invoke_agent guide", "chat scripted"),
+        ("invoke_agent guide", "execute_tool weather"),
+        ("invoke_agent style", "chat scripted"),
+    ]
+    ended, failed = [span for span in converted.spans if span.name == "invoke_agent guide"]
+    assert attributes(ended) == {
+        "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "guide",
+        "fairtrial.agent.end": "terminated", "fairtrial.agent.turns": 2,
+    }  # fmt: skip
+    assert ended.start_time_unix_nano < ended.end_time_unix_nano
+    assert ended.status.code == 0
+    assert (failed.status.code, attributes(failed)["fairtrial.agent.end"]) == (2, "error")
+
+
+class Dated(BaseAdapter):
+    """Answers with the full name of its model, as providers do."""
+
+    async def _send(self, call: ModelCall) -> ModelReply:
+        return ModelReply(ChatMessage("assistant", "hi"), None, "stop", f"{self._model}-2026-10-01")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "registered"),
+    [
+        ("openai", "openai"),
+        ("anthropic", "anthropic"),
+        ("google", "gcp.gemini"),
+        ("gemini", "gcp.gemini"),
+        ("vertex", "gcp.vertex_ai"),
+        ("azure", "azure.ai.openai"),
+        ("bedrock", "aws.bedrock"),
+        ("bedrock-runtime", "aws.bedrock"),
+        ("mistral", "mistral_ai"),
+    ],
+)
+def test_providers_have_the_names_of_the_registry_and_models_both_names(adapter: str, registered: str) -> None:
+    assert adapter in PROVIDERS
+    session = Session()
+    anyio.run(partial(Dated(name=adapter, model="gpt-6").complete, "Hello", session=session))
+    found = TrialConverter("run1").convert(agent_result(snapshot=session.snapshot())).spans[1]
+    assert found.name == "chat gpt-6-2026-10-01"
+    named = attributes(found)
+    assert named["gen_ai.provider.name"] == registered
+    assert (named["gen_ai.request.model"], named["gen_ai.response.model"]) == ("gpt-6", "gpt-6-2026-10-01")
+
+
+def test_a_tool_that_failed_has_no_result() -> None:
+    session = Session()
+    session.record(ToolInvoked("warn", {}, None, False, "ValueError: too cold"))
+    session.record(ToolInvoked("log", {}, None, True))
+    warn, log = TrialConverter("run1", content=True).convert(agent_result(snapshot=session.snapshot())).spans[1:]
+    assert "gen_ai.tool.call.result" not in attributes(warn)
+    assert attributes(log)["gen_ai.tool.call.result"] == "null"
+
+
 @pytest.mark.proves("R90")
 def test_a_score_and_its_metrics_become_evaluation_results_of_the_trial() -> None:
     converted = TrialConverter("run1", "support", "judge").convert(agent_result())
@@ -145,10 +233,10 @@ def test_a_score_and_its_metrics_become_evaluation_results_of_the_trial() -> Non
 
 
 def test_an_error_of_the_task_is_the_status_of_the_trial_and_one_of_the_evaluator_a_result_with_a_warning() -> None:
-    failed = EvalResult(KEY, 0, "task_error", error="KeyError: 'Oslo'", stage="task")
+    failed = EvalResult(key=KEY, ordinal=0, outcome="task_error", error="KeyError: 'Oslo'", stage="task")
     root = TrialConverter("run1").convert(failed).spans[0]
     assert (root.status.code, root.status.message, attributes(root)["error.type"]) == (2, "", "KeyError")
-    scorer = EvalResult(KEY, 0, "scorer_error", error="the judge said nothing", stage="score")
+    scorer = EvalResult(key=KEY, ordinal=0, outcome="scorer_error", error="the judge said nothing", stage="score")
     converted = TrialConverter("run1", evaluator="judge").convert(scorer)
     assert (converted.spans[0].status.code, converted.logs[0].severity_number) == (0, 13)
     assert attributes(converted.logs[0]) == {"gen_ai.evaluation.name": "judge", "error.type": "scorer_error"}
@@ -157,8 +245,12 @@ def test_an_error_of_the_task_is_the_status_of_the_trial_and_one_of_the_evaluato
 def test_no_content_is_exported_unless_it_is_asked_for() -> None:
     sample = Sample("q1", "The weather forecast for Oslo?", "snow in Oslo")
     error = "ValueError: too cold in Oslo"
-    for result in (agent_result(), agent_result(score=None), EvalResult(KEY, 0, "task_error", error=error),
-                   EvalResult(KEY, 0, "scorer_error", error=error, output="snow")):  # fmt: skip
+    for result in (
+        agent_result(),
+        agent_result(score=None),
+        EvalResult(key=KEY, ordinal=0, outcome="task_error", error=error),
+        EvalResult(key=KEY, ordinal=0, outcome="scorer_error", error=error, output="snow"),
+    ):
         for profile in ("plain", "langsmith", "langfuse"):
             found = whole(TrialConverter("run1", profile=profile_named(profile)).convert(result, sample))
             assert [word for word in WORDS if word.encode() in found] == []
@@ -194,22 +286,32 @@ def test_no_secret_is_exported_wherever_it_stands(profile: str, monkeypatch: pyt
         ToolInvoked(f"tool{SECRET}", {SECRET: SECRET}, {"r": SECRET}, False, f"{SECRET}: bad", call_id=SECRET)
     )
     result = EvalResult(
-        KEY._replace(sample_id=SECRET, experiment=SECRET), 0, "scored",
-        Score(1.0, True, f"because {SECRET}", [Metric(f"m{SECRET}", 1.0, passed=True, reason=SECRET)], name=SECRET),
-        {"answer": SECRET}, error=SECRET, snapshot=session.snapshot(),
-    )  # fmt: skip
+        key=KEY._replace(sample_id=SECRET, experiment=SECRET),
+        ordinal=0,
+        outcome="scored",
+        score=Score(
+            1.0, True, f"because {SECRET}", [Metric(f"m{SECRET}", 1.0, passed=True, reason=SECRET)], name=SECRET
+        ),
+        output={"answer": SECRET},
+        error=SECRET,
+        snapshot=session.snapshot(),
+    )
     converter = TrialConverter(
         "run1", f"suite {SECRET}", f"judge {SECRET}", True, profile_named(profile), redactor=current()
     )
     found = whole(converter.convert(result, Sample("q", {"x": SECRET}, [SECRET], {})))
-    failed = EvalResult(KEY, 0, "task_error", error=f"{SECRET}: {SECRET}", metadata={"traceback": SECRET})
+    failed = EvalResult(
+        key=KEY, ordinal=0, outcome="task_error", error=f"{SECRET}: {SECRET}", metadata={"traceback": SECRET}
+    )
     found += whole(converter.convert(failed))
     assert SECRET.encode() not in found
     assert found.count(b"[redacted]") > 20
 
 
 def test_text_that_utf8_cannot_encode_is_exported_with_question_marks() -> None:
-    result = EvalResult(KEY._replace(sample_id="a\udc80b"), 0, "scored", Score(1.0), output="x\ud800")
+    result = EvalResult(
+        key=KEY._replace(sample_id="a\udc80b"), ordinal=0, outcome="scored", score=Score(1.0), output="x\ud800"
+    )
     converted = TrialConverter("run1", content=True).convert(result, Sample("a\udc80b", "y\udfff"))
     assert attributes(converted.spans[0])["fairtrial.sample.id"] == "a?b"
 

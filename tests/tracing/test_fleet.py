@@ -120,7 +120,7 @@ def test_two_worker_processes_over_redis_each_receive_the_traces_of_their_own_tr
             for worker in workers:
                 worker.send_signal(signal.SIGTERM)
             logs = [worker.communicate(timeout=120)[1] for worker in workers]
-    assert done.stdout == "forecast@1:baseline  100.0% of 16 scored passed, 0 errors\n", (done.stderr, logs)
+    assert done.stdout == "forecast@1:baseline  pass rate 100.0%, 16 scored, 0 errors\n", (done.stderr, logs)
     store = open_store(str(tmp_path / "runs.db"))
     (run,) = store.runs()
     results = list(EvalReport(store, run).results)

@@ -386,10 +386,10 @@ def test_resuming_and_rescoring_use_the_stored_trace(receiver: TraceReceiver) ->
 
 def test_an_incomplete_trace_stays_an_error_when_it_is_rescored_and_is_executed_again_by_retry_errors() -> None:
     store = open_store("memory:")
-    sends = [False]
+    sends = threading.Event()
 
     def sometimes(number: int, ctx: TrialContext) -> str:
-        return answer(number, ctx) if sends[0] else "snow"
+        return answer(number, ctx) if sends.is_set() else "snow"
 
     receiver = TraceReceiver(trace_wait_seconds=0.3)
     report = suite_of(sometimes, receiver).run_sync(store=store)
@@ -397,7 +397,7 @@ def test_an_incomplete_trace_stays_an_error_when_it_is_rescored_and_is_executed_
     rescored = suite_of(sometimes, receiver).rescore_sync(report.run_id, store=store)
     assert rescored.errors["scorer_error"] == 1
     assert "trace is incomplete" in only(rescored).error
-    sends[0] = True
+    sends.set()
     patient = TraceReceiver(trace_wait_seconds=LONG)
     retried = suite_of(sometimes, patient).run_sync(store=store, retry_errors=True, run_id=report.run_id)
     assert (retried.successful, only(retried).attempt, only(retried).passed) == (1, 2, True)

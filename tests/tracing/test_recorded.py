@@ -9,8 +9,9 @@ import pytest
 
 from fairtrial import ChatMessage, PromptExecuted, Session, TokenUsage, ToolInvoked, TrialKey
 from fairtrial.session.views import RecordedView
+from fairtrial.tracing.dialects import conversation_of
 from fairtrial.tracing.mapping import session_events
-from fairtrial.tracing.received import parse_logs, parse_traces
+from fairtrial.tracing.received import ReceivedSpan, parse_logs, parse_traces
 from fairtrial.trials.trace_ids import trace_id_of, trial_span_id
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -71,6 +72,17 @@ def test_the_session_is_the_same_whatever_recorded_it(name: str) -> None:
         ],
         "last": "It snows in Oslo.",
     }
+
+
+@pytest.mark.parametrize("written", ["gen_ai.prompt", "llm.input_messages", "gen_ai.completion"])
+def test_a_call_that_failed_before_its_answer_keeps_what_it_was_asked(written: str) -> None:
+    attributes = {f"{written}.0.role": "user", f"{written}.0.content": "The weather in Oslo?"}
+    read = conversation_of(ReceivedSpan("01", "02", "", "chat", 0.0, 1.0, "timed out", attributes))
+    one_sided, other = (read.answered, read.given) if written == "gen_ai.completion" else (read.given, read.answered)
+    assert ([(message.role, message.text) for message in one_sided], other) == (
+        [("user", "The weather in Oslo?")],
+        (),
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -32,7 +32,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def result(number: int = 0, *, passed: bool = True) -> EvalResult:
-    return EvalResult(TrialKey("run1", "baseline", f"q{number}"), number, "scored", Score(float(passed)))
+    return EvalResult(
+        key=TrialKey("run1", "baseline", f"q{number}"), ordinal=number, outcome="scored", score=Score(float(passed))
+    )
 
 
 def send(endpoint: OtlpEndpoint, *, patience_seconds: float = 60.0) -> SendTotals:
@@ -164,7 +166,11 @@ class TestExporter:
         with TraceExporter(collector.url, sample=0.0) as traces:
             for number in range(40):
                 traces.publish(SampleEvaluated("run1", result(number, passed=number % 10 != 0)))
-            traces.publish(SampleEvaluated("run1", EvalResult(TrialKey("run1", "b", "e"), 9, "timeout", error="late")))
+            traces.publish(
+                SampleEvaluated(
+                    "run1", EvalResult(key=TrialKey("run1", "b", "e"), ordinal=9, outcome="timeout", error="late")
+                )
+            )
         ids = {attributes(span)["fairtrial.sample.id"] for span in collector.spans}
         assert ids == {"q0", "q10", "q20", "q30", "e"}
         assert str(traces.summary()) == "traces: 5 of 5 sampled trials sent"
@@ -185,7 +191,13 @@ class TestExporter:
     def test_large_transcripts_count_towards_the_queue(self, collector: Collector) -> None:
         collector.gate.clear()
         traces = TraceExporter(collector.url, max_queue_bytes=1000)
-        large = EvalResult(TrialKey("run1", "b", "big"), 0, "scored", Score(1.0), output_json='"' + "x" * 2000 + '"')
+        large = EvalResult(
+            key=TrialKey("run1", "b", "big"),
+            ordinal=0,
+            outcome="scored",
+            score=Score(1.0),
+            output_json='"' + "x" * 2000 + '"',
+        )
         traces.publish(SampleEvaluated("run1", large))
         assert traces.close().dropped == 1
 

@@ -428,15 +428,19 @@ async def test_a_stored_output_is_scored_again_without_its_task_and_keeps_its_co
         assert current_trial().key == KEY
         return output.text == expected and len(session[ToolInvoked].all()) == 1
 
-    stored = EvalResult(KEY, 0, "scorer_error", output={"text": "a"}, latency_ms=70, started_at=5.0)
+    stored = EvalResult(key=KEY, ordinal=0, outcome="scorer_error", output={"text": "a"}, latency_ms=70, started_at=5.0)
     recorded = restore_session(first.snapshot)
     sample = Sample("s1", "q", "a")
-    again = await score_again(rules(never, judge), KEY, 0, sample, stored, recorded, output_type=Answer, attempt=2)
+    again = await score_again(rules(never, judge), KEY, 0, sample, stored, recorded, attempt=2)
     assert (again.outcome, again.attempt, again.latency_ms, again.started_at) == ("scored", 2, 70, 5.0)
     assert again.passed
-    without = await score_again(rules(never), KEY, 0, Sample("s1", "q", {"text": "a"}), stored, None)
+    without = await score_again(rules(never), KEY, 0, Sample("s1", "q", Answer("a")), stored, None)
     assert without.passed
-    odd = await score_again(rules(never), KEY, 0, sample, stored, None, output_type=int)
+
+    async def number(given: str) -> int:
+        raise AssertionError("the task must not be called")
+
+    odd = await score_again(rules(number), KEY, 0, sample, stored, None)
     assert (odd.outcome, odd.stage) == ("scorer_error", "score")
     assert "does not match the output type of the task" in (odd.error or "")
 

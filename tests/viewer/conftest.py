@@ -112,7 +112,12 @@ def trial(run: RunRecord, ordinal: int) -> EvalResult:
     key = TrialKey(run.run_id, name, f"q{place:02}", repeat)
     if place % 10 == 9:
         return EvalResult(
-            key, ordinal, "task_error", error="ValueError: no such order", stage="task", execution=ordinal + 1
+            key=key,
+            ordinal=ordinal,
+            outcome="task_error",
+            error="ValueError: no such order",
+            stage="task",
+            execution=ordinal + 1,
         )
     passed = place % (3 if experiment == 0 else 5) != 0
     answer = f"Order {place} {'arrives on Friday' if passed else 'was never seen'}, says {name}."
@@ -122,7 +127,7 @@ def trial(run: RunRecord, ordinal: int) -> EvalResult:
         [Metric("helpful", 0.5 + 0.01 * place, passed=passed, reason="judged", metadata=detail)],
     )  # fmt: skip
     return EvalResult(
-        key, ordinal, "scored", score, answer, latency_ms=100 + 7 * place,
+        key=key, ordinal=ordinal, outcome="scored", score=score, output=answer, latency_ms=100 + 7 * place,
         usage=TokenUsage(30 + place, 20, cost_usd=0.001), execution=ordinal + 1,
         started_at=2000.0 + ordinal, snapshot=session_of(answer, place),
     )  # fmt: skip
@@ -173,17 +178,19 @@ def add_hostile_run(store: RunStore) -> None:
             ordinal = run.ordinal(place, experiment, 0)
             results.append(
                 EvalResult(
-                    key,
-                    ordinal,
-                    "scored",
-                    Score(0.1 * experiment, bool(experiment and place % 2), text, [metric], name=text),
-                    text + f" {experiment}",
+                    key=key,
+                    ordinal=ordinal,
+                    outcome="scored",
+                    score=Score(0.1 * experiment, bool(experiment and place % 2), text, [metric], name=text),
+                    output=text + f" {experiment}",
                     metadata={text: text},
                     execution=ordinal + 1,
                     snapshot=session.snapshot(),
                 )
                 if place != 1 or experiment
-                else EvalResult(key, ordinal, "task_error", error=text, stage="task", execution=ordinal + 1)
+                else EvalResult(
+                    key=key, ordinal=ordinal, outcome="task_error", error=text, stage="task", execution=ordinal + 1
+                )
             )
     store.commit(run.run_id, results, samples)
     store.update_run(run.run_id, status="finished", finished_at=1005.0)
@@ -198,11 +205,11 @@ def add_long_run(store: RunStore, messages: int = 5_000) -> None:
         session.record(ChatMessage(role, f"message {number}: " + "some words that fill a line of the page. " * 20))
     session.record(ChatMessage("assistant", "the very last needle in this haystack"))
     result = EvalResult(
-        TrialKey(run.run_id, "baseline", "q00", 0),
-        0,
-        "scored",
-        Score(1.0),
-        "done",
+        key=TrialKey(run.run_id, "baseline", "q00", 0),
+        ordinal=0,
+        outcome="scored",
+        score=Score(1.0),
+        output="done",
         execution=1,
         snapshot=session.snapshot(),
     )

@@ -91,7 +91,13 @@ def _result(run: RunRecord, ordinal: int, sample: Sample[Any, Any]) -> EvalResul
     key = TrialKey(run.run_id, run.experiments[experiment], sample.id, 0)
     if place % 7 == 6 and experiment:
         return EvalResult(
-            key, ordinal, "task_error", error=text, stage="task", metadata={"traceback": text}, execution=ordinal + 1
+            key=key,
+            ordinal=ordinal,
+            outcome="task_error",
+            error=text,
+            stage="task",
+            metadata={"traceback": text},
+            execution=ordinal + 1,
         )
     texts = PAYLOADS if place == 0 else (text,)
     session = Session(tags={})
@@ -108,9 +114,15 @@ def _result(run: RunRecord, ordinal: int, sample: Sample[Any, Any]) -> EvalResul
     ]
     score = Score(0.1 * experiment, bool(place % 2 != experiment), text, metrics, name=text)
     return EvalResult(
-        key, ordinal, "scored", score, dict.fromkeys(texts, text) if place == 0 else f"{text} {experiment}",
-        metadata={one: one for one in texts}, execution=ordinal + 1, snapshot=session.snapshot(),
-    )  # fmt: skip
+        key=key,
+        ordinal=ordinal,
+        outcome="scored",
+        score=score,
+        output=dict.fromkeys(texts, text) if place == 0 else f"{text} {experiment}",
+        metadata={one: one for one in texts},
+        execution=ordinal + 1,
+        snapshot=session.snapshot(),
+    )
 
 
 def _add_runs(store: RunStore) -> None:
@@ -122,6 +134,13 @@ def _add_runs(store: RunStore) -> None:
                 tags={text: text}, dataset_version=text, created_at=10.0 + at,
             )
         )  # fmt: skip
-        result = EvalResult(TrialKey(run.run_id, text, text, 0), 0, "scored", Score(1.0, name=text), text, execution=1)
+        result = EvalResult(
+            key=TrialKey(run.run_id, text, text, 0),
+            ordinal=0,
+            outcome="scored",
+            score=Score(1.0, name=text),
+            output=text,
+            execution=1,
+        )
         store.commit(run.run_id, [result], {0: Sample(text, text, text, {text: text})})
         store.update_run(run.run_id, status="finished", finished_at=20.0 + at)

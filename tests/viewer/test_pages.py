@@ -212,7 +212,10 @@ def test_a_search_finds_outputs_and_transcripts(viewed: Viewed) -> None:
 
 @pytest.mark.proves("R119")
 def test_a_trial_is_shown_whole(viewed: Viewed) -> None:
-    text = plain(viewed.get(f"{RUN}/t/baseline/q15").text)
+    page = viewed.get(f"{RUN}/t/baseline/q15").text
+    text = plain(page)
+    shown = re.findall(r'class="ev (\w+)[^>]*><summary><span class="label">([^<]*)', page)
+    assert ("tool", "find_order") in shown, shown
     for part in (
         "Where is order 15?", "Order 15 was never seen, says baseline.", "not what was asked for",
         "failed, score 0.250", "find_order", "You help customers.", "reasoning", "I should be brief.",
@@ -304,7 +307,16 @@ def test_samples_of_another_order_are_compared_by_their_ids(tmp_path: Path) -> N
     for place, sample in samples.items():
         key = TrialKey(run.run_id, "baseline", sample.id, 0)
         score = Score(1.0 - place / 10, False)
-        results.append(EvalResult(key, place, "scored", score, f"none for {sample.id}", execution=place + 1))
+        results.append(
+            EvalResult(
+                key=key,
+                ordinal=place,
+                outcome="scored",
+                score=score,
+                output=f"none for {sample.id}",
+                execution=place + 1,
+            )
+        )
     store.commit(run.run_id, results, samples)
     store.update_run(run.run_id, status="finished", finished_at=3000.0)
     server, thread = start_server(tmp_path / "runs.db")
@@ -351,6 +363,7 @@ def test_the_history_of_a_suite_has_every_finished_run(viewed: Viewed) -> None:
         (f"{RUN}/t/nothing/q01", 404, "no result for sample"),
         (f"{RUN}/trials.xlsx", 404, "trials.csv"),
         (f"{RUN}/blob/{'0' * 64}?o=1", 404, "no trial of this run refers"),
+        ("support/no/such/page", 404, "There is no such page. The list of runs leads"),
         (f"{RUN}/blob/..%2f..%2fetc%2fpasswd?o=1", 404, ""),
         ("static/../view.css", 404, ""),
     ],
@@ -509,7 +522,17 @@ def test_a_conversation_that_was_not_recorded_is_said_to_be_missing(tmp_path: Pa
             session.record(ChatMessage("user", "What?"))
         session.record(PromptExecuted(model="fake", usage=TokenUsage(10, 5)))
         key = TrialKey(run.run_id, "baseline", f"q{at}", 0)
-        results.append(EvalResult(key, at, "scored", Score(1.0), "x", execution=at + 1, snapshot=session.snapshot()))
+        results.append(
+            EvalResult(
+                key=key,
+                ordinal=at,
+                outcome="scored",
+                score=Score(1.0),
+                output="x",
+                execution=at + 1,
+                snapshot=session.snapshot(),
+            )
+        )
     store.commit(run.run_id, results, samples)
     store.update_run(run.run_id, status="finished", finished_at=1005.0)
     server, thread = start_server(tmp_path / "runs.db")

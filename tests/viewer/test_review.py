@@ -414,7 +414,14 @@ def test_an_attachment_of_a_drawn_trial_is_sent_and_no_other(tmp_path: Path) -> 
     run = store.create_run(record("r", "pictures", 2, experiments=("baseline",)))
     files = [Attachment(store.put_blob(data), "text/plain", len(data)) for data in (b"one", b"two")]
     results = [
-        EvalResult(TrialKey("r", "baseline", f"q{at}"), at, "scored", Score(1.0), "x", execution=at + 1)
+        EvalResult(
+            key=TrialKey("r", "baseline", f"q{at}"),
+            ordinal=at,
+            outcome="scored",
+            score=Score(1.0),
+            output="x",
+            execution=at + 1,
+        )
         for at in (0, 1)
     ]
     store.commit(run.run_id, results, {at: Sample(f"q{at}", {"file": files[at]}) for at in (0, 1)})

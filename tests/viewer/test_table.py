@@ -48,10 +48,10 @@ class Table:
             outcome: Any = OUTCOMES[ordinal % 3] if score is None else "scored"
             results.append(
                 EvalResult(
-                    key,
-                    ordinal,
-                    outcome,
-                    score,
+                    key=key,
+                    ordinal=ordinal,
+                    outcome=outcome,
+                    score=score,
                     latency_ms=ordinal % 6,
                     usage=TokenUsage(ordinal % 4, 1),
                     execution=ordinal + 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,26 @@ def test_changed_words_are_marked() -> None:
 
 def test_texts_of_many_words_are_compared_by_lines() -> None:
     first = "\n".join(f"line {n} with words" for n in range(3000))
-    left, right, remark = differences(first, first.replace("line 7 ", "line seven "))
-    assert "".join(part.text for part in left if part.changed) == "line 7 with words\n"
-    assert "".join(part.text for part in right if part.changed) == "line seven with words\n"
+    second = first.replace("line 7 ", "line seven ").replace("line 2990 ", "line 2,990 ")
+    left, right, remark = differences(first, second)
+    assert [part.text for part in left if part.changed] == ["line 7 with words\n", "line 2990 with words\n"]
+    assert [part.text for part in right if part.changed] == ["line seven with words\n", "line 2,990 with words\n"]
     assert "line by line" in remark
+    assert [part.text for part in differences(first, first.replace("line 7 ", "line seven "))[0] if part.changed] == [
+        "7 "
+    ]
+
+
+def test_texts_that_repeat_words_are_given_up_instead_of_compared_for_minutes() -> None:
+    first, second = "again\n" * 3000, "once more\n" + "again\n" * 2000 + "stop\n" + "again\n" * 1500 + "end"
+    start = time.process_time()
+    left, right, remark = differences(first, second)
+    assert time.process_time() - start < 5
+    assert remark == "the texts are too long or repetitive to mark"
+    assert not any(part.changed for part in [*left, *right])
+    left, right, remark = differences(first, "again\n" * 2000 + "stop")
+    assert ([part.text for part in right if part.changed], remark) == (["stop"], "")
+    assert "".join(part.text for part in left) == first
 
 
 def test_templates_leave_escaping_switched_on() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fairtrial.analysis.comparison import MetricComparison, SliceComparison
 from fairtrial.analysis.metrics import COSTS
 from fairtrial.analysis.pairing import Pairs
 from fairtrial.analysis.slicing import SMALL_SLICE
-from fairtrial.analysis.source import ExperimentSource
+from fairtrial.analysis.source import ExperimentSource, code_versions
 from fairtrial.formatting import count, number_word
-from fairtrial.store.protocol import RESUMABLE
+from fairtrial.store.protocol import RESUMABLE, RunRecord
 
 FEW_PAIRS = 30
 """Below this many pairs a comparison says that it is small."""
@@ -93,9 +93,11 @@ def about_runs(sources: Sequence[ExperimentSource]) -> Iterator[str]:
     """Yield caveats about the compared runs."""
     if not sources:
         return
-    for run in {source.run.run_id: source.run for source in sources}.values():
-        if run.code_versions > 1:
-            yield f"Run {run.run_id} has results of {number_word(run.code_versions)} code versions."
+    runs = {source.run.run_id: source for source in sources}
+    for source in runs.values():
+        run, versions = source.run, code_versions(source.store, source.run)
+        if versions > 1:
+            yield f"Run {run.run_id} has results of {number_word(versions)} code versions."
         if run.status == "running" or run.status in RESUMABLE:
             yield f"Run {run.run_id} is not finished ({run.status}): these are not its final numbers."
         elif run.noted.is_adaptive:
@@ -105,6 +107,7 @@ def about_runs(sources: Sequence[ExperimentSource]) -> Iterator[str]:
             )
         elif run.status == "stopped":
             yield f"Run {run.run_id} was stopped early: if its numbers were the reason, intervals here are too narrow."
+    yield from _package_changes([source.run for source in runs.values()])
     evaluators = dict.fromkeys(source.run.evaluator for source in sources)
     if len(evaluators) > 1:
         yield (
@@ -115,3 +118,29 @@ def about_runs(sources: Sequence[ExperimentSource]) -> Iterator[str]:
     seen = {(source.run.run_id, source.name) for source in sources}
     if len(seen) < len(sources):
         yield "An experiment is compared with itself."
+
+
+def about_choice(sources: Sequence[ExperimentSource]) -> Iterator[str]:
+    """Yield that some of the experiments of a run were chosen for a comparison, for which no p-value allows."""
+    compared: dict[str, set[str]] = {}
+    for source in sources:
+        compared.setdefault(source.run.run_id, set()).add(source.name)
+    for run in {source.run.run_id: source.run for source in sources}.values():
+        if 1 < len(compared[run.run_id]) < len(run.experiments):
+            yield (
+                f"Run {run.run_id} has {len(run.experiments)} experiments, and {len(compared[run.run_id])} are "
+                "compared: no adjustment was made for choosing them. If their results were the reason, quote the "
+                "leaderboard of all of them."
+            )
+
+
+def _package_changes(runs: Sequence[RunRecord]) -> Iterator[str]:
+    """Yield the packages of which the runs used different versions."""
+    recorded = [found for run in runs if isinstance(found := (run.identity or {}).get("packages"), Mapping) and found]
+    changes = []
+    for name in sorted(set().union(*recorded)):
+        versions = dict.fromkeys(str(found[name]) for found in recorded if name in found)
+        if len(versions) > 1:
+            changes.append(f"{name} {' and '.join(versions)}")
+    if changes:
+        yield f"The runs used different versions of packages: {'; '.join(changes)}."

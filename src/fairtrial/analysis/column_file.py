@@ -311,12 +311,14 @@ class _FileBuilder:
         now = store.get_run(run.run_id)
         counted = sum(sum(one["outcomes"].values()) for one in totals)
         # What was written meanwhile belongs to another state: the next reader compares the blocks.
+        unrevised = now.revision == run.revision
         settled = now.finished_at is not None and now.finished_at == run.finished_at and counted == rows
         header = ColumnHeader(
             store=self._key,
             run_id=run.run_id,
             created_at=run.created_at,
             finished_at=run.finished_at if settled else None,
+            revision=run.revision if unrevised else None,
             fingerprint=run.dataset_fingerprint,
             planned=run.planned,
             rows=rows,

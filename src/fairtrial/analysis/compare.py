@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fairtrial.analysis.caveats import about_labels, about_pairs, about_runs
+from fairtrial.analysis.caveats import about_choice, about_labels, about_pairs, about_runs
 from fairtrial.analysis.column_reader import read_columns
-from fairtrial.analysis.columns import Columns, IntArray, take_ids
+from fairtrial.analysis.columns import Columns, IntArray
 from fairtrial.analysis.comparison import (
     SHOWN,
     CandidateComparison,
     ComparisonRecord,
-    FlippedSamples,
     Flips,
     MetricComparison,
     ScoredOnly,
@@ -24,7 +23,16 @@ from fairtrial.analysis.comparison import (
 )
 from fairtrial.analysis.labels import LabelUse, attach_labels
 from fairtrial.analysis.metrics import BUILT_IN, COSTS, FAILED, PASSED, REWARD, SCORED, VALUE, unknown_metric
-from fairtrial.analysis.pairing import ComparisonSettings, Pairs, Scores, changes, difference, pair, scores_of
+from fairtrial.analysis.pairing import (
+    ComparisonSettings,
+    Pairs,
+    SampleChanges,
+    Scores,
+    changes,
+    difference,
+    pair,
+    scores_of,
+)
 from fairtrial.analysis.slices import SliceBy
 from fairtrial.analysis.slicing import Slice, cut, needs, normalize_slices
 from fairtrial.analysis.source import ExperimentSource
@@ -112,24 +120,19 @@ def compare_columns(
     adjust([found for parts in sliced for _, one in parts for found in one.found()], "bh")
     slice_tests = _slice_tests(whole, [[part for part, _ in parts] for parts in sliced], settings)
     compared: list[CandidateComparison] = []
-    flipped: list[tuple[FlippedSamples, FlippedSamples]] = []
+    changed: list[SampleChanges] = []
     for place, (side, one, parts) in enumerate(zip(candidates, whole, sliced, strict=True)):
-        made, gained, lost = _candidate(side, baseline, one, parts, settings, sources[place + 1] if sources else None)
+        made, change = _candidate(side, baseline, one, parts, settings, sources[place + 1] if sources else None)
         compared.append(replace(made, slice_tests=slice_tests[place]))
-        if sources:
-            flipped.append(
-                (
-                    FlippedSamples(gained, sources[0], sources[place + 1]),
-                    FlippedSamples(lost, sources[0], sources[place + 1]),
-                )
-            )
+        changed.append(change)
     return ComparisonRecord(
         baseline=_side(baseline, sources[0] if sources else None),
         candidates=tuple(compared),
         alpha=settings.alpha,
         tests=tests,
-        warnings=tuple(about_runs(sources)),
-        sources=tuple(flipped),
+        warnings=(*about_runs(sources), *about_choice(sources)),
+        changes=tuple(changed),
+        sources=tuple(sources),
     )
 
 
@@ -179,7 +182,7 @@ def _candidate(
     parts: Sequence[tuple[Slice, _Compared]],
     settings: ComparisonSettings,
     source: ExperimentSource | None,
-) -> tuple[CandidateComparison, Sequence[str], Sequence[str]]:
+) -> tuple[CandidateComparison, SampleChanges]:
     names = (side.name, baseline.name)
     metrics = tuple(_record(metric, names, settings) for metric in one.metrics)
     slices = tuple(
@@ -192,8 +195,7 @@ def _candidate(
         for part, compared in parts
     )
     change = changes(one.pairs)
-    order = np.argsort(-np.abs(change), kind="stable")
-    gained, lost = (take_ids(one.pairs.baseline.ids, order[(sign * change[order]) > 0]) for sign in (1, -1))
+    gained, lost = change.ids_of("gained")[:SHOWN], change.ids_of("lost")[:SHOWN]
     about = _side(side, source)
     share = max(one.pairs.missing_share, about.missing_share, _side(baseline, None).missing_share)
     made = CandidateComparison(
@@ -204,10 +206,10 @@ def _candidate(
         missing_share=share,
         metrics=metrics,
         slices=slices,
-        flips=Flips(tuple(gained[:SHOWN]), tuple(lost[:SHOWN]), len(gained), len(lost)),
+        flips=Flips(tuple(gained), tuple(lost), change.count("gained"), change.count("lost")),
         warnings=(*about_pairs(one.pairs, metrics, slices, names, share), *about_labels(one.pairs, metrics)),
     )
-    return made, gained, lost
+    return made, change
 
 
 def _slice_tests(
@@ -234,7 +236,7 @@ def _slice_tests(
     for (place, by, name, tested), p in zip(found, adjusted, strict=True):
         differ = p <= settings.alpha
         said = "differ from each other" if differ else "do not differ detectably from each other"
-        among = f" allowing for {len(found)} tests" if len(found) > 1 else ""
+        among = f", adjusted for {len(found)} tests" if len(found) > 1 else ""
         text = f"{name}: changes by {by} {said} ({p_text(p)}{among})."
         made[place].append(SliceTest(by, name, tested.groups, tested.n, tested.p_value, p, differ, text))
     return [tuple(tests) for tests in made]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import batched
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.trials.result import EvalResult
+
+if TYPE_CHECKING:
+    from fairtrial.analysis.pairing import SampleChanges
 
 type Verdict = Literal["better", "worse", "higher", "lower", "as good as", "no detectable difference", "unknown"]
 """What a candidate is to the baseline. "higher" and "lower" are for metrics of which nobody said which way is better;
@@ -227,8 +230,10 @@ class ComparisonRecord:
     alpha: float
     tests: int
     warnings: tuple[str, ...]
-    # (gained, lost) of each candidate with where to read their results; none of it belongs to the record.
-    sources: tuple[tuple[FlippedSamples, FlippedSamples], ...] = field(default=(), repr=False, compare=False)
+    # How each sample changed, for each candidate, and where to read the results of the baseline and the candidates;
+    # neither belongs to the record.
+    changes: tuple[SampleChanges, ...] = field(default=(), repr=False, compare=False)
+    sources: tuple[ExperimentSource, ...] = field(default=(), repr=False, compare=False)
 
     def __getitem__(self, candidate: str) -> CandidateComparison:
         for one in self.candidates:
@@ -255,8 +260,8 @@ class ComparisonRecord:
         if candidate is None and len(self.candidates) > 1:
             raise ValueError(f"say whose: {', '.join(one.name for one in self.candidates)}")
         wanted = self.candidates[0] if candidate is None else self[candidate]
-        gained, lost = self.sources[self.candidates.index(wanted)]
-        return gained if direction == "gained" else lost
+        place = self.candidates.index(wanted)
+        return FlippedSamples(self.changes[place].ids_of(direction), self.sources[0], self.sources[place + 1])
 
 
 def _named(metrics: Sequence[MetricComparison], metric: str) -> MetricComparison:

@@ -89,7 +89,7 @@ def plain_error(result: EvalResult) -> str:
 
 def traceback_of(result: EvalResult) -> str:
     """The last calls before the error of a trial, from the first outside Fairtrial on; nothing if none were stored."""
-    stored = result.metadata.get("traceback")
+    stored = result.own_metadata.get("traceback")
     return _from_first_call(stored) if isinstance(stored, str) else ""
 
 
@@ -100,7 +100,7 @@ def _from_first_call(stored: str) -> str:
 
 def error_location(result: EvalResult) -> str:
     """Where the error of a trial was raised, as `file.py:8 in name`: the last call in a file that is not installed."""
-    stored = result.metadata.get("traceback")
+    stored = result.own_metadata.get("traceback")
     return _location(stored) if isinstance(stored, str) else ""
 
 

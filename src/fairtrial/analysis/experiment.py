@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fairtrial.analysis.metrics import CRITERION, ERRORS
 from fairtrial.analysis.source import ExperimentSource, run_totals
 from fairtrial.analysis.summaries import describe
-from fairtrial.store.protocol import RunRecord, RunStore, Totals
+from fairtrial.store.protocol import RunRecord, RunStore, SampleMeans, Totals
+from fairtrial.store.totals import sample_means
 
 if TYPE_CHECKING:
     from fairtrial.analysis.estimates import Estimate
@@ -43,29 +44,41 @@ class TotalsAnalysis:
         return {name: self.totals.outcomes[name] for name in ERRORS if self.totals.outcomes.get(name)}
 
     @property
+    def means(self) -> SampleMeans:
+        """The means over samples: the one place that makes a pass rate of stored results.
+
+        Where all samples have as many scored trials, they are those over trials.
+        """
+        totals = self.totals
+        if totals.sample_means is not None:
+            return totals.sample_means
+        passed, value, scored, finished = totals.passed, totals.value_sum, self.successful, self.total
+        return sample_means((scored, passed, value, totals.reward_sum, finished, passed, value))
+
+    @property
     def pass_rate(self) -> float | None:
-        """The share of scored trials that passed."""
-        return self.totals.passed / self.successful if self.successful else None
+        """The mean over samples of the share of a sample's scored trials that passed."""
+        return self.means.pass_rate
 
     @property
     def pass_rate_all(self) -> float | None:
-        """The share of all finished trials that passed: an error counts as a failure."""
-        return self.totals.passed / self.total if self.total else None
+        """The mean over samples of the share of a sample's finished trials that passed: an error is a failure."""
+        return self.means.pass_rate_all
 
     @property
     def mean_score(self) -> float | None:
-        """The mean value of scored trials."""
-        return self.totals.value_sum / self.successful if self.successful else None
+        """The mean over samples of the mean value of a sample's scored trials."""
+        return self.means.mean_score
 
     @property
     def mean_score_all(self) -> float | None:
-        """The mean value of all finished trials: an error counts as 0."""
-        return self.totals.value_sum / self.total if self.total else None
+        """The mean over samples of the mean value of a sample's finished trials: an error counts as 0."""
+        return self.means.mean_score_all
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean reward of scored trials; the mean score unless metrics have weights."""
-        return self.totals.reward_sum / self.successful if self.successful else None
+        """The mean over samples of the mean reward of scored trials; the mean score unless metrics have weights."""
+        return self.means.mean_reward
 
     @property
     def mean_latency_ms(self) -> float | None:
@@ -103,6 +116,16 @@ class TotalsAnalysis:
         return self.totals.cut_off_calls
 
     @property
+    def refused_calls(self) -> int:
+        """Calls of the task that the model or a filter declined."""
+        return self.totals.refused_calls
+
+    @property
+    def unknown_endings(self) -> Mapping[str, int]:
+        """Answers to the task by the unknown reason with which they ended."""
+        return self.totals.unknown_endings
+
+    @property
     def summary(self) -> dict[str, Any]:
         """n, mean, std, min and max of the rewards, the mean score, the pass rates and the number of errors.
 
@@ -115,7 +138,7 @@ class TotalsAnalysis:
             squares = 0.0  # All rewards are equal: the rest is rounding of two large sums.
         low = math.inf if totals.reward_min is None else totals.reward_min
         high = -math.inf if totals.reward_max is None else totals.reward_max
-        return describe(count, self.total - count, totals.passed, totals.value_sum, mean, squares, low, high)
+        return describe(count, self.total - count, self.means, squares, low, high)
 
 
 class ExperimentAnalysis(TotalsAnalysis):
@@ -191,13 +214,16 @@ class ExperimentAnalysis(TotalsAnalysis):
 
     @property
     def scores_by_criterion(self) -> Mapping[str, float]:
-        """The mean of every criterion and metric over the scored trials that have it.
+        """The mean over samples of every criterion and metric, in the scored trials that have it.
 
         Scores without any are a criterion of their own, under the evaluator's name.
         """
         found = self.store.metric_totals(self.run.run_id).get(self.name, {})
         if not found and self.mean_score is not None:
             return {self.run.evaluator: self.mean_score}
+        if self.run.repeats > 1:  # A sample may lack the metric in some of its trials.
+            means = {estimate.name: estimate.value for estimate in self.estimates}
+            return {name: mean for name in found if (mean := means.get(name)) is not None}
         return {name: totals.mean for name, totals in found.items()}
 
     @property

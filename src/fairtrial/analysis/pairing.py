@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.analysis.anytime import difference_at_any_time
-from fairtrial.analysis.columns import Columns, FloatArray, IntArray
+from fairtrial.analysis.columns import Columns, FloatArray, IntArray, take_ids
 from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, REWARD, SMALLEST_DIFFERENCE, UNIT, VALUE, View, is_verdict
 from fairtrial.analysis.stored_ids import StoredIds
 from fairtrial.frozen import EMPTY
@@ -104,6 +104,41 @@ class Scores:
             np.array_equal(mine.counts, its.counts) and np.array_equal(mine.flat, its.flat)
             for mine, its in ((self.candidate, other.candidate), (self.baseline, other.baseline))
         )
+
+
+type ChangeKind = Literal["lost", "gained", "changed", "same"]
+"""What became of a sample: fewer passes, more passes, as many passes with another mean score, nothing."""
+_KINDS: Mapping[ChangeKind, int] = {"same": 1, "changed": 2, "lost": 3, "gained": 4}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleChanges:
+    """How the result of each common sample changed, failures of the system included.
+
+    `codes` has what became of each sample. `passed` and `values` are the share of passes and the mean score on both
+    sides, the baseline's first; 0 where a side has no counted trial. `missing` counts planned pairs of which a side has
+    none.
+    """
+
+    ids: Sequence[str]
+    codes: NDArray[np.int8]
+    passed: tuple[FloatArray, FloatArray]
+    values: tuple[FloatArray, FloatArray]
+    order: IntArray  # The largest change first.
+    missing: int
+
+    def count(self, kind: ChangeKind) -> int:
+        """Return the number of samples of a kind."""
+        return int(np.count_nonzero(self.codes == _KINDS[kind]))
+
+    def places(self, kind: ChangeKind) -> IntArray:
+        """Return the positions of the samples of a kind, the largest change first."""
+        found: IntArray = self.order[self.codes[self.order] == _KINDS[kind]]
+        return found
+
+    def ids_of(self, kind: ChangeKind) -> Sequence[str]:
+        """Return the ids of the samples of a kind, the largest change first."""
+        return take_ids(self.ids, self.places(kind))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -279,14 +314,32 @@ def _corrected(scores: Scores, sides: LabelledSides, settings: ComparisonSetting
     )
 
 
-def changes(pairs: Pairs) -> FloatArray:
-    """Return the change of each sample's share of passes, with failures of the system; 0 where unknown."""
-    sides = [side.scores(PASSED, "system") for side in (pairs.candidate, pairs.baseline)]
+def changes(pairs: Pairs) -> SampleChanges:
+    """Return how the result of each common sample changed."""
+    known, passed = _means(pairs, PASSED)
+    scored, values = _means(pairs, VALUE)
+    change = passed[1] - passed[0]
+    by_value = np.where(scored, values[1] - values[0], 0.0)
+    for numbers in (change, by_value):
+        numbers[np.abs(numbers) < 1e-12] = 0.0
+    codes = np.full(known.size, _KINDS["same"], dtype=np.int8)
+    codes[by_value != 0] = _KINDS["changed"]
+    codes[change < 0] = _KINDS["lost"]
+    codes[change > 0] = _KINDS["gained"]
+    codes[~known] = 0
+    order = np.argsort(-np.abs(np.where(change == 0, by_value, change)), kind="stable")
+    missing = pairs.planned - int(np.count_nonzero(known))
+    return SampleChanges(pairs.baseline.ids, codes, passed, values, order, missing)
+
+
+def _means(pairs: Pairs, metric: str) -> tuple[NDArray[np.bool_], tuple[FloatArray, FloatArray]]:
+    """Return where both sides have a counted trial, and the mean of each there, the baseline's first; else 0."""
+    sides = [side.scores(metric, "system") for side in (pairs.baseline, pairs.candidate)]
     known = (sides[0].counts > 0) & (sides[1].counts > 0)
-    change = np.zeros(known.size)
-    change[known] = sides[0].only(known).means - sides[1].only(known).means
-    change[np.abs(change) < 1e-12] = 0.0
-    return change
+    means = [np.zeros(known.size) for _ in sides]
+    for found, side in zip(means, sides, strict=True):
+        found[known] = side.only(known).means
+    return known, (means[0], means[1])
 
 
 def shared_clusters(labels: IntArray) -> IntArray | None:

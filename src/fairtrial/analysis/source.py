@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fairtrial.store.column_cache import cached_totals
@@ -22,6 +23,18 @@ def run_totals(store: RunStore, run: RunRecord) -> list[Totals]:
         if found is not None:
             return found
     return store.totals(run.run_id)
+
+
+def code_versions(store: RunStore, run: RunRecord) -> int:
+    """Return the number of code versions that the stored results of a run come from.
+
+    A run whose old results were all replaced has one, whatever has executed it before.
+    """
+    if run.identity is None:  # Stored by a version that did not record the code of each result.
+        return 2 if run.noted.code_changed else 1
+    versions = run.identity.get("code")
+    several = isinstance(versions, Sequence) and not isinstance(versions, str) and len(versions) > 1
+    return max(len(store.codes(run.run_id)), 1) if several or run.parent_run is not None else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,20 +54,6 @@ class StoredIds(Sequence[str]):
             return bool(np.array_equal(self._ends, other._ends)) and self._text == other._text
         return list(self) == list(other)
 
-    def find(self, sample_id: str) -> int | None:
-        """Return the position of an id; None if it is not among these. They must be all ids of the text."""
-        wanted = sample_id.encode("utf-8", "surrogatepass")
-        text, at = bytes(self._text), 0
-        while (at := text.find(wanted, at)) >= 0:
-            place = int(np.searchsorted(self._starts, at))
-            # An empty id has the start of its successor.
-            while place < len(self) and self._starts[place] == at:
-                if self._ends[place] == at + len(wanted):
-                    return place
-                place += 1
-            at += 1
-        return None
-
     @cached_property
     def _is_whole(self) -> bool:
         """True if these are all ids of the text, in its order."""

@@ -1,4 +1,4 @@
-"""Questions about the trials of a run, answered from its column file: filter, sort, page, count.
+"""The trials of a run as columns of its column file, filtered by conditions.
 
 Everything is computed in blocks, so that memory does not grow with the run beyond a mask of one byte for each trial.
 """
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from fairtrial.analysis.column_file import ColumnFile, open_columns
 from fairtrial.analysis.metrics import NOT_RUN, PASSED
 from fairtrial.analysis.source import ExperimentSource
+from fairtrial.codec import canonical
 from fairtrial.errors import ConfigurationError
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.store.rows import OUTCOME_NAMES, OUTCOMES, SCORED
+from fairtrial.store.rows import OUTCOME_NAMES, OUTCOMES
 from fairtrial.types import JSON
 
 if TYPE_CHECKING:
@@ -54,26 +55,6 @@ class Condition:
     low: float | None = None
     high: float | None = None
     missing: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TrialCounts:
-    """Exact counts of some trials."""
-
-    total: int
-    scored: int
-    passed: int
-    errors: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrialPage:
-    """Some trials in order. (keys[-1], ordinals[-1]) is where the next page begins; `total` counts all."""
-
-    ordinals: list[int]
-    keys: list[float | None]
-    total: int
-    more: bool
 
 
 class TrialColumns:
@@ -247,8 +228,9 @@ class TrialColumns:
         """Return the code of a value: 0 for None (samples without the key), None if no sample has the value."""
         if value is None:
             return 0
+        wanted = canonical(value)  # 1, 1.0 and True are equal in Python, and other values here.
         for code, known in enumerate(self.metadata_values(key), 1):
-            if type(known) is type(value) and known == value:
+            if known == value and canonical(known) == wanted:
                 return code
         return None
 
@@ -262,11 +244,6 @@ class TrialColumns:
         width = self.run.repeats * len(self.run.experiments)
         places = self._sample_places(np.asarray(ordinals, dtype=np.int64) // width)
         return ["" if place < 0 else self._file.ids[place] for place in places.tolist()]
-
-    def find_sample(self, sample_id: str) -> int | None:
-        """Return the ordinal of the sample with this id."""
-        place = self._file.ids.find(sample_id)
-        return None if place is None else int(self._file.sample_ordinals[place])
 
     def rows(self, ordinals: Sequence[int] | Ordinals) -> list[dict[str, Any]]:
         """Return the numbers of a few trials as plain values: names of outcomes and experiments, values of metadata."""
@@ -340,7 +317,7 @@ class TrialColumns:
                 code = self.metadata_code(column.removeprefix(_METADATA), value)
                 codes.append(-1 if code is None else code)
             else:
-                codes.append(float(value) if isinstance(value, int | float) else -1.0)
+                codes.append(float(value) if isinstance(value, int | float) else np.nan)
         return codes
 
 
@@ -358,98 +335,6 @@ class TrialSelection:
     def ordinals(self) -> Ordinals:
         """Return the ordinals of the trials, ascending."""
         return np.flatnonzero(self.mask)
-
-    def counts(self) -> TrialCounts:
-        """Count scored, passed and failed trials."""
-        by_outcome = np.zeros(len(OUTCOME_NAMES) + 1, dtype=np.int64)
-        passed = 0
-        for start, end in self.columns._blocks():
-            some = self.mask[start:end]
-            by_outcome += np.bincount(self.columns.part("outcome", start, end)[some], minlength=by_outcome.size)
-            passed += int(np.count_nonzero(self.columns.part("passed", start, end)[some] == 1))
-        scored = int(by_outcome[SCORED])
-        errors = self.total - scored - int(by_outcome[OUTCOMES["not_run"]])
-        return TrialCounts(self.total, scored, passed, errors)
-
-    def facet(self, column: str, limit: int | None = 30) -> list[tuple[JSON, int]]:
-        """Count the trials of each value of a column with few values, the most frequent first.
-
-        Columns are outcome, experiment, repeat, attempt, passed, verdicts and metadata.
-        """
-        counts: dict[float, int] = {}
-        for start, end, numbers in self.columns._parts(column):
-            some = numbers[self.mask[start:end]]
-            if some.dtype.kind == "f":
-                some = np.where(np.isnan(some), -1.0, some)
-                if some.size and (some != np.floor(some)).any():
-                    raise ConfigurationError(f"values can be counted in a column of whole numbers (got {column!r})")
-                some = some.astype(np.int64)
-            found, how_often = _tally(some)
-            for code, count in zip(found, how_often, strict=True):
-                counts[code] = counts.get(code, 0) + count
-        codes = sorted(counts, key=lambda code: (-counts[code], code))[:limit]
-        is_code = column in ("outcome", "experiment") or column.startswith(_METADATA)
-        numbers = np.array(codes, dtype=np.int64) if is_code else np.array([np.nan if c < 0 else c for c in codes])
-        plain = self.columns._plain(column, numbers)
-        return [(value, counts[code]) for value, code in zip(plain, codes, strict=True)]
-
-    def page(
-        self,
-        *,
-        sort: str = "ordinal",
-        descending: bool = False,
-        after: tuple[float | None, int] | None = None,
-        limit: int = 100,
-        backwards: bool = False,
-    ) -> TrialPage:
-        """Return one page of the trials in order; trials without a value come last, equal ones by ordinal.
-
-        Args:
-            sort: The column to sort by.
-            descending: Whether the largest value comes first.
-            after: (value, ordinal) of the trial after which the page begins; None for the first page.
-            limit: The length of the page.
-            backwards: Return the trials before `after` (or the last ones), still in order.
-        """
-        keys, ordinals = np.empty(0), np.empty(0, dtype=np.int64)
-        sign = -1.0 if descending else 1.0
-        limit += 1  # One more tells whether there are others.
-        begin = None if after is None else (np.inf if after[0] is None else sign * after[0], after[1])
-        for start, end, numbers in self.columns._parts(sort):
-            part = sign * numbers.astype(np.float64)
-            part[np.isnan(part)] = np.inf
-            here = self.mask[start:end]
-            if begin is not None:
-                places = np.arange(start, end)
-                equal = part == begin[0]
-                if backwards:
-                    here = here & ((part < begin[0]) | (equal & (places < begin[1])))
-                else:
-                    here = here & ((part > begin[0]) | (equal & (places > begin[1])))
-            chosen = _first(part, np.flatnonzero(here), limit, backwards=backwards)
-            keys = np.concatenate((keys, part[chosen]))
-            ordinals = np.concatenate((ordinals, chosen + start))
-            order = np.lexsort((ordinals, keys))
-            order = order[-limit:] if backwards else order[:limit]
-            keys, ordinals = keys[order], ordinals[order]
-        more = ordinals.size == limit
-        if more:
-            keys, ordinals = (keys[1:], ordinals[1:]) if backwards else (keys[:-1], ordinals[:-1])
-        plain = [None if np.isinf(key) else sign * key for key in keys.tolist()]
-        return TrialPage(ordinals.tolist(), plain, self.total, more)
-
-    def neighbours(
-        self, ordinal: int, *, sort: str = "ordinal", descending: bool = False
-    ) -> tuple[int | None, int | None]:
-        """Return the ordinals before and after a trial in this order."""
-        value = float(self.columns.at(sort, np.array([ordinal], dtype=np.int64))[0])
-        here = (None if np.isnan(value) else value, ordinal)
-        sides = [
-            self.page(sort=sort, descending=descending, after=here, limit=1, backwards=backwards).ordinals
-            for backwards in (True, False)
-        ]
-        before, following = (side[0] if side else None for side in sides)
-        return before, following
 
     def pass_rates(self, *, level: float = 0.95) -> dict[str, Estimate]:
         """Estimate the pass rate of the selected trials of each experiment that has any, with the report's own method.
@@ -476,32 +361,3 @@ class TrialSelection:
             outcomes = np.where(selected[rows], some.outcomes, NOT_RUN).astype(np.int8)
             found[name] = estimate(replace(some, outcomes=outcomes), PASSED, name="pass_rate", level=level)
         return found
-
-    def pass_rate(self, *, level: float = 0.95) -> Estimate | None:
-        """Estimate the pass rate if all selected trials belong to one experiment; None otherwise."""
-        found = self.pass_rates(level=level)
-        return next(iter(found.values())) if len(found) == 1 else None
-
-
-def _tally(codes: NDArray[Any]) -> tuple[list[int], list[int]]:
-    """Return the distinct codes and how often each occurs."""
-    if codes.size and codes.min() >= 0 and codes.max() < 1 << 16:
-        counts = np.bincount(codes)
-        found = np.flatnonzero(counts)
-        return found.tolist(), counts[found].tolist()
-    values, counts = np.unique(codes, return_counts=True)
-    return values.tolist(), counts.tolist()
-
-
-def _first(keys: NDArray[np.float64], places: NDArray[np.intp], limit: int, *, backwards: bool) -> NDArray[np.intp]:
-    """Return the places with the first keys, or the last; equal keys by place. In no particular order."""
-    if places.size <= limit:
-        return places
-    some = keys[places]
-    if backwards:
-        edge = np.partition(some, places.size - limit)[places.size - limit]
-        sure, equal = places[some > edge], places[some == edge]
-        return np.concatenate((sure, equal[equal.size - (limit - sure.size) :]))
-    edge = np.partition(some, limit - 1)[limit - 1]
-    sure, equal = places[some < edge], places[some == edge]
-    return np.concatenate((sure, equal[: limit - sure.size]))

@@ -129,7 +129,7 @@ def _adapter(model: str) -> Any:
         if not name:
             raise UserError(f"--model must be PROVIDER:NAME (got {model!r})", f"as in: --model {provider}:NAME")
         return model_from_name(model)
-    near = difflib.get_close_matches(provider, PROVIDERS, 1)
+    near = difflib.get_close_matches(provider, PROVIDERS, 1, 0.7)
     meant = (
         f"did you mean --model {near[0]}:{name or 'NAME'}?"
         if near

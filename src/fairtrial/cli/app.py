@@ -126,6 +126,15 @@ def _invoke(arguments: Sequence[str], *, debug: bool) -> int:
     return int(code or 0)
 
 
+# Options that people expect of a command, and the command that does what they mean.
+_MODELS = "fairtrial run --prompt FILE:NAME --dataset FILE --evaluator NAME --model NAME --model NAME"
+_ELSEWHERE = {
+    **{("compare", option): _MODELS for option in ("--prompt", "--models", "--model", "--dataset")},
+    ("run", "--models"): _MODELS,
+    ("export", "--run-id"): "fairtrial export RUN --format csv",
+}
+
+
 def _usage(error: typer.TyperException) -> int:
     from fairtrial.cli.screen import err, sentence
 
@@ -136,5 +145,8 @@ def _usage(error: typer.TyperException) -> int:
         return int(ExitCode.USAGE)
     sentence(err(), f"error: {message[:1].lower()}{message[1:]}", style="bold red")
     if context is not None:
+        option = str(getattr(error, "option_name", ""))
+        if hint := _ELSEWHERE.get((context.info_name, option)):
+            sentence(err(), f"  use: {hint}")
         sentence(err(), f"  see: {context.command_path} --help")
     return int(ExitCode.USAGE)

@@ -56,7 +56,7 @@ def _show(checks: list[Check], console: Console) -> None:
     """Print one line for each check, wrapped under its column in a terminal, with the remedy below."""
     from rich.text import Text
 
-    from fairtrial.cli.screen import count
+    from fairtrial.formatting import count
     from fairtrial.render.safe_text import plain
 
     name_width = max(len(check.name) for check in checks) + 2

@@ -100,6 +100,7 @@ def _kinds(kind: str | None) -> tuple[Any, ...]:
 def _table(run: Any, trials: list[EvalResult]) -> Any:
     from fairtrial.cli.screen import add_row, make_table
     from fairtrial.render.session_text import input_start, is_hash
+    from fairtrial.render.trial_details import sample_of
 
     several = len(run.experiments) > 1
     hashed = all(is_hash(result.sample_id) for result in trials)
@@ -111,7 +112,7 @@ def _table(run: Any, trials: list[EvalResult]) -> Any:
         what = "failed" if result.outcome == "scored" else result.outcome.replace("_", " ")
         cells = [result.sample_id]
         if hashed:
-            cells.append(input_start(result.sample.input))
+            cells.append(input_start(sample_of(result).input))
         if several:
             cells.append(result.experiment)
         if run.repeats > 1:

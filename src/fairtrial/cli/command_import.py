@@ -137,7 +137,8 @@ def _facts(store: RunStore, format: str, imported: Import, stored: Stored, writt
 def _show(store: RunStore, sources: list[Path], imported: Import, stored: Stored, written: Written) -> None:
     from rich.text import Text
 
-    from fairtrial.cli.screen import commands, count, out, sentence
+    from fairtrial.cli.screen import commands, out, sentence
+    from fairtrial.formatting import count
 
     console = out()
     every = [stored_run for runs in stored.values() for stored_run in runs]
@@ -206,7 +207,7 @@ def _show_graders(imported: Import) -> None:
 
 
 def _file_words(suite: ImportedSuite, path: Path, state: str) -> str:
-    from fairtrial.cli.screen import count
+    from fairtrial.formatting import count
 
     if path.suffix == ".jsonl":
         what = count(len(suite.dataset), "sample")

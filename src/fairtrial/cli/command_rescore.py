@@ -39,9 +39,10 @@ def rescore(
     from fairtrial.cli.loading import load
     from fairtrial.cli.names import RunName, find_run, name_of
     from fairtrial.cli.reporting import show_report
-    from fairtrial.cli.screen import count, note
+    from fairtrial.cli.screen import note
     from fairtrial.cli.selection import Selection, selected
     from fairtrial.errors import RunMismatchError
+    from fairtrial.formatting import count
     from fairtrial.store.notes import write_notes
 
     options.start_logging(log_format)

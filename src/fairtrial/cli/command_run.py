@@ -69,6 +69,8 @@ def run(
     ] = None,
     max_cost: options.MaxCost = None,
     strict_cost: options.StrictCost = False,
+    max_same_errors: options.MaxSameErrors = None,
+    strict_packages: options.StrictPackages = False,
     store: options.Store = None,
     mailbox: Annotated[
         str | None,
@@ -140,7 +142,7 @@ def run(
             "--model",
             metavar="MODEL",
             help="With --prompt: PROVIDER:NAME (repeatable: models are compared). Providers: openai, anthropic, "
-            "azure, google, bedrock, mistral, openrouter, ollama, vllm.",
+            "azure, google, gemini, vertex, bedrock, bedrock-runtime, mistral, openrouter, ollama, vllm.",
         ),
     ] = None,
     evaluator: Annotated[
@@ -231,6 +233,8 @@ def run(
         seed=seed,
         max_cost=max_cost,
         strict_cost=strict_cost,
+        max_same_errors=settings["max-same-errors"] if max_same_errors is None else max_same_errors,
+        strict_packages=strict_packages,
     )
     if fleet:  # A setting alone never sends a run to a fleet: that must be explicit.
         mailbox = options.mailbox_url(mailbox)
@@ -417,7 +421,8 @@ def _show(outcome: RunOutcome, run_options: RunOptions, code: int, reason: str) 
     from fairtrial.analysis.error_groups import read_error_groups
     from fairtrial.cli.names import RunName, name_of
     from fairtrial.cli.reporting import compared, rate, show_report
-    from fairtrial.cli.screen import count, err, out, sentence
+    from fairtrial.cli.screen import err, out, sentence
+    from fairtrial.formatting import count
     from fairtrial.render.safe_text import plain
 
     report = outcome.report
@@ -425,7 +430,7 @@ def _show(outcome: RunOutcome, run_options: RunOptions, code: int, reason: str) 
         for name in report.experiments:
             part = report[name]
             errors = count(sum(part.errors.values()), "error")
-            figures = f"{rate(part.pass_rate)} of {part.successful:,} scored passed, {errors}"
+            figures = f"pass rate {rate(part.pass_rate)}, {part.successful:,} scored, {errors}"
             out().print(f"{name_of(report.run)}:{plain(name)}  {figures}", soft_wrap=True)
     else:
         show_report(run_options.store, RunName(report.run), json=False, next_commands=not run_options.compares)

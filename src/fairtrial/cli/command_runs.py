@@ -84,7 +84,8 @@ def _status(text: str | None) -> Any:
 
 
 def _table(store: Any, chosen: list[Any]) -> Any:
-    from fairtrial.cli.screen import add_row, ago, make_table
+    from fairtrial.cli.screen import add_row, make_table
+    from fairtrial.formatting import ago
 
     table = make_table(
         "run", "id", "status", "when", "trials", "passed", "experiments", right=("trials", "passed"),
@@ -116,7 +117,9 @@ def short_name(run: Any) -> str:
 
 def pass_rates(totals: list[Any]) -> str:
     """Return the pass rate over scored trials, or its range over the experiments."""
-    rates = [part.passed / part.outcomes["scored"] for part in totals if part.outcomes.get("scored")]
+    from fairtrial.analysis.experiment import TotalsAnalysis
+
+    rates = [rate for part in totals if (rate := TotalsAnalysis(part).pass_rate) is not None]
     if not rates:
         return "-"
     low, high = f"{min(rates):.0%}", f"{max(rates):.0%}"

@@ -137,7 +137,7 @@ def _slices(store: RunStore, named: RunName, key: str, *, json: bool) -> int:
     print_table(console, table)
     for name, _, adjusted in tests:
         said = "differ" if adjusted <= 0.05 else "do not differ detectably"
-        among = f" allowing for {len(tests)} tests" if len(tests) > 1 else ""
+        among = f", adjusted for {len(tests)} tests" if len(tests) > 1 else ""
         console.print(f"\n{plain(name)}: pass rates by {plain(key)} {said} ({p_text(adjusted)}{among}).", markup=False)
     return 0
 

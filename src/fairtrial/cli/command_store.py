@@ -132,7 +132,8 @@ def prune(
     """
     from fairtrial.cli.names import name_of
     from fairtrial.cli.running import cache_file
-    from fairtrial.cli.screen import confirm, count, note, print_json
+    from fairtrial.cli.screen import confirm, note, print_json
+    from fairtrial.formatting import count
 
     age = _seconds(older_than)
     if claim_check is not None and not claim_check.is_dir():
@@ -264,7 +265,8 @@ def columns(
       fairtrial store columns
       fairtrial store columns --clear --all
     """
-    from fairtrial.cli.screen import add_row, count, make_table, note, out, print_json, print_table
+    from fairtrial.cli.screen import add_row, make_table, note, out, print_json, print_table
+    from fairtrial.formatting import count
     from fairtrial.render.run_json import moment
     from fairtrial.store.column_cache import cached_columns, clear_columns
 

@@ -9,12 +9,14 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
+from fairtrial.backoff import longest_pause
 from fairtrial.cli.screen import err
 from fairtrial.cli.user_errors import UserError
 
 _TRIES = 3
 _TIMEOUT_SECONDS = 5.0
-_PAUSE_SECONDS = 0.5
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 8.0
 _SLACK = "slack+"
 
 
@@ -44,7 +46,7 @@ def notify(url: str, text: str, record: dict[str, Any]) -> bool:
     problem = ""
     for attempt in range(_TRIES):
         if attempt:
-            time.sleep(_PAUSE_SECONDS * 2 ** (attempt - 1))
+            time.sleep(longest_pause(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):  # noqa: S310
                 return True

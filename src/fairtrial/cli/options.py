@@ -63,6 +63,18 @@ MaxCost = Annotated[
         "--max-cost", metavar="USD", min=0, help="Stop at this cost, judges included; the run can be resumed."
     ),
 ]
+MaxSameErrors = Annotated[
+    int | None,
+    typer.Option(
+        "--max-same-errors",
+        metavar="N",
+        min=0,
+        help="Stop an experiment whose first N trials all end in the same programming error (default: 20; 0: never).",
+    ),
+]
+StrictPackages = Annotated[
+    bool, typer.Option("--strict-packages", help="Start a new run if the version of an imported package has changed.")
+]
 StrictCost = Annotated[bool, typer.Option("--strict-cost", help="Reject models without a known price.")]
 TraceContent = Annotated[
     bool,

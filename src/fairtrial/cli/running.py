@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairtrial.cli.names import name_of
-from fairtrial.cli.screen import count, err, note, sentence
+from fairtrial.cli.screen import err, note, sentence
 from fairtrial.cli.user_errors import EndedEarly, ExitCode, UserError
 from fairtrial.errors import MailboxError, RunBusyError, RunMismatchError, StoreError
-from fairtrial.formatting import duration
+from fairtrial.formatting import count, duration
 from fairtrial.report.rerun import PART
 from fairtrial.runs.events import ResumeWarning
 from fairtrial.runs.progress import Tally, shown

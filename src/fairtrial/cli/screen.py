@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,22 +146,6 @@ def commands(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> N
         if 2 + widest + 3 + max(len(remark) for _, remark in rows) <= console.width:
             line.append(" " * (widest - len(command) + 3)).append(remark, style="dim")
         console.print(line, soft_wrap=True)  # A command is one line, so that it can be copied.
-
-
-def ago(moment: float, now: float | None = None) -> str:
-    """Format a time as an age, such as `5 min ago`."""
-    seconds = max((time.time() if now is None else now) - moment, 0)
-    for size, unit in ((86_400 * 60, ""), (86_400 * 2, "d"), (3600 * 2, "h"), (120, "min")):
-        if seconds >= size:
-            if not unit:
-                return time.strftime("%Y-%m-%d", time.localtime(moment))
-            return f"{seconds // {'d': 86_400, 'h': 3600, 'min': 60}[unit]:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """Format a number with a noun, such as `3 trials`."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def listed(names: Iterable[str]) -> str:

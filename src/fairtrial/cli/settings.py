@@ -60,6 +60,13 @@ def _whole(value: Any) -> int:
     return number
 
 
+def _count(value: Any) -> int:
+    try:
+        return 0 if str(value) == "0" else _whole(value)
+    except ValueError:
+        raise ValueError("must be a whole number of at least 0") from None
+
+
 def _share(value: Any) -> float:
     try:
         number = float(value)
@@ -97,6 +104,9 @@ KNOWN: Mapping[str, _Known] = {
     "mailbox": _Known("the queue of worker, fleet and dlq, and of run --fleet", _text),
     "concurrency": _Known("maximum number of trials in flight; overrides the suite", _whole),
     "cache": _Known("cache of model responses: off, read, read-write or refresh", _text, "off"),
+    "max-same-errors": _Known(
+        "stop an experiment whose first N trials end in the same programming error; overrides the suite", _count
+    ),
     "max-error-share": _Known("exit 4 if a larger share of trials ends in an error", _share, 0.1),
     "log-format": _Known("text or json: what run, rescore and worker log", _log_format, "text"),
     "prices": _Known("US dollars per million tokens, by model: a table, or a TOML file with one", _prices, EMPTY),

@@ -59,7 +59,8 @@ class TraceExportOptions:
             raise UserError(current().text(str(error)), remedy) from None
 
     def _send_spans(self, store: RunStore, run: RunRecord, json: bool) -> int:
-        from fairtrial.cli.screen import count, note, print_json
+        from fairtrial.cli.screen import note, print_json
+        from fairtrial.formatting import count
         from fairtrial.tracing.stored import send_run
 
         totals = send_run(store, run, self.to or "", content=self.content, profile=self.profile)
@@ -76,7 +77,8 @@ class TraceExportOptions:
         return 1 if totals.rejected else 0
 
     def _upload(self, store: RunStore, run: RunRecord, json: bool) -> int:
-        from fairtrial.cli.screen import count, note, print_json
+        from fairtrial.cli.screen import note, print_json
+        from fairtrial.formatting import count
         from fairtrial.tracing.langsmith_upload import upload_run
 
         totals = upload_run(store, run, self.to or "", content=self.content, **self._rows())

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from fairtrial.analysis.error_groups import error_text, traceback_of
 from fairtrial.cli.names import name_of
-from fairtrial.cli.screen import count
+from fairtrial.formatting import count
 from fairtrial.render.run_json import moment
 from fairtrial.render.safe_text import plain
-from fairtrial.render.session_text import session_lines, value_text
+from fairtrial.render.session_text import executions_text, session_lines, value_text
 from fairtrial.render.trial_details import criterion_text, said_by_criteria
 from fairtrial.report.rerun import rerun_command
 from fairtrial.scoring.score import Metric
@@ -37,7 +37,7 @@ def print_trial(console: Console, run: RunRecord, result: EvalResult) -> None:
     )
     sample = result.sample
     _part(console, "input", value_text(sample.input))
-    if sample.expected is not None:
+    if sample.has_expected:
         _part(console, "expected", value_text(sample.expected))
     if sample.metadata:
         _part(console, "metadata", ", ".join(f"{key}={value_text(value)}" for key, value in sample.metadata.items()))
@@ -53,6 +53,8 @@ def print_trial(console: Console, run: RunRecord, result: EvalResult) -> None:
         _part(console, "redacted", f"secrets were redacted in: {', '.join(result.redacted_parts)}")
     _events(console, result)
     _part(console, "timing", _timing(result))
+    if reasons := executions_text(result):
+        _part(console, "repeated", reasons)
     if run.imported:
         return  # Imported runs have no command to run them again.
     _part(console, "again", rerun_command(run, sample=result.sample_id, experiment=result.experiment), style="cyan")

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Self
 
 from fairtrial.errors import DataError
+from fairtrial.frozen import first_is
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """A reference to binary data by its SHA-256. The data itself is stored elsewhere; see `BlobFolder`."""

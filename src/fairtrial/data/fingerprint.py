@@ -19,6 +19,12 @@ class Identity(NamedTuple):
     order: str
 
 
+def sample_content(sample: Sample[Any, Any]) -> list[Any]:
+    """Return what is hashed of a sample beside its id: an expected value of None differs from none at all."""
+    content = [sample.input, sample.expected, sample.metadata]
+    return [*content, True] if sample.expected is None and sample.has_expected else content
+
+
 class Order:
     """A hash of ids in their order."""
 
@@ -52,7 +58,7 @@ class Fingerprint:
     def add(self, sample: Sample[Any, Any]) -> None:
         """Add a sample."""
         try:
-            content = canonical([sample.id, sample.input, sample.expected, sample.metadata])
+            content = canonical([sample.id, *sample_content(sample)])
         except CodecError as error:
             part = ("id", "input", "expected", "metadata")[error.path[0]] if error.path else "it"  # type: ignore[index]
             inner = CodecError(error.problem, error.path[1:])

@@ -26,7 +26,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_FORMAT = f"fairtrial-index-2-{sys.byteorder}"
+_FORMAT = f"fairtrial-index-3-{sys.byteorder}"
 
 
 @dataclass(frozen=True, slots=True)

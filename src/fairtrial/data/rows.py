@@ -8,7 +8,7 @@ from typing import Any
 
 from fairtrial.codec import digest, from_json, parse_json, to_json
 from fairtrial.codec.escape import restore
-from fairtrial.data.sample import Sample
+from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.errors import CodecError, ConfigurationError, DatasetError
 from fairtrial.frozen import EMPTY, freeze
 
@@ -43,7 +43,8 @@ def table_reader(input_type: Any, expected_type: Any, row: RowMapper | None, col
         metadata: dict[str, Any] = {}
         for name, cell in cells.items():
             if name in ("expected", "ground_truth"):
-                fields[name] = None if cell == "" else cell
+                if cell is not None and cell != "":  # A table has no other way to say that there is none.
+                    fields[name] = cell
             elif name in ("id", "input"):
                 fields[name] = cell
             elif name == "metadata" and isinstance(cell, Mapping):
@@ -104,19 +105,21 @@ def _reader_of_keys(read_input: _Read | None, read_expected: _Read | None) -> Ro
             raise DatasetError(_unknown_key(next(key for key in fields if key not in _KEYS)))
         if "input" not in fields:
             raise DatasetError(_missing_input(fields))
-        expected = fields.get("expected")
+        expected = fields.get("expected", NOT_GIVEN)
         if "ground_truth" in fields:
-            if expected is not None and fields["ground_truth"] != expected:
+            missing = expected is NOT_GIVEN or expected is None
+            if not missing and fields["ground_truth"] != expected:
                 raise DatasetError("a row must have either 'expected' or 'ground_truth' (got both)")
-            expected = fields["ground_truth"] if expected is None else expected
+            expected = fields["ground_truth"] if missing else expected
         metadata = fields.get("metadata")
         if metadata is None:
             metadata = EMPTY
         elif type(metadata) is dict:
             metadata = freeze(metadata) if metadata else EMPTY
         given = fields["input"] if read_input is None else read_input(fields["input"])
-        wanted = expected if read_expected is None or expected is None else read_expected(expected)
-        sample_id = fields["id"] if "id" in fields else content_id(given, wanted)
+        known = expected is not NOT_GIVEN and expected is not None
+        wanted = read_expected(expected) if read_expected is not None and known else expected
+        sample_id = fields["id"] if "id" in fields else content_id(given, wanted if known else None)
         return Sample(str(sample_id) if type(sample_id) is int else sample_id, given, wanted, metadata)
 
     return read

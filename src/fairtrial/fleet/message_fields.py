@@ -132,9 +132,9 @@ def _mismatch(name: str, expected: str, value: Any) -> CodecError:
     return CodecError(f"must be {expected} (got {repr(value)[:100]})").under(name)
 
 
-def anything(name: str) -> Field:
-    """Declare a field of any JSON type; None if absent."""
-    return Field(name, object, None, None, "a value", None)
+def anything(name: str, default: Any = None) -> Field:
+    """Declare a field of any JSON type; the default if absent."""
+    return Field(name, object, None, None, "a value", default)
 
 
 def text(name: str, default: str | None = REQUIRED, convert: Callable[[str], Any] | None = None) -> Field:

@@ -8,18 +8,18 @@ version can read raises `NewerFormatError`, and the mailbox hands it back.
 from __future__ import annotations
 
 import functools
-import operator
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any, Generic, Self, cast
 
 from typing_extensions import TypeVar
 
 from fairtrial.codec import decode, dumps, from_json, to_json
 from fairtrial.codec.escape import MARK, parse_json
-from fairtrial.data.sample import Sample
+from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.fleet.message_fields import (
     VERSION,
@@ -35,21 +35,19 @@ from fairtrial.fleet.message_fields import (
     whole,
     write,
 )
-from fairtrial.frozen import EMPTY, FrozenDict, allow_type_arguments, freeze
+from fairtrial.frozen import EMPTY, FrozenDict, allow_type_arguments, first_is, freeze
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.session.events import NO_USAGE, TokenUsage
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, OutputT
-from fairtrial.trials.sample_types import value_type_name
+from fairtrial.trials.sample_types import PLAIN, TypeName, value_type_name
 from fairtrial.types import JSON
 
 _OUTCOMES = frozenset({"scored", "task_error", "scorer_error", "timeout", "dead_letter", "not_run"})
 _STAGES = frozenset({"setup", "task", "output", "score", "delivery", "store", None})
 _NO_CALLS = (None, 0, 0, 0, 0)
 _AS_THEY_ARE = frozenset({str, int, float, bool})
-PLAIN = ("", "")
-"""The type names of a sample with plain JSON values, or whose types are declared by the dataset."""
 
 InputT = TypeVar("InputT", default=Any)
 ExpectedT = TypeVar("ExpectedT", default=Any)
@@ -89,6 +87,7 @@ def end_run_by_hand(run_id: str) -> None:
         _run_by_hand = None
 
 
+@first_is(TrialKey, NoneType)
 @dataclass(frozen=True, slots=True)
 class EvalRequest(Generic[InputT, ExpectedT]):
     """A request to execute and score one trial.
@@ -110,8 +109,8 @@ class EvalRequest(Generic[InputT, ExpectedT]):
         request_id: The unique id of the request.
         created_at: Creation time, in seconds since the epoch.
         tags: Labels of the run, for the trial's session.
-        types: The type names of input and expected value, for workers that do not have the dataset; determined when
-            the request is sent by default. Empty for plain JSON.
+        types: The names of the types of input and expected value; determined when the request is sent by default. Empty
+            for plain JSON.
         commit: Whether a worker whose queue is in the database of the run's store may store the result there itself,
             instead of sending it to the client.
         code: With `commit`, the index of the code version in the run's list.
@@ -129,7 +128,7 @@ class EvalRequest(Generic[InputT, ExpectedT]):
     request_id: str = field(default_factory=new_id)
     created_at: float = field(default_factory=time.time)
     tags: Mapping[str, str] = EMPTY
-    types: tuple[str, str] | None = field(default=None, compare=False)
+    types: tuple[TypeName, TypeName] | None = field(default=None, compare=False)
     commit: bool = False
     code: int = 0
 
@@ -150,8 +149,8 @@ class EvalRequest(Generic[InputT, ExpectedT]):
         return Experiment(self.key.experiment, self.params)
 
     @property
-    def type_names(self) -> tuple[str, str]:
-        """Return the type names of input and expected value."""
+    def type_names(self) -> tuple[TypeName, TypeName]:
+        """The names of the types of input and expected value."""
         if self.types is not None:
             return self.types
         return value_type_name(self.sample.input), value_type_name(self.sample.expected)
@@ -163,7 +162,7 @@ class EvalRequest(Generic[InputT, ExpectedT]):
         wanted = None if sample.expected is None else _typed(expected_type, sample.expected, "expected")
         if given is sample.input and wanted is sample.expected:
             return sample
-        return Sample(sample.id, given, wanted, sample.metadata)
+        return replace(sample, input=given, expected=wanted)
 
     def to_wire(self) -> bytes:
         """The request as JSON."""
@@ -175,7 +174,7 @@ class EvalRequest(Generic[InputT, ExpectedT]):
             "sample_ordinal": self.sample_ordinal,
             "input": sample.input,
         }
-        if sample.expected is not None:
+        if sample.has_expected:
             tree["expected"] = sample.expected
         if sample.metadata:
             tree["metadata"] = sample.metadata
@@ -264,17 +263,21 @@ class EvalReply:
         )
         if calls != _NO_CALLS:
             tree["calls"] = calls
+        if result.refused_calls or result.unknown_endings:
+            tree["endings"] = (result.refused_calls, dict(result.unknown_endings))
         if result.error is not None:
             tree["error"] = result.error
         if result.stage is not None:
             tree["stage"] = result.stage
-        if result.metadata:
-            tree["metadata"] = result.metadata
+        if result.own_metadata:
+            tree["metadata"] = result.own_metadata
         if result.snapshot is not None:
             tree["snapshot"] = _snapshot_text(result.snapshot)
         if self.sample is not None:
             sample = self.sample
             tree["sample"] = [sample.input, sample.expected, sample.metadata]
+            if not sample.has_expected:
+                tree["sample"].append(False)
         if self.request_id:
             tree["id"] = self.request_id
         if self.worker:
@@ -284,16 +287,16 @@ class EvalReply:
     @classmethod
     def from_wire(cls, data: bytes) -> Self:
         """The reply from JSON."""
-        sample_ordinal, sample, request_id, worker, calls, snapshot, *fields = _REPLY.read(data)
+        sample_ordinal, sample, request_id, worker, calls, endings, snapshot, *fields = _REPLY.read(data)
         key, ordinal, outcome, score, output_json, latency_ms, usage, error, stage, *rest = fields
         attempt, execution, started_at, metadata = rest
         judge_cost_usd, cache_hits, unpriced_calls, unpriced_judge_calls, cut_off_calls = calls
         result: EvalResult = EvalResult(
-            key,
-            ordinal,
-            outcome,
-            score,
-            None if output_json is None else _read_output(output_json),
+            key=key,
+            ordinal=ordinal,
+            outcome=outcome,
+            score=score,
+            output=None if output_json is None else _read_output(output_json),
             latency_ms=latency_ms,
             usage=usage,
             error=error,
@@ -307,6 +310,8 @@ class EvalReply:
             unpriced_calls=unpriced_calls,
             unpriced_judge_calls=unpriced_judge_calls,
             cut_off_calls=cut_off_calls,
+            refused_calls=endings[0],
+            unknown_endings=endings[1],
             output_json=output_json,
             snapshot=snapshot,
         )
@@ -314,7 +319,7 @@ class EvalReply:
             raise CodecError(
                 f'a result must have a score if and only if its outcome is "scored" (got {result.outcome!r})'
             )
-        echoed = None if sample is None else Sample(result.key.sample_id, *sample)
+        echoed = None if sample is None else Sample(result.key.sample_id, *sample[:3], has_expected=sample[3])
         return cls(result, sample_ordinal, echoed, request_id, worker)
 
 
@@ -336,10 +341,10 @@ def without_payload(reply: EvalReply) -> EvalReply | None:
     """
     result = reply.result
     if result.snapshot is not None:
-        smaller = replace(result, snapshot=None, metadata={**result.metadata, "dropped": ["transcript"]})
+        smaller = replace(result, snapshot=None, metadata={**result.own_metadata, "dropped": ["transcript"]})
     elif result.output is not None or result.output_json is not None:
-        dropped = ["transcript", "output"] if "dropped" in result.metadata else ["output"]
-        smaller = replace(result, output=None, output_json=None, metadata={**result.metadata, "dropped": dropped})
+        dropped = ["transcript", "output"] if "dropped" in result.own_metadata else ["output"]
+        smaller = replace(result, output=None, output_json=None, metadata={**result.own_metadata, "dropped": dropped})
     else:
         return None
     return replace(reply, result=smaller)
@@ -359,6 +364,7 @@ class MainLoopRequest:
         seed: The run's seed.
         attempt: The number of the attempt.
         timeout_seconds: Time after which the sender no longer waits for the result.
+        type: The name of the type of the input; determined when the request is sent by default.
     """
 
     input: Any
@@ -370,6 +376,7 @@ class MainLoopRequest:
     seed: int = 0
     attempt: int = 1
     timeout_seconds: float | None = None
+    type: TypeName | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("params", "metadata"):
@@ -383,6 +390,8 @@ class MainLoopRequest:
     def to_wire(self) -> bytes:
         """The request as JSON."""
         tree: dict[str, Any] = {"v": VERSION, "id": self.request_id, "input": self.input}
+        if name := value_type_name(self.input) if self.type is None else self.type:
+            tree["type"] = [name]
         if self.params:
             tree["params"] = self.params
         if self.experiment != "baseline":
@@ -413,30 +422,33 @@ class MainLoopResult(Generic[OutputT]):  # noqa: UP046 - they have defaults
         request_id: The id of the request.
         output: The output; plain JSON after transport.
         error: The error, if the task failed.
-        session: The snapshot of the session, if it is sent with the result.
+        session_snapshot: The session, serialized, if it is sent with the result.
         session_id: The id of the session in the shared session store, if it is kept there.
         usage: What the model calls used.
         latency_ms: The duration of the call.
+        type: The name of the type of the output; determined when the result is sent by default.
     """
 
     request_id: str
     output: OutputT = None  # type: ignore[assignment]  # a failed request has no output
     error: str | None = None
-    session: bytes | None = None
+    session_snapshot: bytes | None = None
     session_id: str | None = None
     usage: TokenUsage = NO_USAGE
     latency_ms: int = 0
-    session_snapshot = property(operator.attrgetter("session"), doc="The same bytes as `session`.")
+    type: TypeName | None = field(default=None, compare=False)
 
     def to_wire(self) -> bytes:
         """The result as JSON."""
         tree: dict[str, Any] = {"v": VERSION, "id": self.request_id, "latency_ms": self.latency_ms}
         if self.output is not None:
             tree["output"] = self.output
+            if name := value_type_name(self.output) if self.type is None else self.type:
+                tree["type"] = [name]
         if self.error is not None:
             tree["error"] = self.error
-        if self.session is not None:
-            tree["session"] = _snapshot_text(self.session)
+        if self.session_snapshot is not None:
+            tree["session"] = _snapshot_text(self.session_snapshot)
         if self.session_id is not None:
             tree["session_id"] = self.session_id
         if self.usage is not NO_USAGE:
@@ -500,10 +512,11 @@ def _read_key(tree: list[Any]) -> TrialKey:
 
 
 def _read_sample(tree: list[Any]) -> list[Any]:
-    _, _, metadata = tree
-    if type(metadata) is not dict:
+    given, expected, metadata, *rest = tree
+    has_expected = rest[0] if rest else True
+    if type(metadata) is not dict or type(has_expected) is not bool or len(rest) > 1:
         raise ValueError(tree)
-    return tree
+    return [given, expected, metadata, has_expected]
 
 
 def _read_usage(tree: list[Any]) -> TokenUsage:
@@ -519,11 +532,22 @@ def _read_calls(tree: list[Any]) -> tuple[float | None, int, int, int, int]:
     return check_cost(cost), *counts
 
 
-def _read_types(tree: list[Any]) -> tuple[str, str]:
-    given, expected = tree
-    if type(given) is not str or type(expected) is not str:
+def _read_endings(tree: list[Any]) -> tuple[int, Mapping[str, int]]:
+    refused, unknown = tree
+    if type(unknown) is not dict:
         raise ValueError(tree)
-    return given, expected
+    return check_count(refused), {name: check_count(count) for name, count in unknown.items()}
+
+
+def _read_types(tree: list[Any]) -> tuple[TypeName, TypeName]:
+    given, expected = tree
+    return _type_name(given), _type_name(expected)
+
+
+def _type_name(tree: Any) -> TypeName:
+    if type(tree) is not str and not (type(tree) is list and tree and type(tree[0]) is str):
+        raise ValueError(tree)
+    return tree
 
 
 def _read_tags(tree: dict[str, Any]) -> Mapping[str, str]:
@@ -569,11 +593,12 @@ def _experiment_name(name: str) -> str:
 
 _KEY = "run, experiment, sample and repeat"
 _USAGE = array("usage", "counts and a cost", _read_usage, NO_USAGE)
+_TYPE = array("type", "the name of a type", lambda tree: _type_name(*tree), "")
 _REQUEST = BodyReader(
     "an EvalRequest",
     array("key", _KEY, _read_key),
     anything("input"),
-    anything("expected"),
+    anything("expected", NOT_GIVEN),
     mapping("metadata"),
     whole("ordinal"),
     whole("sample_ordinal"),
@@ -596,6 +621,7 @@ _REPLY = BodyReader(
     text("id", ""),
     text("worker", ""),
     array("calls", "a cost and four counts", _read_calls, (None, 0, 0, 0, 0)),
+    array("endings", "the refused calls and the unknown endings by name", _read_endings, (0, EMPTY)),
     text("snapshot", None, _snapshot_bytes),
     # The rest has the order of `EvalResult`.
     array("key", _KEY, _read_key),
@@ -623,6 +649,7 @@ _MAIN_REQUEST = BodyReader(
     whole("seed", 0),
     whole("attempt", 1, least=1),
     number("timeout_seconds", None),
+    _TYPE,
 )
 _MAIN_RESULT = BodyReader(
     "a MainLoopResult",
@@ -633,6 +660,7 @@ _MAIN_RESULT = BodyReader(
     text("session_id", None),
     _USAGE,
     whole("latency_ms"),
+    _TYPE,
 )
 
 

@@ -29,6 +29,7 @@ from fairtrial.importing.values import (
     experiment_name,
     file_hash,
     file_start,
+    reference,
     suite_name,
 )
 from fairtrial.trials.result import Outcome, Stage
@@ -87,7 +88,7 @@ class _LoggedRun:
             if sample_id not in self.places:
                 self.places[sample_id] = len(samples)
                 metadata = as_mapping(sample.get("metadata"))
-                samples.append(Sample(sample_id, input_of(sample), sample.get("target"), metadata))
+                samples.append(Sample(sample_id, input_of(sample), reference(sample.get("target")), metadata))
         for sample in log.samples():
             outcome = self._outcome(sample, scores_of(sample))[0]
             self.tally[outcome] += 1

@@ -27,6 +27,7 @@ from fairtrial.importing.values import (
     experiment_name,
     file_hash,
     load_object,
+    reference,
     suite_name,
 )
 
@@ -166,7 +167,7 @@ class _TaskSamples:
 
 
 def _sample(row: Row) -> Sample[Any, Any]:
-    return Sample(str(row["doc_id"]), row.get("doc"), row.get("target"))
+    return Sample(str(row["doc_id"]), row.get("doc"), reference(row.get("target")))
 
 
 def _output(rows: list[Row]) -> Any:

@@ -21,7 +21,16 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
 from fairtrial.importing.openai_graders import reference_key, suite_code, translate, unused
 from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, ImportedTrial
-from fairtrial.importing.values import as_mapping, as_number, as_text, experiment_name, file_hash, suite_name, usage_of
+from fairtrial.importing.values import (
+    as_mapping,
+    as_number,
+    as_text,
+    experiment_name,
+    file_hash,
+    reference,
+    suite_name,
+    usage_of,
+)
 from fairtrial.scoring.score import Metric, Score, mean_value, merge
 from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.session.trajectory import ChatMessage
@@ -205,7 +214,7 @@ class _Eval:
     def _sample(self, sample_id: str, row: Row) -> Sample[Any, Any]:
         if self.expected is None or self.expected not in row:
             return Sample(sample_id, row)
-        return Sample(sample_id, {k: v for k, v in row.items() if k != self.expected}, row[self.expected])
+        return Sample(sample_id, {k: v for k, v in row.items() if k != self.expected}, reference(row[self.expected]))
 
     def _rows_not_run(self, run: _SourceRun) -> list[str]:
         """Add samples for rows of the data source without an output item, if the two can be matched."""

@@ -28,6 +28,7 @@ from fairtrial.importing.values import (
     file_hash,
     file_start,
     load_object,
+    reference,
     suite_name,
     usage_of,
 )
@@ -179,7 +180,7 @@ def _sample(sample_id: str, row: Row) -> Sample[Any, Any]:
     metadata = dict(as_mapping(test.get("metadata")))
     if as_text(test.get("description")):
         metadata["description"] = test["description"]
-    return Sample(sample_id, row.get("vars"), equal[0] if len(equal) == 1 else None, metadata)
+    return Sample(sample_id, row.get("vars"), reference(equal[0] if len(equal) == 1 else None), metadata)
 
 
 def _experiment(row: Row) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from fairtrial.importing.values import (
     experiment_name,
     file_start,
     load_object,
+    reference,
     suite_name,
     usage_of,
 )
@@ -166,7 +167,7 @@ def _sample(case: Mapping[str, Any]) -> Sample[Any, Any]:
     name = as_text(case.get("source_case_name")) or as_text(case.get("name")) or digest(case.get("inputs"))[:16]
     metadata = case.get("metadata")
     given = metadata if isinstance(metadata, dict) else {} if metadata is None else {"metadata": metadata}
-    return Sample(name, case.get("inputs"), case.get("expected_output"), given)
+    return Sample(name, case.get("inputs"), reference(case.get("expected_output")), given)
 
 
 def _failure(case: Mapping[str, Any]) -> str:

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import batched
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from fairtrial.codec import digest
+from fairtrial.data.sample import Sample
 from fairtrial.errors import StoreError, UnknownRunError
 from fairtrial.importing.records import ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.session.session import Session
@@ -140,16 +141,16 @@ type FileState = Literal["written", "unchanged", "kept"]
 """Written; already present with the same content; already present with other content, and not overwritten."""
 
 
+def _row(sample: Sample[Any, Any]) -> dict[str, Any]:
+    row = {"id": sample.id, "input": sample.input, "expected": sample.expected, "metadata": dict(sample.metadata)}
+    if not sample.has_expected:
+        del row["expected"]
+    return {name: value for name, value in row.items() if name in ("input", "expected") or value != {}}
+
+
 def write_suite(suite: ImportedSuite, folder: Path) -> list[tuple[Path, FileState]]:
     """Write the dataset as JSONL that `Dataset.load` reads and, where graders were translated, a suite file."""
-    rows = (
-        {"id": sample.id, "input": sample.input, "expected": sample.expected, "metadata": dict(sample.metadata)}
-        for sample in suite.dataset
-    )
-    lines = "".join(
-        json.dumps({name: value for name, value in row.items() if value is not None and value != {}}) + "\n"
-        for row in rows
-    )
+    lines = "".join(json.dumps(_row(sample)) + "\n" for sample in suite.dataset)
     data = folder / f"{suite.name}.jsonl"
     files = [(data, _write(data, lines))]
     if suite.code is not None:

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fairtrial.data.sample import NOT_GIVEN
 from fairtrial.errors import DataError
 from fairtrial.session.events import TokenUsage
 
@@ -21,6 +22,11 @@ _MAX_TOKENS = (1 << 31) - 1
 def as_text(value: Any) -> str:
     """Return a text, or "" for anything else."""
     return value if isinstance(value, str) else ""
+
+
+def reference(value: Any) -> Any:
+    """Return the expected value of a sample: to other tools, null means that there is none."""
+    return NOT_GIVEN if value is None else value
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ import traceback
 from typing import Any
 
 from fairtrial.codec import dumps
-from fairtrial.errors import CodecError
+from fairtrial.errors import CodecError, ModelRefusedError, is_programming_error
 
 HEADER = struct.Struct("!Q")
 OK, ERROR = b"o", b"e"
@@ -92,14 +92,24 @@ def _answer(message: bytes, functions: dict[bytes, Any]) -> bytes:
 
 
 def _failure(text: str, error: BaseException) -> bytes:
-    said: dict[str, Any] = {"error": text, "retry_after": None, "details": None}
+    said: dict[str, Any] = {
+        "error": text,
+        "retry_after": None,
+        "details": None,
+        "refusal": None,
+        "traceback": "",
+        "mistake": False,
+    }
     try:
         wanted = getattr(error, "retry_after", None)
         said["retry_after"] = float(wanted) if isinstance(wanted, int | float) else None
         said["details"] = getattr(error, "isolated_details", None)
+        said["refusal"] = error.refusal if isinstance(error, ModelRefusedError) else None
+        said["traceback"] = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-8:]))
+        said["mistake"] = is_programming_error(error)
         return ERROR + dumps(said).encode("utf-8", "replace")
     except Exception:
-        return ERROR + dumps({"error": text, "retry_after": None, "details": None}).encode("utf-8", "replace")
+        return ERROR + dumps({**said, "retry_after": None, "details": None}).encode("utf-8", "replace")
 
 
 def _describe(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from hashlib import blake2b
+from types import MethodType
 from typing import Any
 
 import anyio
@@ -26,6 +27,7 @@ from fairtrial.isolation.transfer import pack
 START_SECONDS = 120.0
 """How long a child may take to start; generous, because many may start at once on a busy machine."""
 _LOOK_SECONDS = 1.0
+_EXIT_SECONDS = 5.0  # How long a child that has closed its connection, or was killed, is waited for.
 _NO_KEYWORDS: Mapping[str, Any] = {}
 
 
@@ -35,10 +37,16 @@ class IsolatedError(FairtrialError):
     Attributes:
         retry_after: The error's own `retry_after`, if it had one.
         details: The error's own `isolated_details` as JSON: data to keep although the call failed.
+        refusal: What a model said that declined to answer; None for any other error.
+        traceback: The last calls before the error, in the child process.
+        mistake: Whether it is a programming error.
     """
 
     retry_after: float | None = None
     details: Any = None
+    refusal: str | None = None
+    traceback: str = ""
+    mistake: bool = False
 
 
 class ChildDiedError(IsolatedError):
@@ -66,13 +74,15 @@ class IsolatedRunner:
     def __init__(self) -> None:
         self._idle: list[_Child] = []
         self._lock = threading.Lock()
-        self._functions: dict[tuple[int, Any], tuple[Any, Function]] = {}
+        self._functions: dict[tuple[Any, Any], tuple[Any, Function]] = {}
         self._process = os.getpid()
         weakref.finalize(self, _kill_idle, self._idle)  # For a runner that is never closed.
 
     def function(self, fn: Callable[..., Any], what: str, wrapper: Callable[..., Any] | None = None) -> Function:
         """Serialize a callable, once. The child calls `wrapper(fn, ...)` if there is a wrapper, else `fn(...)`."""
-        key = (id(fn), wrapper)
+        # Each access to a method makes another object.
+        identity = (id(fn.__self__), fn.__func__) if isinstance(fn, MethodType) else id(fn)
+        key = (identity, wrapper)
         found = self._functions.get(key)
         if found is None:
             found = self._functions[key] = (
@@ -101,7 +111,7 @@ class IsolatedRunner:
                 if kept:
                     self._idle.append(child)
             if not kept:
-                child.kill()
+                await child.end()
 
     def _take(self) -> _Child | None:
         with self._lock:
@@ -175,13 +185,13 @@ class _Child:
                 await child._receive(len(OK))
                 child.is_reusable = True
         except ChildDiedError as error:
-            child.kill()
+            await child.end()
             raise IsolatedError(f"a child process could not start: {error}") from None
         except BaseException:
-            child.kill()
+            await child.end()
             raise
         if not child.is_reusable:
-            child.kill()
+            await child.end()
             raise IsolatedError(f"a child process was not ready within {START_SECONDS:g} s")
         return child
 
@@ -249,7 +259,8 @@ class _Child:
             return decode(kind, answer[1:].decode("utf-8"))
         told: Any = decode(object, answer[1:].decode("utf-8"))
         error = IsolatedError(told["error"])
-        error.retry_after, error.details = told["retry_after"], told["details"]
+        error.retry_after, error.details, error.refusal = told["retry_after"], told["details"], told["refusal"]
+        error.traceback, error.mistake = told["traceback"], told["mistake"]
         raise error
 
     async def _send(self, message: bytes) -> None:
@@ -260,7 +271,7 @@ class _Child:
             except BlockingIOError:
                 await self._ready(anyio.wait_writable)
             except (BrokenPipeError, ConnectionResetError):
-                raise self._died() from None
+                raise await self._died() from None
 
     async def _receive(self, size: int) -> bytes:
         received = bytearray()
@@ -273,7 +284,7 @@ class _Child:
             except ConnectionResetError:
                 piece = b""
             if not piece:
-                raise self._died()
+                raise await self._died()
             received += piece
         return bytes(received)
 
@@ -282,28 +293,44 @@ class _Child:
         with anyio.move_on_after(_LOOK_SECONDS) as scope:
             await wait(self._connection)
         if scope.cancelled_caught and not self.is_alive:
-            raise self._died()
+            raise await self._died()
 
-    def _died(self) -> ChildDiedError:
-        try:
-            code = self._process.wait(5)
-        except subprocess.TimeoutExpired:
+    async def _died(self) -> ChildDiedError:
+        code = await self._exit_code()
+        if code is None:
             return ChildDiedError("the child process closed its connection without an answer")
         ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return ChildDiedError(f"the child process ended without an answer ({ended})")
 
+    async def _exit_code(self) -> int | None:
+        """Wait for the end of the process, without blocking the event loop; None if it goes on."""
+        pause, end = 0.001, anyio.current_time() + _EXIT_SECONDS
+        while (code := self._process.poll()) is None and anyio.current_time() < end:
+            await anyio.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        return code
+
+    async def end(self) -> None:
+        """End the process and everything it started, and wait for it, also if the caller is cancelled."""
+        if self._signal():
+            with anyio.CancelScope(shield=True):
+                await self._exit_code()
+
     def kill(self) -> None:
-        """End the process and everything it started."""
+        """`end` for callers that may block."""
+        if self._signal():
+            self._process.wait()
+
+    def _signal(self) -> bool:
+        """Kill the process and everything it started; False if that was done or is not ours to do."""
         _children.discard(self)
-        if (
-            self._lifeline < 0 or self._owner != os.getpid()
-        ):  # Already killed, or owned by the process that forked this one.
-            return
+        if self._lifeline < 0 or self._owner != os.getpid():  # Killed before, or owned by the parent of this process.
+            return False
         _kill_tree(self._process.pid, alive=self.is_alive)
-        self._process.wait()
         self._connection.close()
         os.close(self._lifeline)
         self._lifeline = -1
+        return True
 
 
 _children: set[_Child] = set()

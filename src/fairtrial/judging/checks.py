@@ -8,6 +8,7 @@ from typing import Any
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import FairtrialError
+from fairtrial.frozen import first_is
 from fairtrial.judging.pairwise import PairwiseJudge
 from fairtrial.scoring.evaluator import Case, Scorer
 from fairtrial.sync_bridge import call_sync
@@ -29,6 +30,7 @@ CANARIES: tuple[tuple[str, str], ...] = (
 )
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class CanaryResult:
     """The judge's result for one canary. `fooled` means that the judge passed it."""
@@ -40,6 +42,7 @@ class CanaryResult:
     reason: str
 
 
+@first_is(tuple)
 @dataclass(frozen=True, slots=True)
 class JudgeCheck:
     """The results of a judge for the canaries, and whether it passes a good answer."""
@@ -81,7 +84,7 @@ async def check_judge(
 def check_judge_sync(
     judge: Scorer, *, input: Any = "What is the capital of France?", good: Any = "The capital of France is Paris."
 ) -> JudgeCheck:
-    """`check_judge`, from ordinary code."""
+    """Blocking version of `check_judge`."""
     return call_sync(partial(check_judge, judge, input=input, good=good))
 
 

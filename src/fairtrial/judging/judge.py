@@ -10,9 +10,9 @@ from dataclasses import dataclass, make_dataclass
 from typing import Any, Literal, overload
 
 from fairtrial.data.sample import Sample
-from fairtrial.errors import ConfigurationError, OutputParseError
-from fairtrial.frozen import EMPTY
-from fairtrial.judging.fence import fence, fenced, token_for
+from fairtrial.errors import ConfigurationError, NothingToScoreError, OutputParseError
+from fairtrial.frozen import EMPTY, first_is
+from fairtrial.judging.fence import Material, fence, token_for
 from fairtrial.models.adapter import Completion, ProviderAdapter
 from fairtrial.models.families import family
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
@@ -68,8 +68,8 @@ def _rules(token: str, where: str) -> ChatMessage:
 
 def fenced_messages(pieces: Mapping[str, Any], question: str) -> list[ChatMessage]:
     """Return the prompt of a judge: the rules, the fenced material and the question."""
-    token, text = fence(pieces, salt=question)
-    return [_rules(token, _AFTER), ChatMessage("user", f"{text}\n\n{question}")]
+    token, text, material = fence(pieces, salt=question)
+    return [_rules(token, _AFTER), ChatMessage("user", material.with_attachments(f"{text}\n\n{question}"))]
 
 
 def prompt_digest(messages: Sequence[ChatMessage]) -> str:
@@ -85,6 +85,7 @@ class JudgeOutput:
     rating: Rating
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class JudgeParams:
     """The parameters of a custom judge template: the first three and, optionally, the input and the scale.
@@ -198,6 +199,13 @@ class Judging(Scorer):
             self.verdict(0.0, False, "the output is empty; the judge was not asked") if is_empty(case.output) else None
         )
 
+    def reference(self, case: Case) -> Any:
+        """Return the expected value, which a comparison with the right answer needs."""
+        expected = case.sample.expected
+        if is_empty(expected) or (isinstance(expected, Collection) and not expected):
+            raise NothingToScoreError(f"judge {self.name!r} compares with the right answer, and the sample has none")
+        return expected
+
     def __call__(
         self,
         output: Any,
@@ -302,15 +310,17 @@ class LLMJudge(Judging):
         given = {"output": case.output, "expected": case.sample.expected, "input": case.sample.input}
         pieces = {name: piece for name, piece in given.items() if name in wanted and piece is not None}
         token = token_for(pieces, salt=f"{self.criterion}\n{[section.template for section in template.sections]}")
+        material = Material(pieces)
         params: dict[str, str] = {"criterion": self.criterion, "scale": self._scale_text()}
         params |= dict.fromkeys(given, "(not provided)") | {
-            name: f"\n{fenced(name, piece, token)}\n" for name, piece in pieces.items()
+            name: f"\n{material.fenced(name, token)}\n" for name in pieces
         }
         *before, last = template.bind({name: params[name] for name in wanted}).messages
         closing = ChatMessage("user", self._answer_text())
         if last.role != "user":
-            return token, [*before, last, closing]
-        return token, [*before, ChatMessage("user", f"{last.text}\n\n{closing.text}")]
+            return token, [*before, last, ChatMessage("user", material.with_attachments(closing.text))]
+        asked = material.with_attachments(f"{last.text}\n\n{closing.text}")
+        return token, [*before, ChatMessage("user", asked)]
 
 
 def _as_template(template: PromptTemplate[Any] | str) -> PromptTemplate[Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import anyio
 
 from fairtrial.data.sample import Sample
-from fairtrial.errors import ConfigurationError
+from fairtrial.errors import NothingToScoreError
 from fairtrial.judging.judge import Judging, is_empty, short_name
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.scoring.evaluator import Case
@@ -37,11 +37,9 @@ class PairwiseJudge(Judging):
 
     async def score(self, case: Case) -> Score:
         """Ask twice, with the two outputs in both orders."""
-        other = case.sample.expected if self._other is None else self._other(case)
-        if other is None:
-            raise ConfigurationError(
-                f"judge {self.name!r} has nothing to compare with: the sample has no expected output"
-            )
+        other = self.reference(case) if self._other is None else self._other(case)
+        if is_empty(other):
+            raise NothingToScoreError(f"judge {self.name!r} has no other output to compare with")
         if is_empty(case.output):
             return self.verdict(0.0, False, "the output is empty; the judge was not asked")
         answers: dict[bool, tuple[float, str, dict[str, Any]]] = {}

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fairtrial.errors import ConfigurationError, OutputParseError
-from fairtrial.judging.judge import Judging
+from fairtrial.errors import ConfigurationError, NothingToScoreError, OutputParseError
+from fairtrial.judging.judge import Judging, is_empty
 from fairtrial.judging.similarity import cosine
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.models.base import BaseAdapter
@@ -84,6 +84,9 @@ _QUESTIONS = (
 )
 
 
+_NOT_RETRIEVED = "nothing was retrieved; the judge was not asked"
+
+
 class RetrievalJudge(Judging):
     """The base class of judges that read `Retrieved` events."""
 
@@ -100,24 +103,30 @@ class RetrievalJudge(Judging):
         """Return the retrieved documents, in the order of retrieval, each once."""
         events = case.session[Retrieved].all()
         if not events:
-            raise ConfigurationError(
-                f"judge {self.name!r} needs what was retrieved, and sample {case.sample.id!r} has no Retrieved event\n"
+            raise NothingToScoreError(
+                f"judge {self.name!r} needs what was retrieved, and the session has no Retrieved event\n"
                 "record it in the task: ctx.session.record(Retrieved(query, documents))"
             )
         return list(dict.fromkeys(document for event in events for document in event.documents))
-
-    def reference(self, case: Case) -> Any:
-        """Return the expected answer, which a measure against it needs."""
-        if case.sample.expected is None:
-            raise ConfigurationError(
-                f"judge {self.name!r} compares with the right answer: sample {case.sample.id!r} has none"
-            )
-        return case.sample.expected
 
     def share(self, case: Case, value: float, reason: str, asked: tuple[Any, str], metrics: Sequence[Metric]) -> Score:
         """Return the score of a share."""
         details = self.provenance(case, *asked)
         return self.verdict(value, value >= self._pass_at, reason, details, metrics)
+
+    def supported(self, case: Case, claims: Sequence[Claim], text: str, asked: tuple[Any, str]) -> Score:
+        """Return the score of the share of supported statements.
+
+        Raises:
+            NothingToScoreError: there is no statement. A share of nothing is neither 0 nor 1.
+        """
+        if not claims:
+            raise NothingToScoreError(f"judge {self.name!r} found no statement in the {text}, so there is no share")
+        missed = [claim.claim for claim in claims if claim.supported == "no"]
+        held = len(claims) - len(missed)
+        metrics = [Metric("claims", len(claims)), Metric("supported", held, higher_is_better=True)]
+        reason = "; ".join(f"not supported: {claim}" for claim in missed)[:2000]
+        return self.share(case, held / len(claims), reason, asked, metrics)
 
 
 class Faithfulness(RetrievalJudge):
@@ -134,7 +143,7 @@ class Faithfulness(RetrievalJudge):
         pieces = {"input": case.sample.input, "retrieved_documents": documents, "output_to_assess": case.output}
         question = _CLAIMS.format(text="output to assess")
         completion, output, asked = await self.ask(case, pieces, question, ClaimsOutput)
-        return self.share(case, *_supported(output.claims), (completion, asked), _claim_metrics(output.claims))
+        return self.supported(case, output.claims, "output", (completion, asked))
 
 
 class ContextRecall(RetrievalJudge):
@@ -145,10 +154,12 @@ class ContextRecall(RetrievalJudge):
     async def score(self, case: Case) -> Score:
         """Ask for all statements and their support in one call."""
         documents, reference = self.documents(case), self.reference(case)
+        if not documents:
+            return self.verdict(0.0, False, _NOT_RETRIEVED)
         pieces = {"input": case.sample.input, "retrieved_documents": documents, "reference_answer": reference}
         question = _CLAIMS.format(text="reference answer")
         completion, output, asked = await self.ask(case, pieces, question, ClaimsOutput)
-        return self.share(case, *_supported(output.claims), (completion, asked), _claim_metrics(output.claims))
+        return self.supported(case, output.claims, "reference answer", (completion, asked))
 
 
 class ContextPrecision(RetrievalJudge):
@@ -160,7 +171,7 @@ class ContextPrecision(RetrievalJudge):
         """Ask about all documents in one call."""
         documents, reference = self.documents(case), self.reference(case)
         if not documents:
-            return self.verdict(0.0, False, "nothing was retrieved; the judge was not asked")
+            return self.verdict(0.0, False, _NOT_RETRIEVED)
         numbered = {str(number): document for number, document in enumerate(documents, 1)}
         pieces = {"input": case.sample.input, "retrieved_documents": numbered, "reference_answer": reference}
         question = _DOCUMENTS.format(text="reference answer")
@@ -194,6 +205,8 @@ class AnswerRelevance(Judging):
 
     async def score(self, case: Case) -> Score:
         """Ask for questions without showing the input, then compare them with it."""
+        if is_empty(case.sample.input):
+            raise NothingToScoreError(f"judge {self.name!r} compares with the input, and the sample has none")
         guarded = self.guarded(case)
         if guarded is not None:
             return guarded
@@ -218,19 +231,6 @@ def average_precision(useful: Sequence[bool]) -> float:
     """Return the mean of precision@k over the places k of useful documents; 0 if none is useful."""
     precisions = [sum(useful[:place]) / place for place, good in enumerate(useful, 1) if good]
     return math.fsum(precisions) / len(precisions) if precisions else 0.0
-
-
-def _supported(claims: Sequence[Claim]) -> tuple[float, str]:
-    """Return the share of supported statements, 1 if there are none, and what is not supported."""
-    missed = [claim for claim in claims if claim.supported == "no"]
-    if not claims:
-        return 1.0, "there is no statement to support"
-    return 1 - len(missed) / len(claims), "; ".join(f"not supported: {claim.claim}" for claim in missed)[:2000]
-
-
-def _claim_metrics(claims: Sequence[Claim]) -> list[Metric]:
-    supported = sum(claim.supported == "yes" for claim in claims)
-    return [Metric("claims", len(claims)), Metric("supported", supported, higher_is_better=True)]
 
 
 def faithfulness(adapter: ProviderAdapter, *, pass_at: float = 1.0, name: str = "faithfulness") -> Faithfulness:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fairtrial.errors import ConfigurationError, OutputParseError
+from fairtrial.frozen import first_is
 from fairtrial.judging.judge import Judging, material_of
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.scoring.evaluator import Case
 from fairtrial.scoring.score import Metric, Score
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class RubricItem:
     """One criterion of a rubric. Points below 0 are for what an output must not do."""
@@ -64,7 +66,7 @@ class Rubric(Judging):
 
     async def score(self, case: Case) -> Score:
         """Ask about all criteria in one call."""
-        items = _items(case.sample.expected) if self.items is None else self.items
+        items = _items(self.reference(case)) if self.items is None else self.items
         guarded = self.guarded(case)
         if guarded is not None:
             return guarded

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.frozen import first_is
 from fairtrial.judging.judge import Judging, is_empty
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.scoring.evaluator import Case
@@ -48,8 +49,7 @@ class ShortAnswerJudge(Judging):
 
     async def score(self, case: Case) -> Score:
         """Ask for a label; an empty output is not attempted, without a call."""
-        if case.sample.expected is None:
-            raise ConfigurationError(f"judge {self.name!r} needs the right answer: sample {case.sample.id!r} has none")
+        self.reference(case)
         if is_empty(case.output):
             return self._labelled("not_attempted", "the output is empty; the judge was not asked", {})
         completion, output, asked = await self.ask(case, self.material(case), self.question, ShortAnswerOutput)
@@ -73,6 +73,7 @@ def short_answer_judge(
     return ShortAnswerJudge(adapter, "The output states the reference answer.", include_input=include_input, name=name)
 
 
+@first_is(int)
 @dataclass(frozen=True, slots=True)
 class ShortAnswerSummary:
     """The labels of a run: how many samples have each, in shares of samples, and the F-score.

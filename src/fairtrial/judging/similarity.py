@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from fairtrial.errors import ConfigurationError
+from fairtrial.errors import ConfigurationError, ModelError
 from fairtrial.judging.judge import Judging
 from fairtrial.models.base import BaseAdapter
 from fairtrial.scoring.evaluator import Case
@@ -25,13 +25,14 @@ class SemanticSimilarity(Judging):
 
     async def score(self, case: Case) -> Score:
         """Embed the output and all references in one call."""
+        references = _references(self.reference(case))
         guarded = self.guarded(case)
         if guarded is not None:
             return guarded
         model = self.adapter
         if not isinstance(model, BaseAdapter):
             raise ConfigurationError(f"{self.name!r} needs an adapter with embed(), such as OpenAIAdapter")
-        texts = [str(case.output), *_references(case.sample.expected)]
+        texts = [str(case.output), *references]
         vectors = await model.embed(texts, session=case.recorder, actor=JUDGE, prompt_name=self.name)
         best = max(cosine(vectors[0], reference) for reference in vectors[1:])
         value = min(max(best, 0.0), 1.0)
@@ -49,10 +50,16 @@ def _references(expected: Any) -> list[str]:
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of the angle between two vectors; 0 if one of them is 0."""
+    """Return the cosine of the angle between two vectors.
+
+    Raises:
+        ModelError: one of them is 0, and has no direction.
+    """
     product = math.sumprod(one, other)
     lengths = math.hypot(*one) * math.hypot(*other)
-    return product / lengths if lengths else 0.0
+    if not lengths:
+        raise ModelError("an embedding must not be all zeros: it has no direction to compare")
+    return product / lengths
 
 
 def semantic_similarity(

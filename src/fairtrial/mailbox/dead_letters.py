@@ -9,12 +9,14 @@ from typing import Literal, Protocol
 
 from fairtrial.backoff import backoff
 from fairtrial.errors import BodyError, CodecError, ConfigurationError, MailboxError, StoreUnavailableError
+from fairtrial.frozen import first_is
 from fairtrial.mailbox.body import decode_body
 
 type Verdict = Literal["retry", "dead_letter"]
 type Treatment = Literal["run", "run_isolated"]
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A message that is not delivered any more.
@@ -71,6 +73,7 @@ class DeadLetters(Protocol):
         ...
 
 
+@first_is(int)
 @dataclass(frozen=True, slots=True)
 class DLQPolicy:
     """When to retry, when to isolate, and when to give up.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import TypeVar
 
-from fairtrial.frozen import EMPTY
+from fairtrial.frozen import EMPTY, first_is
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage
@@ -22,6 +22,7 @@ OutputT = TypeVar("OutputT", default=str)
 AnswerT = TypeVar("AnswerT", default=Any, covariant=True)
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
     """A tool as it is described to a model: name, description, and parameters as a JSON Schema."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import anyio
 
-from fairtrial.codec import dumps, from_json, to_json
+from fairtrial.codec import dumps, to_json
+from fairtrial.codec.encode import SPARSE
 from fairtrial.data.sample import Sample
-from fairtrial.errors import CodecError, ConfigurationError
+from fairtrial.errors import CodecError, ConfigurationError, ContextLengthError, ModelRefusedError
 from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import Completion, ProviderAdapter
 from fairtrial.models.tool_calls import LONGEST_ERROR, ToolCaller
@@ -22,15 +23,16 @@ from fairtrial.offload import DaemonThreads
 from fairtrial.scoring.behaviour import SessionEvaluator
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Metric, Score
-from fairtrial.session.events import CUT_OFF_REASONS, ToolInvoked
-from fairtrial.session.trajectory import ChatMessage, ToolCall
+from fairtrial.session.endings import ending_of
+from fairtrial.session.events import ToolInvoked
+from fairtrial.session.trajectory import ChatMessage, ToolCall, as_message, chat_messages
 from fairtrial.session.views import SessionView
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.environment import EnvironmentRegistry, EnvironmentSaved, close_environment, tools_of
-from fairtrial.trials.task import FIRST_MESSAGES, WITH_ADAPTER, task
+from fairtrial.trials.task import CHECK_INPUT, FIRST_MESSAGES, WITH_ADAPTER, task
 
 type MessageLike = ChatMessage | Mapping[str, Any]
-"""A message, or a mapping with its fields: `{"role": "user", "content": "Hello"}`."""
+"""A message, a mapping with its fields (`{"role": "user", "content": "Hello"}`), or one in OpenAI's format."""
 
 type PrepareMessages = Callable[[Sample[Any, Any]], Sequence[MessageLike] | Awaitable[Sequence[MessageLike]]]
 """Returns the first messages for a sample."""
@@ -52,11 +54,16 @@ _SAVE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class AgentEnded:
-    """The end of an agent's loop: the reason and the number of turns."""
+    """The end of an agent's loop: the reason and the number of turns.
+
+    `name` is the name under which its calls are recorded, `duration_ms` the time since it began.
+    """
 
     reason: EndReason
     turns: int
     detail: str = ""
+    name: str = field(default="", compare=False, metadata=SPARSE)
+    duration_ms: float | None = field(default=None, compare=False, metadata=SPARSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +98,15 @@ def agent_task(
 
     Messages are recorded as `ChatMessage`, tool calls as `ToolInvoked`, the end as `AgentEnded`. If a tool call fails
     (bad arguments, an unknown tool, an exception), the model receives the error and can try again. When a budget is
-    used up, the agent ends as "truncated", and its last text is the output, which is scored as usual.
+    used up, or the conversation no longer fits into the context of the model, the agent ends as "truncated", and its
+    last text is the output, which is scored as usual. A first call that does not fit is an error.
 
     Args:
         adapter: The model.
         tools: Typed Python functions, sync or async; sync ones run in threads. Calls of one turn run concurrently.
-        prepare_messages: Returns the first messages for a sample; by default the input is a user message.
+        prepare_messages: Returns the first messages for a sample. By default they are the input: a text, a message, a
+            list of messages, `{"prompt": text}` or `{"messages": [...]}`; messages may be in OpenAI's format, with
+            tool calls. Another mapping is refused before the first call; other values are sent as JSON.
         environment_factory: Returns an environment for each trial, from the sample. Its `tools()` are added to the
             tools, evaluators receive it, and it is always closed after scoring. If the factory returns saved state,
             `environments` restores it.
@@ -178,6 +188,8 @@ def agent_task(
         )
 
     setattr(agent, FIRST_MESSAGES, first_messages)
+    if prepare_messages is None:
+        setattr(agent, CHECK_INPUT, lambda given, _params: _messages_of(given))
     setattr(agent, WITH_ADAPTER, lambda other: rebuild(adapter=other))
     setattr(agent, AGENT, AgentParts(fixed, environment_factory, environments, tool_timeout_seconds))
     if checkpoints:
@@ -220,6 +232,7 @@ class _Loop:
         self.messages: list[ChatMessage] = []
         self.turns = 0
         self.tokens = 0
+        self.began = anyio.current_time()
 
     def say(self, message: ChatMessage) -> None:
         self.messages.append(message)
@@ -237,20 +250,27 @@ class _Loop:
                     elif max_tokens is not None and self.tokens >= max_tokens:
                         end = self._ended("truncated", f"{self.tokens} tokens of {max_tokens}")
                     else:
-                        completion = await self._turn()
+                        try:
+                            completion = await self._turn()
+                        except ContextLengthError:
+                            if not self.turns:
+                                raise
+                            end = self._ended("truncated", "the context of the model is full")
+                            continue
                         if not completion.message.tool_calls:
                             output = completion.output
-                            cut = completion.finish_reason in CUT_OFF_REASONS
-                            end = self._ended(
-                                *(("truncated", "the answer was truncated") if cut else ("terminated", ""))
-                            )
+                            end = self._ended(*_ENDED.get(ending_of(completion.finish_reason), ("terminated", "")))
             if scope.cancelled_caught:
                 end = self._ended("truncated", f"{max_seconds:g} seconds")
         except BaseException as error:
             # A trial is cancelled at its time limit or when its run is stopped.
             cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+            refused = isinstance(error, ModelRefusedError)
+            if isinstance(error, ModelRefusedError) and error.refusal:
+                self.say(ChatMessage("assistant", error.refusal))
             said = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
-            end = self._ended("truncated" if cancelled else "error", said[:LONGEST_ERROR])
+            ended: EndReason = "truncated" if cancelled else "terminated" if refused else "error"
+            end = self._ended(ended, said[:LONGEST_ERROR])
             raise
         finally:
             if end is not None:
@@ -261,7 +281,7 @@ class _Loop:
         return output
 
     def _ended(self, reason: EndReason, detail: str) -> AgentEnded:
-        return AgentEnded(reason, self.turns, detail)
+        return AgentEnded(reason, self.turns, detail, self.name, (anyio.current_time() - self.began) * 1000)
 
     async def _turn(self) -> Completion[Any]:
         if self.save_checkpoint is not None:
@@ -279,22 +299,29 @@ class _Loop:
             self.tokens += completion.usage.total_tokens
         self.say(completion.message)
         if completion.message.tool_calls:
-            for call, text in zip(completion.message.tool_calls, await self._call_all(completion.message), strict=True):
-                self.say(tool_message(call, text))
+            for message in await self._call_all(completion.message):
+                self.say(message)
         return completion
 
-    async def _call_all(self, message: ChatMessage) -> list[str]:
+    async def _call_all(self, message: ChatMessage) -> list[ChatMessage]:
         """Call the tools concurrently and record each call when it ends; returns the results in the requested order."""
-        results = [""] * len(message.tool_calls)
+        results = [message] * len(message.tool_calls)
 
         async def one(index: int, call: ToolCall) -> None:
-            invoked, results[index] = await self.caller.call(call)
+            invoked, content = await self.caller.call(call)
+            results[index] = tool_message(call, content, failed=invoked.error is not None)
             self.ctx.session.record(invoked)
 
         async with anyio.create_task_group() as group:
             for index, call in enumerate(message.tool_calls):
                 group.start_soon(one, index, call)
         return results
+
+
+_ENDED: Mapping[str, tuple[EndReason, str]] = {
+    "cut off": ("truncated", "the answer was truncated"),
+    "context full": ("truncated", "the context of the model is full"),
+}
 
 
 async def opening_messages(
@@ -304,28 +331,26 @@ async def opening_messages(
     if prepare is not None:
         prepared = prepare(sample)
         messages = await prepared if inspect.isawaitable(prepared) else prepared
-        return tuple(_message(message) for message in messages)
-    if _is_message(given):
-        return (_message(given),)
-    if isinstance(given, Sequence) and given and all(_is_message(message) for message in given):
-        return tuple(_message(message) for message in given)
-    return (ChatMessage("user", given if isinstance(given, str) else dumps(given)),)
+        return tuple(as_message(message) for message in messages)
+    return _messages_of(given)
 
 
-def _is_message(value: object) -> bool:
-    return isinstance(value, ChatMessage) or (isinstance(value, Mapping) and {"role", "content"} <= value.keys())
+def _messages_of(given: Any) -> tuple[ChatMessage, ...]:
+    """Return an input as messages.
 
-
-def _message(value: MessageLike) -> ChatMessage:
-    if isinstance(value, ChatMessage):
-        return value
-    try:
-        return from_json(ChatMessage, to_json(value))
-    except CodecError as error:
+    Raises:
+        ConfigurationError: it is a mapping that says neither what the prompt nor what the messages are.
+    """
+    messages = chat_messages(given)
+    if messages is not None:
+        return messages
+    if isinstance(given, Mapping):
         raise ConfigurationError(
-            "a message must be a ChatMessage or a mapping of its fields, such as "
-            f'{{"role": "user", "content": "Hello"}} (got {value!r}: {error})'
-        ) from None
+            'an input that is a mapping must be {"prompt": text}, {"messages": [...]} or a message with "role" and '
+            f'"content" (got the keys {", ".join(map(repr, given)) or "none"})\n'
+            "say what the model is asked: prepare_messages=lambda sample: [...], or a task of your own"
+        )
+    return (ChatMessage("user", dumps(given)),)
 
 
 def _last_state(ctx: TrialContext) -> Mapping[str, Any] | None:
@@ -398,7 +423,7 @@ def tool_schema_accuracy(tools: Sequence[Callable[..., Any] | Tool]) -> SessionE
             Metric("tool_calls", float(len(calls))),
             Metric("valid_tool_calls", float(len(calls) - len(problems))),
         )
-        return Score(share, not problems, "; ".join(problems), metrics)
+        return Score(share, not problems, "; ".join(problems) if calls else "no tool was called", metrics)
 
     return accuracy
 

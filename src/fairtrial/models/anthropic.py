@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Unpack, cast
 
 from fairtrial.codec import to_json
 from fairtrial.data.attachment import Attachment
-from fairtrial.errors import InvalidCallError, ModelUnavailableError
+from fairtrial.errors import InvalidCallError, MalformedReplyError, ModelUnavailableError
 from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import AnswerT
-from fairtrial.models.pricing import priced
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, priced
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import OutputSchema, is_recursive, output_schema
 from fairtrial.models.sdk import (
@@ -19,12 +20,15 @@ from fairtrial.models.sdk import (
     SdkAdapter,
     SdkOptions,
     base64_text,
+    content_of,
     count_of,
     instruction,
     sendable,
     text_of,
     tool_call,
+    with_params,
 )
+from fairtrial.session.endings import ANTHROPIC_ENDINGS, ending_of
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 
@@ -87,14 +91,18 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
         )
         return cast("Client", client)
 
+    def _key_headers(self, key: str) -> dict[str, str]:
+        return {"X-Api-Key": key}
+
     def _body(self, call: ModelCall) -> dict[str, Any]:
         system: list[str] = []
         messages: list[dict[str, Any]] = []
         for message in call.messages:
-            if message.role in ("system", "developer"):
+            instructs = message.role in ("system", "developer")
+            if instructs and not messages:
                 system.append(sendable(message.text))
                 continue
-            role = "assistant" if message.role == "assistant" else "user"
+            role = "system" if instructs else "assistant" if message.role == "assistant" else "user"
             blocks = self._blocks(message)
             if messages and messages[-1]["role"] == role:
                 # The API requires alternating roles; the results of parallel calls are one message.
@@ -120,16 +128,17 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
             body["system"] = "\n\n".join(system)
         if self._prompt_cache or (self._prompt_cache is None and call.tools):
             _mark_for_cache(body)
-        return {**body, **call.params}
+        return with_params(body, call.params)
 
     def _blocks(self, message: ChatMessage) -> list[dict[str, Any]]:
         if message.role == "tool":
-            content = [self._block(part) for part in _parts(message)]
-            return [{"type": "tool_result", "tool_use_id": message.name, "content": content}]
+            content = [self._block(part) for part in content_of(message)]
+            result = {"type": "tool_result", "tool_use_id": message.name, "content": content}
+            return [{**result, "is_error": True} if message.failed else result]
         echoed = self._echoed(message.echo)
         if echoed is not None and _spoken(echoed) == (message.text, message.tool_calls):
             return list(echoed)  # Unchanged, with thinking and signatures; not used if the message was edited.
-        blocks = [self._block(part) for part in _parts(message)]
+        blocks = [self._block(part) for part in content_of(message)]
         blocks.extend(
             {"type": "tool_use", "id": call.id, "name": call.name, "input": _plain(call)} for call in message.tool_calls
         )
@@ -154,16 +163,46 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
         text, calls = _spoken(blocks)
         thoughts = [text_of(block["thinking"]) for block in blocks if block["type"] == "thinking"]
         reason = tree.get("stop_reason")
-        refusal = (text or "no reason given") if reason == "refusal" else None
+        if reason is not None:
+            text_of(reason)
+        ending = ending_of(reason, ANTHROPIC_ENDINGS)
+        refusal = (text or "no reason given") if ending == "refused" else None
         named = tree.get("model")
         model = named if isinstance(named, str) and named else self._model
-        usage = self._usage(tree.get("usage"), model)
+        extras = self._extras(tree)
+        usage = self._usage(tree.get("usage"), model, extras)
         plain = all(block["type"] in _PLAIN for block in blocks)
         echo = None if plain else self._echo([_returnable(block) for block in blocks])
-        message = ChatMessage("assistant", text, calls, reasoning="\n\n".join(filter(None, thoughts)), echo=echo)
-        return ModelReply(message, usage, reason, model, refusal)
+        message = ChatMessage(
+            "assistant", text if blocks else (), calls, reasoning="\n\n".join(filter(None, thoughts)), echo=echo
+        )
+        return ModelReply(message, usage, reason, model, refusal, extras=extras)
 
-    def _usage(self, usage: Any, model: str) -> TokenUsage | None:
+    async def _send(self, call: ModelCall) -> ModelReply:
+        reply = await super()._send(call)
+        if reply.message.content != ():
+            return reply
+        # After the results of tools, an answer without content means that the model has nothing to add.
+        after_tools = bool(call.messages) and call.messages[-1].role == "tool"
+        if not after_tools and ending_of(reply.finish_reason, ANTHROPIC_ENDINGS) == "complete":
+            raise MalformedReplyError(f"{self._where()} answered without content")
+        return replace(reply, message=replace(reply.message, content=""))
+
+    def _joined(self, first: ChatMessage, second: ChatMessage) -> ChatMessage:
+        joined = super()._joined(first, second)
+        return replace(joined, echo=self._echo([*self._blocks(first), *self._blocks(second)]))
+
+    def _extras(self, tree: Mapping[str, Any]) -> UsageExtras:
+        usage = tree.get("usage")
+        if not isinstance(usage, Mapping):
+            return NO_EXTRAS
+        return UsageExtras.of(
+            usage.get("service_tier"),
+            hour_writes=count_of((usage.get("cache_creation") or EMPTY).get("ephemeral_1h_input_tokens")),
+            searches=count_of((usage.get("server_tool_use") or EMPTY).get("web_search_requests")),
+        )
+
+    def _usage(self, usage: Any, model: str, extras: UsageExtras = NO_EXTRAS) -> TokenUsage | None:
         if not isinstance(usage, Mapping):
             return None
         read, written = (
@@ -178,7 +217,7 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
             reasoning_tokens=count_of((usage.get("output_tokens_details") or {}).get("thinking_tokens")),
             cache_write_tokens=written,
         )
-        return priced(counted, model, provider=self._prices_of, base_url=self._base_url)
+        return priced(counted, model, provider=self._prices_of, base_url=self._base_url, extras=extras)
 
     async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
         answer: dict[str, Any] = {}
@@ -207,18 +246,12 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
             elif kind == "message_stop":
                 ended = True
         if not ended:
-            raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete")
+            raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete", sent=True)
         for index, text in inputs.items():
             if text:
                 blocks[index]["input"] = text  # As text, which `tool_call` parses.
         answer["content"] = [blocks[index] for index in sorted(blocks)]
         return answer
-
-
-def _parts(message: ChatMessage) -> tuple[str | Attachment, ...]:
-    content = message.content
-    # The API refuses empty texts.
-    return tuple(part for part in ((content,) if isinstance(content, str) else content) if part != "")
 
 
 def _spoken(blocks: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:

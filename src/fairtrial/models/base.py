@@ -20,6 +20,7 @@ from fairtrial.errors import (
     MalformedReplyError,
     ModelError,
     ModelRefusedError,
+    ModelUnavailableError,
     OutputParseError,
     RateLimitedError,
 )
@@ -35,6 +36,7 @@ from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import NO_RETRY, RetryPolicy
 from fairtrial.models.schema import output_schema
 from fairtrial.models.structured import OutputRepaired, parse_output, repair_messages
+from fairtrial.session.endings import ending_of
 from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage
@@ -43,6 +45,8 @@ from fairtrial.sync_bridge import call_sync
 from fairtrial.trials.context import TrialContext, running_trial
 
 log = logging.getLogger("fairtrial.models")
+
+_MAX_PAUSES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,15 @@ class ModelCallFailed:
     model: str
     error: str
     pause_seconds: float
+
+
+# Attributes of adapters that do not influence answers.
+_STATE = frozenset(
+    (
+        "_retry", "_limiter", "_token_limiter", "_cache", "_trial_budget", "_run_budget", "_spending", "_prices",
+        "_cost_unknown", "_key", "_timeout", "_stream", "_prices_of", "_lock", "_clients", "_warned", "_calls",
+    )
+)  # fmt: skip
 
 
 class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
@@ -105,6 +118,10 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
         self._spending = Spending() if spending is None else spending
         self._prices = prices
         self._cost_unknown = False
+
+    def __fairtrial_identity__(self) -> dict[str, Any]:
+        """Return the parameters that influence answers; clients, limits, budgets and keys do not."""
+        return {name: value for name, value in sorted(vars(self).items()) if name not in _STATE}
 
     @property
     def has_price(self) -> bool | None:
@@ -167,6 +184,8 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
         merged = {**self._params, **params} if params else self._params
         call = ModelCall(_conversation(messages), tuple(tools), output_type, merged, prompt_name, actor)
         reply = await self._answer(call, recorder)
+        if ending_of(reply.finish_reason) == "paused":
+            reply = await self._continue(call, reply, recorder)
         usage = reply.usage
         try:
             output = self._parse(call, reply)
@@ -187,7 +206,7 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
         params: Mapping[str, Any] = EMPTY,
         prompt_name: str = "",
     ) -> Completion[OutputT]:
-        """`complete`, from ordinary code."""
+        """Blocking version of `complete`."""
         call = partial(self.complete, messages, tools=tools, output_type=output_type, params=params)
         return call_sync(partial(call, prompt_name=prompt_name))
 
@@ -239,6 +258,24 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
             raise OutputParseError(f"prompt {prompt.name!r} was answered with tool calls", raw=completion.raw)
         return PromptResponse(completion.output, completion)  # type: ignore[arg-type]  # None only where O is None
 
+    async def _continue(self, call: ModelCall, reply: ModelReply, recorder: Session | None) -> ModelReply:
+        """Send the message of a paused answer back until the answer is complete."""
+        message, usage = reply.message, reply.usage
+        for _ in range(_MAX_PAUSES):
+            reply = await self._answer(replace(call, messages=(*call.messages, message)), recorder)
+            message = self._joined(message, reply.message)
+            usage = reply.usage if usage is None else usage + (reply.usage or TokenUsage())
+            if ending_of(reply.finish_reason) != "paused":
+                return replace(reply, message=message, usage=usage)
+        raise ModelUnavailableError(
+            f"{self._name} model {self._model!r} paused {_MAX_PAUSES} times without a complete answer"
+        )
+
+    def _joined(self, first: ChatMessage, second: ChatMessage) -> ChatMessage:
+        """Return the message of an answer that was paused in between."""
+        reasoning = "\n\n".join(filter(None, (first.reasoning, second.reasoning)))
+        return ChatMessage("assistant", first.text + second.text, second.tool_calls, reasoning=reasoning)
+
     async def _answer(self, call: ModelCall, recorder: Session | None) -> ModelReply:
         trial = running_trial()
         cache = self._response_cache()
@@ -255,6 +292,9 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
             if cached and reply.usage is not None:
                 # A cached answer reports the tokens of the original call, but no cost.
                 reply = replace(reply, usage=replace(reply.usage, cost_usd=0.0))
+        reason = reply.finish_reason
+        if reply.refusal is not None and ending_of(reason) != "refused":
+            reason = "refusal"  # Some protocols have a field for refusals, beside any reason.
         if recorder is not None:
             recorder.record(
                 PromptExecuted(
@@ -262,18 +302,21 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
                     self._name,
                     reply.model or self._model,
                     reply.usage,
-                    reply.finish_reason,
+                    reason,
                     reply.tokens,
                     cached,
                     timing.duration_ms,
                     timing.waited_ms,
+                    self._model if reply.model and reply.model != self._model else "",
                 ),
                 actor=call.actor,
             )
             if reply.sampled is not None and call.actor != JUDGE:
-                reply.sampled.record(recorder, call.params)
+                reply.sampled.record(recorder, call.params, actor=call.actor, model=reply.model or self._model)
         if reply.refusal is not None:
-            raise ModelRefusedError(f"{self._name} model {self._model!r} declined to answer: {reply.refusal}")
+            raise ModelRefusedError(
+                f"{self._name} model {self._model!r} declined to answer: {reply.refusal}", refusal=reply.refusal
+            )
         return reply
 
     def _response_cache(self) -> ResponseCache | None:
@@ -283,13 +326,26 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
         self, call: ModelCall, trial: TrialContext | None, recorder: Session | None, timing: _Timing
     ) -> ModelReply:
         """Send the request, with retries."""
-        failures = refusals = 0
+        failures = refusals = timeouts = 0
         while True:
             await self._check_budgets(call, trial, recorder)
             async with self._limiter.slot() as permit:
                 began, outcome = time.monotonic(), "answered"
                 try:
                     reply = await self._send(call)
+                    if ending_of(reply.finish_reason) == "failed":
+                        self._count_lost(call, trial, recorder, self._priced(reply), reply.finish_reason)
+                        raise ModelUnavailableError(
+                            f"{self._name} model {self._model!r} failed while it was answering: it ended its answer "
+                            f"with {reply.finish_reason!r}"
+                        )
+                except ModelRefusedError as error:
+                    # A filter in front of the model refuses with a status of its own; usage is not reported then.
+                    timing.answered(began)
+                    self._limiter.report(permit, "answered")
+                    self._count(trial, None)
+                    message = ChatMessage("assistant", "")
+                    return ModelReply(message, None, "content_filter", self._model, error.refusal or str(error))
                 except RateLimitedError as error:
                     outcome = "rate_limited"
                     self._limiter.report(permit, "rate_limited", retry_after=error.retry_after)
@@ -300,22 +356,25 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
                     self._limiter.report(permit, "failed" if error.retryable else "answered")
                     failed = error
                     failures += 1
+                    timeouts += error.timed_out
+                    if error.sent:
+                        self._count_lost(call, trial, recorder, None, "timeout" if error.timed_out else "error")
+                except anyio.get_cancelled_exc_class():
+                    self._count_lost(call, trial, recorder, None, "timeout")
+                    raise
                 else:
                     timing.answered(began)
                     self._limiter.report(permit, "answered")
-                    prices = self._given_prices()
-                    if prices is not None and reply.usage is not None:
-                        reply = replace(reply, usage=replace(reply.usage, cost_usd=prices.cost(reply.usage)))
-                    if self._token_limiter is not None and reply.usage is not None:
-                        self._token_limiter.used(permit, reply.usage.total_tokens)
-                    if self._run_budget is not None:
-                        self._spending.add(_run_id(trial), reply.usage)
-                    if reply.usage is None or reply.usage.cost_usd is None:
-                        self._note_unknown_cost()
+                    usage = self._priced(reply)
+                    if usage is not reply.usage:
+                        reply = replace(reply, usage=usage)
+                    if self._token_limiter is not None and usage is not None:
+                        self._token_limiter.used(permit, usage.total_tokens)
+                    self._count(trial, usage)
                     return reply
                 finally:
                     MODEL_CALL_SECONDS.observe(time.monotonic() - began, self._name, self._model, outcome)
-            pause = self._retry.pause(failed, failures, refusals)
+            pause = self._retry.pause(failed, failures, refusals, timeouts)
             if pause is None or (_deadline(trial, call) <= time.monotonic() + pause):
                 # There is no time for another attempt: report the cause instead of a timeout.
                 raise failed
@@ -325,6 +384,32 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
                     ModelCallFailed(call.prompt_name, self._name, self._model, said, round(pause, 3)), actor=call.actor
                 )
             await anyio.sleep(pause)
+
+    def _priced(self, reply: ModelReply) -> TokenUsage | None:
+        """Return the usage of a reply with the cost by given prices, if there are any."""
+        prices, usage = self._given_prices(), reply.usage
+        return usage if prices is None or usage is None else replace(usage, cost_usd=prices.cost(usage, reply.extras))
+
+    def _count(self, trial: TrialContext | None, usage: TokenUsage | None) -> None:
+        """Count a request towards the budgets."""
+        if self._run_budget is not None:
+            self._spending.add(_run_id(trial), usage)
+        if usage is None or usage.cost_usd is None:
+            self._note_unknown_cost()
+
+    def _count_lost(
+        self,
+        call: ModelCall,
+        trial: TrialContext | None,
+        recorder: Session | None,
+        usage: TokenUsage | None,
+        reason: str | None,
+    ) -> None:
+        """Count a request without a usable answer, which the provider may charge for all the same."""
+        self._count(trial, usage)
+        if recorder is not None:
+            event = PromptExecuted(call.prompt_name, self._name, self._model, usage, reason)
+            recorder.record(event, actor=call.actor)
 
     def _note_unknown_cost(self) -> None:
         """Warn, once, that a budget of dollars cannot count a call."""
@@ -362,29 +447,33 @@ class BaseAdapter(Generic[AnswerT]):  # noqa: UP046 - they have defaults
                 self._model,
                 [message.to_record() for message in call.messages],
                 to_json(call.tools),
-                None if schema is None else schema.schema,
+                None if schema is None else [schema.schema, schema.name, schema.strict],
                 to_json(call.params),
                 self._cache_salt(),
                 *(("embed",) if call.embeds else ()),
             ]
         )
         if trial is None:
-            return digest([content, 0, 0])
+            return digest([content, None, 0, 0])
         # Calls of judges are counted separately: rescoring makes only those, and must find them in the cache.
         asked = content if call.actor != JUDGE else f"{JUDGE} {content}"
-        return digest([asked, trial.key.repeat, trial.count_call(asked)])
+        # Equal prompts of different samples are independent draws. Run and experiment are left out: a run that is
+        # repeated, and experiments that differ elsewhere, share replies.
+        return digest([asked, trial.key.sample_id, trial.key.repeat, trial.count_call(asked)])
 
     def _cache_salt(self) -> Any:
         """Return further settings of the adapter that change its replies."""
         return None
 
     def _fits(self, call: ModelCall, reply: ModelReply) -> bool:
-        """Return whether a reply may be cached: refusals and unreadable replies may not."""
+        """Return whether a reply may be cached: only one that is complete and can be read."""
+        if reply.refusal is not None or ending_of(reply.finish_reason) != "complete":
+            return False
         try:
             self._parse(call, reply)
         except CodecError:
             return False
-        return reply.refusal is None
+        return True
 
     def _parse(self, call: ModelCall, reply: ModelReply) -> Any:
         # A model that calls tools has not answered yet.

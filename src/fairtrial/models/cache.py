@@ -1,7 +1,8 @@
 """A cache of model responses.
 
-The key consists of the content of the request, the repeat of the trial, and a counter of identical calls in the trial:
-sampling the same prompt five times in a trial gives five answers, and the same five when the suite runs again.
+The key consists of the content of the request, the sample and the repeat of the trial, and a counter of identical calls
+in the trial: sampling the same prompt five times in a trial gives five answers, and the same five when the suite runs
+again. Two samples with the same prompt get an answer each.
 """
 
 from __future__ import annotations
@@ -28,12 +29,26 @@ from fairtrial.offload import on_trio
 type CachePolicy = Literal["off", "read", "read-write", "refresh"]
 """No caching; only read; read and store new answers; never read, but store new answers."""
 
-_FORMAT = 1
+_FORMAT = 2  # 1: without the sample in the key, and with answers that were not complete.
 _SCHEMA = """
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS responses (
     key TEXT PRIMARY KEY, created REAL NOT NULL, size INTEGER NOT NULL, reply TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS responses_created ON responses (created);
+CREATE TABLE IF NOT EXISTS total (bytes INTEGER NOT NULL);
+INSERT INTO total SELECT COALESCE(SUM(size), 0) FROM responses WHERE NOT EXISTS (SELECT 1 FROM total);
+CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN UPDATE total SET bytes = bytes + new.size; END;
+CREATE TRIGGER IF NOT EXISTS replaced AFTER UPDATE ON responses BEGIN
+    UPDATE total SET bytes = bytes + new.size - old.size;
+END;
+CREATE TRIGGER IF NOT EXISTS deleted AFTER DELETE ON responses BEGIN UPDATE total SET bytes = bytes - old.size; END;
+COMMIT;
+"""
+# Not INSERT OR REPLACE, which deletes the old row without its trigger.
+_STORE = """
+INSERT INTO responses VALUES (?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET created = excluded.created, size = excluded.size, reply = excluded.reply
 """
 _CHECK_EVERY = 64
 _disabled: ContextVar[bool] = ContextVar("fairtrial_cache_disabled", default=False)
@@ -55,7 +70,9 @@ def cache_disabled() -> bool:
 
 
 class ResponseCache:
-    """Model responses in an SQLite file that only its owner can read. Errors are never stored.
+    """Model responses in an SQLite file that only its owner can read. Only complete answers are stored.
+
+    Answers of an earlier format of the cache are deleted when the file is opened.
 
     Args:
         path: The file; it is created if needed.
@@ -154,8 +171,10 @@ class ResponseCache:
                     database.execute("PRAGMA journal_mode=WAL")
                     database.execute("PRAGMA synchronous=NORMAL")
                     (version,) = database.execute("PRAGMA user_version").fetchone()
-                    if version not in (0, _FORMAT):
+                    if version > _FORMAT:
                         raise StoreError(f"{self.path} has cache format {version}; this version reads {_FORMAT}")
+                    if 0 < version < _FORMAT:
+                        database.executescript("DROP TABLE IF EXISTS responses; DROP TABLE IF EXISTS total")
                     database.executescript(_SCHEMA)
                     database.execute(f"PRAGMA user_version={_FORMAT}")
                 except BaseException:
@@ -182,7 +201,7 @@ class ResponseCache:
         row = (key, self._clock.time(), len(text.encode()), text)
         with self._lock:
             database = self._open()
-            database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?)", row)
+            database.execute(_STORE, row)
             self._writes += 1
             if self._writes % _CHECK_EVERY == 1 or self._max_bytes < 64 * 1024**2:
                 self._trim(database)
@@ -190,16 +209,20 @@ class ResponseCache:
     def _trim(self, database: sqlite3.Connection) -> None:
         if self._max_age is not None:
             database.execute("DELETE FROM responses WHERE created < ?", (self._clock.time() - self._max_age,))
-        (total,) = database.execute("SELECT COALESCE(SUM(size), 0) FROM responses").fetchone()
+        (total,) = database.execute("SELECT bytes FROM total").fetchone()
         if total <= self._max_bytes:
             return
         # Shrink to nine tenths, so that not every write has to delete.
         surplus = total - self._max_bytes * 0.9
-        for key, size in database.execute("SELECT key, size FROM responses ORDER BY created, key").fetchall():
-            if surplus <= 0:
-                break
-            database.execute("DELETE FROM responses WHERE key = ?", (key,))
-            surplus -= size
+        last = (0.0, "")
+        oldest = database.execute("SELECT created, key, size FROM responses ORDER BY created, key")
+        with closing(oldest):
+            for created, key, size in oldest:
+                last = (created, key)
+                surplus -= size
+                if surplus <= 0:
+                    break
+        database.execute("DELETE FROM responses WHERE (created, key) <= (?, ?)", last)
 
     def __len__(self) -> int:
         with self._lock:

@@ -91,6 +91,7 @@ class TaskLoop(Generic[InputT, OutputT]):
                 output = await self._call(self._task, input, context)
             finally:
                 _current.reset(token)
+                context.end_task()
                 if context.has_resources:
                     await context.resources.aclose()
             return _response(output), context.session
@@ -98,7 +99,7 @@ class TaskLoop(Generic[InputT, OutputT]):
         return await self._evaluate(prompt, session), session
 
     def execute_sync(self, input: InputT) -> tuple[PromptResponse[OutputT], Session]:
-        """`execute`, from ordinary code."""
+        """Blocking version of `execute`."""
         return call_sync(partial(self.execute, input))
 
     def as_task(self) -> Callable[[InputT, TrialContext], Awaitable[OutputT]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Unpack, cast
 from urllib.parse import urlsplit
@@ -15,22 +16,26 @@ from fairtrial.models import responses
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.base import log
 from fairtrial.models.cache import ResponseCache
-from fairtrial.models.pricing import priced
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, priced
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import (
     Client,
     SdkAdapter,
     SdkOptions,
+    amount_of,
     arguments_text,
     base64_text,
+    content_of,
     count_of,
     instruction,
     sendable,
     text_of,
     tool_call,
+    with_params,
 )
 from fairtrial.models.token_ids import TOKEN_PARAMS, changed_sampling, read_tokens
+from fairtrial.session.endings import CHAT_ENDINGS, ending_of
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage
 
@@ -53,7 +58,8 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             completions, and record them for training (`TokensSampled`, or `TokensMissing` with the reason). The
             response cache is not used.
         base_url: The address, up to and including `/v1`; by default OPENAI_BASE_URL or that of OpenAI.
-        api_key: The key; by default OPENAI_API_KEY.
+        api_key: The key, or a function that returns the present one, sync or async, for keys that are renewed; by
+            default OPENAI_API_KEY.
         params: Parameters of every call with the names of the API, such as `{"temperature": 0}`.
         timeout_seconds: The time limit of one request.
         stream: Receive answers in chunks, with the same result. Useful behind proxies that close idle connections.
@@ -79,6 +85,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
     can_embed = True
     embedding_path = "/embeddings"
     default_api: ClassVar[OpenAIApi | None] = None  # None: decided by the address.
+    stream_usage: ClassVar[bool] = True  # Whether streams need `stream_options` to report usage.
 
     def __init__(
         self, model: str, *, api: OpenAIApi | None = None, tokens: bool = False, **options: Unpack[SdkOptions]
@@ -99,6 +106,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             )
         self._token_ids = tokens
         self._warned = False
+        self._encrypted = True  # Until the model refuses to send encrypted reasoning.
         self.path = "/responses" if self._api == "responses" else "/chat/completions"
         self._echo_provider = f"{self._echo_provider}/{self._api}"
 
@@ -108,7 +116,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         return self._api
 
     def _cache_salt(self) -> Any:
-        return self._structured if self._api == "chat" else [self._structured, self._api]
+        return [super()._cache_salt(), self._api]
 
     def _make_client(self) -> Client:
         import openai
@@ -121,14 +129,28 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             default_headers=self._headers,
             http_client=openai.DefaultAioHttpClient(),
         )
+        if urlsplit(self._base_url).hostname != "api.openai.com":
+            # The SDK reads them from the environment; they are nobody else's business.
+            client.organization = client.project = None
         return cast("Client", client)
+
+    async def _send(self, call: ModelCall) -> ModelReply:
+        try:
+            return await super()._send(call)
+        except InvalidCallError as error:
+            said = str(error).lower()
+            if self._api != "responses" or "encrypted content" not in said or "not supported" not in said:
+                raise
+            # Whether a model reasons cannot be told from its name: deployments at Azure have names of their own.
+            self._encrypted = False
+            return await super()._send(call)
 
     def _body(self, call: ModelCall) -> dict[str, Any]:
         if call.embeds:
             texts = [sendable(message.text) for message in call.messages]
             return {"model": self._model, "input": texts, "encoding_format": "float", **call.params}
         if self._api == "responses":
-            return responses.body(self, call)
+            return responses.body(self, call, encrypted=self._encrypted)
         body: dict[str, Any] = {"model": self._model, "messages": [self._sent(message) for message in call.messages]}
         if call.tools:
             body["tools"] = [
@@ -148,12 +170,12 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             body["response_format"] = {"type": "json_schema", "json_schema": wanted}
         elif schema is not None:
             body["messages"].append({"role": "user", "content": instruction(schema)})
-        if self._stream:
+        if self._stream and self.stream_usage:
             body["stream_options"] = {"include_usage": True}
         if self._token_ids:
             body |= TOKEN_PARAMS
             self._warn_of_sampling(call.params)
-        return {**body, **call.params}
+        return with_params(body, call.params)
 
     def _warn_of_sampling(self, params: Mapping[str, Any]) -> None:
         """Warn, once, of parameters with which the log-probabilities may not be those of the policy."""
@@ -178,6 +200,11 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
 
     def _sent(self, message: ChatMessage) -> dict[str, Any]:
         if message.role == "tool":
+            if any(not isinstance(part, str) for part in content_of(message)):
+                raise InvalidCallError(
+                    "the result of a tool must be text in chat completions (got an attachment): "
+                    'use OpenAIAdapter(..., api="responses") or AnthropicAdapter, which can send pictures'
+                )
             return {"role": "tool", "tool_call_id": message.name, "content": sendable(message.text)}
         content: Any
         if isinstance(message.content, str):
@@ -229,25 +256,36 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             return responses.read(self, tree)
         choice = tree["choices"][0]
         said: Mapping[str, Any] = choice["message"]
+        if isinstance(problem := choice.get("error"), Mapping):
+            raise self._by_code(problem) or ModelUnavailableError(
+                f"{self._where()} failed while it was answering: {problem}", sent=True
+            )
+        requested = said.get("tool_calls") or ()
         calls = tuple(
             tool_call(
                 call["function"]["name"],
                 call["function"].get("arguments"),
-                call.get("id"),
+                call_id,
                 self._echo({"extra_content": call["extra_content"]}) if call.get("extra_content") else None,
             )
-            for call in said.get("tool_calls") or ()
+            for call, call_id in zip(requested, _call_ids(requested), strict=True)
         )
         kept = {name: said[name] for name in _REASONING if said.get(name)}
         content = said.get("content")
         if isinstance(content, list) and any(part["type"] == "thinking" for part in content):
             kept["content"] = content
-        if "content" not in said and not calls and not said.get("refusal"):
-            raise KeyError("content")
         reason = choice.get("finish_reason")
-        refusal = said.get("refusal") or ("cut off by the content filter" if reason == "content_filter" else None)
+        if reason is not None:
+            text_of(reason)
+        silent = content is None and not (calls or kept or said.get("refusal") or said.get("images"))
+        if silent and ("content" not in said or ending_of(reason, CHAT_ENDINGS) == "complete"):
+            raise KeyError("content")
+        refusal = said.get("refusal") or (
+            f"ended with {reason!r}" if ending_of(reason, CHAT_ENDINGS) == "refused" else None
+        )
         named = tree.get("model")
         model = named if isinstance(named, str) and named else self._model
+        extras = self._extras(tree)
         return ModelReply(
             ChatMessage(
                 "assistant",
@@ -256,12 +294,13 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
                 reasoning=_reasoning(said),
                 echo=self._echo(kept) if kept else None,
             ),
-            self._usage(tree.get("usage"), model),
+            self._usage(tree.get("usage"), model, extras),
             reason,
             model,
             refusal,
             None if self._token_ids else self._tokens(choice.get("logprobs")),
             read_tokens(tree, choice) if self._token_ids else None,
+            extras,
         )
 
     def _read_vectors(self, tree: Mapping[str, Any]) -> ModelReply:
@@ -289,7 +328,26 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             return "".join(cast("list[str]", parts))
         return tuple(part for part in parts if part != "")
 
-    def _usage(self, usage: Any, model: str) -> TokenUsage | None:
+    def _extras(self, tree: Mapping[str, Any]) -> UsageExtras:
+        """Return the parts of the usage with prices of their own."""
+        usage = tree.get("usage")
+        if not isinstance(usage, Mapping):
+            return NO_EXTRAS
+        given = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or EMPTY
+        made = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or EMPTY
+        cost = usage.get("cost")  # OpenRouter's, in dollars; with the user's own key it is only OpenRouter's share.
+        own = amount_of(cost.get("total_cost") if isinstance(cost, Mapping) else cost)
+        if own is not None and usage.get("is_byok"):
+            upstream = amount_of((usage.get("cost_details") or EMPTY).get("upstream_inference_cost"))
+            own = None if upstream is None else own + upstream
+        return UsageExtras.of(
+            tree.get("service_tier"),
+            audio_input=count_of(given.get("audio_tokens")),
+            audio_output=count_of(made.get("audio_tokens")),
+            cost_usd=own,
+        )
+
+    def _usage(self, usage: Any, model: str, extras: UsageExtras = NO_EXTRAS) -> TokenUsage | None:
         if not isinstance(usage, Mapping):
             return None
         chat = "prompt_tokens" in usage
@@ -303,7 +361,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             reasoning_tokens=count_of(of_output.get("reasoning_tokens")),
             cache_write_tokens=count_of(of_input.get("cache_write_tokens")),
         )
-        return priced(counted, model, provider=self._prices_of, base_url=self._base_url)
+        return priced(counted, model, provider=self._prices_of, base_url=self._base_url, extras=extras)
 
     def _tokens(self, logprobs: Any) -> Attachment | None:
         if not logprobs or self._blobs is None:
@@ -314,16 +372,18 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         if self._api == "responses":
             return await responses.gather(self, events)
         message: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": []}
-        calls: dict[int, dict[str, Any]] = {}
+        calls = _StreamedCalls()
         logprobs: list[Any] = []
         token_ids: list[Any] = []
         reason: str | None = None
+        problem: Any = None
         answer: dict[str, Any] = {"choices": [{"message": message}]}
         async for chunk in events:
             if chunk.get("prompt_token_ids") is not None:
                 answer["prompt_token_ids"] = chunk["prompt_token_ids"]
             answer["model"] = chunk.get("model")
             answer["usage"] = chunk.get("usage") or answer.get("usage")
+            answer["service_tier"] = chunk.get("service_tier") or answer.get("service_tier")
             for choice in chunk["choices"]:
                 if choice.get("index"):
                     continue  # Only the first of several answers is used.
@@ -337,8 +397,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
                 if delta.get("extra_content"):
                     message["extra_content"] = delta["extra_content"]
                 for piece in delta.get("tool_calls") or ():
-                    known = calls.setdefault(piece["index"], {"id": "", "function": {"name": "", "arguments": ""}})
-                    known["id"] = piece.get("id") or known["id"]
+                    known = calls.call_of(piece)
                     if piece.get("extra_content"):
                         known["extra_content"] = piece["extra_content"]
                     function = piece.get("function") or {}
@@ -347,13 +406,51 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
                 logprobs.extend((choice.get("logprobs") or {}).get("content") or ())
                 token_ids.extend(choice.get("token_ids") or ())
                 reason = choice.get("finish_reason") or reason
+                problem = choice.get("error") or problem
         if reason is None:
-            raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete")
-        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+            raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete", sent=True)
+        message["tool_calls"] = calls.calls
         answer["choices"][0] |= {"finish_reason": reason, "logprobs": {"content": logprobs} if logprobs else None}
+        if problem is not None:
+            answer["choices"][0]["error"] = problem
         if token_ids:
             answer["choices"][0]["token_ids"] = token_ids
         return answer
+
+
+class _StreamedCalls:
+    """Tool calls in the making. A piece continues the call with its index; Gemini sends no index, or always 0."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._by_index: dict[Any, dict[str, Any]] = {}
+
+    def call_of(self, piece: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the call that a piece belongs to."""
+        index, call_id = piece.get("index"), piece.get("id")
+        known = self._by_index.get(index)
+        if known is None and index is None and self.calls and not call_id and not _names_function(piece):
+            known = self.calls[-1]
+        if known is None or (call_id and known["id"] and call_id != known["id"]):
+            known = {"id": "", "function": {"name": "", "arguments": ""}}
+            self.calls.append(known)
+            if index is not None:
+                self._by_index[index] = known
+        known["id"] = call_id or known["id"]
+        return known
+
+
+def _names_function(piece: Mapping[str, Any]) -> bool:
+    return bool((piece.get("function") or EMPTY).get("name"))
+
+
+def _call_ids(calls: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the ids of calls, new ones where a server sent none or the same twice: results are matched by id."""
+    ids: list[str] = []
+    for call in calls:
+        given = str(call.get("id") or "")
+        ids.append(given if given and given not in ids else f"call_{uuid.uuid4().hex[:24]}")
+    return ids
 
 
 _AZURE = (".openai.azure.com", ".services.ai.azure.com", ".cognitiveservices.azure.com")

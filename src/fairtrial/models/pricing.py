@@ -16,7 +16,38 @@ from fairtrial.frozen import EMPTY
 from fairtrial.session.events import TokenUsage
 
 _REQUIRED_PRICES = ("input", "output")
-_OPTIONAL_PRICES = ("cached", "cache_write", "reasoning")
+_OPTIONAL_PRICES = ("cached", "cache_write", "reasoning", "audio_input", "audio_output", "cache_write_hour")
+_STANDARD_TIERS = frozenset({"", "default", "standard", "auto", "on_demand"})
+
+
+@dataclass(frozen=True, slots=True)
+class UsageExtras:
+    """The parts of a call's usage that have a price of their own and are not in its `TokenUsage`.
+
+    Attributes:
+        audio_input: Input tokens of audio.
+        audio_output: Output tokens of audio.
+        hour_writes: Tokens that were written to the provider's cache for one hour.
+        searches: Web searches of the provider's own tool.
+        tier: The service tier; "" for the standard one.
+        cost_usd: What the provider says that the call cost.
+    """
+
+    audio_input: int = 0
+    audio_output: int = 0
+    hour_writes: int = 0
+    searches: int = 0
+    tier: str = ""
+    cost_usd: float | None = None
+
+    @classmethod
+    def of(cls, tier: Any, **parts: Any) -> UsageExtras:
+        """Return the extras of an answer; `NO_EXTRAS` if it has none."""
+        named = tier if isinstance(tier, str) and tier not in _STANDARD_TIERS else ""
+        return cls(tier=named, **parts) if named or any(part not in (0, None) for part in parts.values()) else NO_EXTRAS
+
+
+NO_EXTRAS = UsageExtras()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +60,9 @@ class Prices:
         cached: Of input tokens that the provider's cache served; by default `input`.
         cache_write: Of input tokens that were written to the provider's cache; by default `input`.
         reasoning: Of output tokens that the model spent on reasoning; by default `output`.
+        audio_input: Of input tokens of audio; without it, the cost of a call with audio is unknown.
+        audio_output: Of output tokens of audio; likewise.
+        cache_write_hour: Of tokens that were written to the cache for one hour; likewise.
     """
 
     input: float
@@ -36,6 +70,9 @@ class Prices:
     cached: float | None = None
     cache_write: float | None = None
     reasoning: float | None = None
+    audio_input: float | None = None
+    audio_output: float | None = None
+    cache_write_hour: float | None = None
 
     def __post_init__(self) -> None:
         for name in (*_REQUIRED_PRICES, *_OPTIONAL_PRICES):
@@ -47,18 +84,32 @@ class Prices:
                     f"Prices.{name} must be US dollars per million tokens, at least 0 (got {value!r})"
                 )
 
-    def cost(self, usage: TokenUsage) -> float:
-        """Return the cost of a call in US dollars."""
+    def cost(self, usage: TokenUsage, extras: UsageExtras = NO_EXTRAS) -> float | None:
+        """Return the cost of a call in US dollars; None if a part of it has no price."""
         cached = min(usage.cached_tokens, usage.input_tokens)
         written = min(usage.cache_write_tokens, usage.input_tokens - cached)
         reasoned = min(usage.reasoning_tokens, usage.output_tokens)
-        parts = (
+        parts = [
             (usage.input_tokens - cached - written, self.input),
             (cached, self.input if self.cached is None else self.cached),
             (written, self.input if self.cache_write is None else self.cache_write),
             (usage.output_tokens - reasoned, self.output),
             (reasoned, self.output if self.reasoning is None else self.reasoning),
-        )
+        ]
+        if extras is not NO_EXTRAS:
+            if extras.searches:
+                return None
+            special = (
+                (min(extras.audio_input, parts[0][0]), 0, self.audio_input),
+                (min(extras.hour_writes, written), 2, self.cache_write_hour),
+                (min(extras.audio_output, parts[3][0]), 3, self.audio_output),
+            )
+            for tokens, place, price in special:
+                if tokens and price is None:
+                    return None
+                count, usual = parts[place]
+                parts[place] = (count - tokens, usual)
+                parts.append((tokens, price or 0.0))
         return sum(tokens * price for tokens, price in parts) / 1_000_000
 
 
@@ -86,45 +137,79 @@ def read_prices(table: Any) -> dict[str, Prices]:
         names = {*_REQUIRED_PRICES, *_OPTIONAL_PRICES}
         if not isinstance(entry, Mapping) or not set(_REQUIRED_PRICES) <= entry.keys() <= names:
             raise ConfigurationError(
-                f"the prices of {model!r} must be input, output and, if they differ, cached, cache_write and reasoning "
-                f"(got {entry!r})"
+                f"the prices of {model!r} must be input, output and, if they differ, "
+                f"{', '.join(_OPTIONAL_PRICES[:-1])} and {_OPTIONAL_PRICES[-1]} (got {entry!r})"
             )
         prices[model] = Prices(**entry)
     return prices
 
 
-def priced(usage: TokenUsage, model: str, *, provider: str | None = None, base_url: str | None = None) -> TokenUsage:
-    """Return the usage with its cost; None if the model is not in the list, or the list is not installed.
+def priced(
+    usage: TokenUsage,
+    model: str,
+    *,
+    provider: str | None = None,
+    base_url: str | None = None,
+    extras: UsageExtras = NO_EXTRAS,
+) -> TokenUsage:
+    """Return the usage with its cost; None if the list lacks a price for a part of it, or is not installed.
 
     Args:
         usage: The token usage.
         model: The model.
         provider: The provider whose price list applies, such as "openai".
         base_url: The address of the call; determines the price list if `provider` is not given.
+        extras: Further parts of the usage. A cost that the provider reports is taken as it is; tiers other than the
+            standard one are not in the list.
     """
+    if extras.cost_usd is not None:
+        return replace(usage, cost_usd=extras.cost_usd)
+    if extras.tier:
+        return usage
     counts = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens)
-    cost = _cost(model, provider, base_url, *counts)
+    cost = _cost(model, provider, base_url, *counts, extras)
     return usage if cost is None else replace(usage, cost_usd=cost)
 
 
 # Cached, because a calculation takes a third of a millisecond and its result does not change.
 @functools.lru_cache(maxsize=8192)
 def _cost(
-    model: str, provider: str | None, base_url: str | None, given: int, said: int, cached: int, written: int
+    model: str,
+    provider: str | None,
+    base_url: str | None,
+    given: int,
+    said: int,
+    cached: int,
+    written: int,
+    extras: UsageExtras,
 ) -> float | None:
     if not is_known(model, provider, base_url):
         return None
     from genai_prices import Usage, calc_price
 
-    usage = Usage(
-        input_tokens=given, output_tokens=said, cache_read_tokens=cached or None, cache_write_tokens=written or None
-    )
+    special = {
+        "input_audio_tokens": (extras.audio_input, "input_audio_mtok"),
+        "output_audio_tokens": (extras.audio_output, "output_audio_mtok"),
+        "cache_write_1h_tokens": (extras.hour_writes, "cache_write_1h_mtok"),
+        "web_searches": (extras.searches, "web_searches_kcount"),
+    }
+    counts = {name: count for name, (count, _) in special.items() if count}
     try:
-        if provider is not None:
-            return float(calc_price(usage, model, provider_id=provider).total_price)
-        return float(calc_price(usage, model, provider_api_url=base_url).total_price)
+        usage = Usage(
+            input_tokens=given,
+            output_tokens=said,
+            cache_read_tokens=cached or None,
+            cache_write_tokens=written or None,
+            **counts,
+        )
+        where = {"provider_id": provider} if provider is not None else {"provider_api_url": base_url}
+        found = calc_price(usage, model, **where)
     except (LookupError, ValueError):
         return None
+    # A part without a price of its own would be charged like text, or not at all.
+    if any(getattr(found.model_price, special[name][1], None) is None for name in counts):
+        return None
+    return float(found.total_price)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.models.anthropic import AnthropicAdapter
+from fairtrial.models.bedrock import ConverseAdapter
+from fairtrial.models.gemini import GeminiAdapter, VertexAdapter
 from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.models.sdk import SdkAdapter
 
@@ -47,6 +49,7 @@ class MistralAdapter(OpenAIAdapter):
     url_variable = "MISTRAL_BASE_URL"
     default_url = "https://api.mistral.ai/v1"
     default_api = "chat"
+    stream_usage = False  # It refuses `stream_options`, and reports usage without it.
 
 
 class OpenRouterAdapter(OpenAIAdapter):
@@ -124,7 +127,10 @@ PROVIDERS: Mapping[str, type[SdkAdapter]] = MappingProxyType(
         "anthropic": AnthropicAdapter,
         "azure": AzureAdapter,
         "google": GoogleAdapter,
+        "gemini": GeminiAdapter,
+        "vertex": VertexAdapter,
         "bedrock": BedrockAdapter,
+        "bedrock-runtime": ConverseAdapter,
         "mistral": MistralAdapter,
         "openrouter": OpenRouterAdapter,
         "ollama": OllamaAdapter,

@@ -10,6 +10,7 @@ from fairtrial.codec.encode import PRIVATE
 from fairtrial.data.attachment import Attachment
 from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import ToolSpec
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
 from fairtrial.models.token_ids import SampledTokens
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage
@@ -33,7 +34,8 @@ class ModelReply:
     """One reply of a model.
 
     `refusal` is the text of a refusal, if the model declined to answer; `tokens` refers to token ids and
-    log-probabilities, if they were requested; `sampled` are the tokens for training, which are never cached.
+    log-probabilities, if they were requested; `sampled` are the tokens for training, `extras` the parts of the usage
+    with prices of their own: both are never cached.
     """
 
     message: ChatMessage
@@ -43,3 +45,4 @@ class ModelReply:
     refusal: str | None = None
     tokens: Attachment | None = None
     sampled: SampledTokens | None = field(default=None, metadata=PRIVATE)
+    extras: UsageExtras = field(default=NO_EXTRAS, compare=False, metadata=PRIVATE)

@@ -7,25 +7,39 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fairtrial.data.attachment import Attachment
-from fairtrial.errors import InvalidCallError, ModelUnavailableError
+from fairtrial.errors import InvalidCallError, ModelError, ModelUnavailableError
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import output_schema
-from fairtrial.models.sdk import SdkAdapter, arguments_text, base64_text, instruction, sendable, text_of, tool_call
+from fairtrial.models.sdk import (
+    SdkAdapter,
+    arguments_text,
+    base64_text,
+    content_of,
+    instruction,
+    sendable,
+    text_of,
+    tool_call,
+    with_params,
+)
+from fairtrial.session.endings import RESPONSES_ENDINGS, ending_of
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 
 # Models without reasoning, which refuse requests for encrypted reasoning.
 _NOT_REASONING = re.compile(r"^(ft:)?(gpt-3|gpt-4|chatgpt)")
 _ENDED = ("response.completed", "response.incomplete")
+# Items that wait for an answer of the client which only functions are given.
+_NOT_SERVED = frozenset({"custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call",
+                         "mcp_approval_request"})  # fmt: skip
 
 
-def body(adapter: SdkAdapter, call: ModelCall) -> dict[str, Any]:
+def body(adapter: SdkAdapter, call: ModelCall, *, encrypted: bool = True) -> dict[str, Any]:
     """Return the body of the request for a call."""
     sent: dict[str, Any] = {
         "model": adapter._model,
         "input": [item for message in call.messages for item in _items(adapter, message)],
         "store": False,
     }
-    if not _NOT_REASONING.match(adapter._model):
+    if encrypted and not _NOT_REASONING.match(adapter._model):
         sent["include"] = ["reasoning.encrypted_content"]
     if call.tools:
         sent["tools"] = [
@@ -64,17 +78,22 @@ def _with_params(sent: dict[str, Any], params: Mapping[str, Any]) -> dict[str, A
             'log-probabilities are only supported by chat completions: use OpenAIAdapter(..., api="chat")'
         )
     given.pop("logprobs", None)
-    return {**sent, **given}
+    return with_params(sent, given)
 
 
 def _items(adapter: SdkAdapter, message: ChatMessage) -> list[dict[str, Any]]:
     if message.role == "tool":
-        return [{"type": "function_call_output", "call_id": message.name, "output": sendable(message.text)}]
+        return [{"type": "function_call_output", "call_id": message.name, "output": _content(adapter, message)}]
     if message.role != "assistant":
         return [{"role": message.role, "content": _content(adapter, message)}]
     echoed = adapter._echoed(message.echo)
     if echoed is not None and _spoken(echoed)[:2] == (message.text, message.tool_calls):
         return list(echoed)  # Unchanged, with reasoning; not used if the message was edited.
+    if any(not isinstance(part, str) for part in content_of(message)):
+        raise InvalidCallError(
+            "a message of the assistant must be text in OpenAI's Responses (got an attachment): send it in a message "
+            "of the user"
+        )
     items: list[dict[str, Any]] = []
     if message.text:
         items.append({"role": "assistant", "content": sendable(message.text)})
@@ -111,18 +130,29 @@ def _part(adapter: SdkAdapter, part: str | Attachment) -> dict[str, Any]:
 def read(adapter: SdkAdapter, tree: Mapping[str, Any]) -> ModelReply:
     """Parse the answer in a response."""
     items: Sequence[Mapping[str, Any]] = tree["output"]
-    if tree.get("status") == "failed":
-        raise ModelUnavailableError(f"{adapter._where()} failed while it was answering: {tree.get('error')}")
+    unserved = sorted({item["type"] for item in items} & _NOT_SERVED)
+    if unserved:
+        raise InvalidCallError(
+            f"{adapter._where()} answered with a {unserved[0]}, which is not supported: offer a function instead"
+        )
     text, calls, refusal = _spoken(items)
-    incomplete = (tree.get("incomplete_details") or {}).get("reason")
-    reason = "length" if incomplete == "max_output_tokens" else incomplete or ("tool_calls" if calls else "stop")
-    if reason == "content_filter":
-        refusal = refusal or "cut off by the content filter"
+    status = tree.get("status") or "completed"
+    ended = text_of((tree.get("incomplete_details") or {}).get("reason") or status)
+    ending = ending_of(ended, RESPONSES_ENDINGS)
+    if ending == "complete":
+        if not items:
+            raise KeyError("output")
+        reason = "tool_calls" if calls else "stop"
+    else:
+        reason = "length" if ending == "cut off" else ended
+    if ending == "refused":
+        refusal = refusal or f"ended with {ended!r}"
     named = tree.get("model")
     model = named if isinstance(named, str) and named else adapter._model
     echo = adapter._echo(items) if _must_return(items) else None
     message = ChatMessage("assistant", text, calls, reasoning=_reasoning(items), echo=echo)
-    return ModelReply(message, adapter._usage(tree.get("usage"), model), reason, model, refusal)
+    extras = adapter._extras(tree)
+    return ModelReply(message, adapter._usage(tree.get("usage"), model, extras), reason, model, refusal, extras=extras)
 
 
 def _spoken(items: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...], str | None]:
@@ -169,12 +199,17 @@ async def gather(adapter: SdkAdapter, events: AsyncIterator[Any]) -> Mapping[str
         elif kind in _ENDED:
             response = dict(event["response"])
         elif kind == "response.failed":
-            problem = (event["response"].get("error") or {}).get("message")
-            raise ModelUnavailableError(f"{adapter._where()} failed while it was answering: {problem}")
+            raise _failure(adapter, event["response"].get("error") or {})
         elif kind == "error":
-            raise ModelUnavailableError(f"{adapter._where()} failed while it was answering: {event.get('message')}")
+            raise _failure(adapter, event)
     if response is None:
-        raise ModelUnavailableError(f"{adapter._where()} ended its stream before the answer was complete")
+        raise ModelUnavailableError(f"{adapter._where()} ended its stream before the answer was complete", sent=True)
     if done:
         response["output"] = [done[index] for index in sorted(done)]
     return response
+
+
+def _failure(adapter: SdkAdapter, problem: Mapping[str, Any]) -> ModelError:
+    found = adapter._by_code(problem)
+    said = f"{adapter._where()} failed while it was answering: {problem.get('message')}"
+    return found or ModelUnavailableError(said, sent=True)

@@ -50,7 +50,17 @@ _CONSTRAINTS = (
     "minLength", "maxLength", "pattern", "minItems", "maxItems",
 )  # fmt: skip
 # Keywords that the strict modes of providers refuse.
-_NOT_STRICT = frozenset({"prefixItems", "uniqueItems", "contentEncoding", "oneOf", "allOf", "patternProperties"})
+# What OpenAI documents for strict schemas. The lengths of texts are accepted by all but fine-tuned models.
+_STRICT = frozenset(
+    {
+        "type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "$ref", "$defs",
+        "description", "title", "pattern", "format", "multipleOf", "maximum", "exclusiveMaximum", "minimum",
+        "exclusiveMinimum", "minItems", "maxItems", "minLength", "maxLength",
+    }
+)  # fmt: skip
+_STRICT_FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,7 @@ def schema_of(kind: Any, *, all_required: bool = False) -> Schema:
 
 @functools.lru_cache(maxsize=1024)
 def _cached_output_schema(kind: Any) -> OutputSchema:
-    schema = schema_of(kind, all_required=True)
+    schema = _inlined(schema_of(kind, all_required=True))
     wrapped = schema.get("type") != "object"
     if wrapped:
         definitions = schema.pop("$defs", None)
@@ -300,7 +310,9 @@ def _is_strict(schema: Any) -> bool:
         return all(_is_strict(item) for item in schema)
     if not isinstance(schema, dict):
         return True
-    if not schema or not _NOT_STRICT.isdisjoint(schema):
+    if not schema or not schema.keys() <= _STRICT or schema.get("format", "date") not in _STRICT_FORMATS:
+        return False
+    if "$ref" in schema and len(schema) > 1:
         return False
     if schema.get("type") == "object" and (
         schema.get("additionalProperties") is not False or set(schema.get("required", ())) != set(schema["properties"])
@@ -310,9 +322,49 @@ def _is_strict(schema: Any) -> bool:
         if key in ("properties", "$defs"):
             if not all(_is_strict(value) for value in item.values()):
                 return False
-        elif key not in ("enum", "required", "default") and not _is_strict(item):
+        elif key not in ("enum", "const", "required") and not _is_strict(item):
             return False
     return True
+
+
+def _inlined(schema: Schema) -> Schema:
+    """Return the schema without keywords beside references, which strict modes refuse: such references are inlined.
+
+    A reference inside its own definition cannot be; it loses its keywords.
+    """
+    definitions = schema.get("$defs", {})
+
+    def inline(part: Any, inside: tuple[str, ...]) -> Any:
+        if isinstance(part, list):
+            return [inline(item, inside) for item in part]
+        if not isinstance(part, dict):
+            return part
+        if isinstance(ref := part.get("$ref"), str):
+            name = ref.rpartition("/")[2]
+            if len(part) == 1 or name in inside:
+                return {"$ref": ref}
+            own = {key: item for key, item in part.items() if key != "$ref"}
+            return {**inline(definitions[name], (*inside, name)), **own}
+        return {
+            key: item if key in ("enum", "const", "required") else inline(item, inside) for key, item in part.items()
+        }
+
+    root = {key: item for key, item in schema.items() if key != "$defs"}
+    found: Schema = inline(root, ())
+    kept = {name: inline(definition, (name,)) for name, definition in definitions.items()}
+    used: set[str] = set()
+
+    def collect(part: Any) -> None:
+        for item in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+            collect(item)
+        if isinstance(part, dict) and isinstance(ref := part.get("$ref"), str):
+            name = ref.rpartition("/")[2]
+            if name not in used:
+                used.add(name)
+                collect(kept[name])
+
+    collect(found)
+    return {**found, "$defs": {name: kept[name] for name in kept if name in used}} if used else found
 
 
 def is_recursive(schema: Mapping[str, Any]) -> bool:

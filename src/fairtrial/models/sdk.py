@@ -13,16 +13,20 @@ import base64
 import binascii
 import concurrent.futures
 import importlib.util
+import inspect
 import json
 import os
+import re
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, Literal, Protocol, Self, TypedDict
 
 import anyio
+import anyio.to_thread
 
 from fairtrial.codec import parse_json, to_json
 from fairtrial.data.attachment import Attachment, BlobFolder
@@ -30,6 +34,7 @@ from fairtrial.errors import (
     BudgetExceededError,
     CodecError,
     ConfigurationError,
+    ContextLengthError,
     InvalidCallError,
     MalformedReplyError,
     MissingExtraError,
@@ -46,20 +51,33 @@ from fairtrial.models.budget import Budget, SpendingLog
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.families import family
 from fairtrial.models.limiter import Limiter, shared_limiter
-from fairtrial.models.pricing import Prices, is_known
+from fairtrial.models.pricing import NO_EXTRAS, Prices, UsageExtras, is_known
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import RetryPolicy
 from fairtrial.models.schema import OutputSchema
 from fairtrial.models.tools import UNPARSED
 from fairtrial.offload import on_trio
 from fairtrial.session.events import TokenUsage
-from fairtrial.session.trajectory import Echo, ToolCall
+from fairtrial.session.trajectory import ChatMessage, Echo, ToolCall
 from fairtrial.store.redact import register_guess
 
 type StructuredOutput = Literal["native", "prompt"]
 """How typed outputs are requested: with the provider's option, or with an instruction for servers without one."""
 
+type ApiKey = str | Callable[[], str | Awaitable[str]]
+"""A key, or a function that returns the present one, for keys that are renewed; it is called before each request."""
+
 _LONGEST_WAIT = 3600.0
+_CONTEXT_FULL = re.compile(r"context[ _](length|window|size|limit)|(prompt|input) is too long|input token count", re.I)
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
+# The headers of providers with the remaining quota and the time until it is reset.
+_RESETS = (
+    ("x-ratelimit-remaining-{}", "x-ratelimit-reset-{}", ("requests", "tokens")),
+    ("anthropic-ratelimit-{}-remaining", "anthropic-ratelimit-{}-reset", ("requests", "input-tokens", "output-tokens")),
+)
+_SECRET_HEADERS = re.compile(r"authorization|api-?key|token|cookie|secret", re.I)
+_MERGED = ("tools", "include")  # Lists that parameters add to instead of replacing them.
+_RENEWED = "renewed-before-each-request"  # The key that a client is made with if a function returns it.
 _CLOSE_SECONDS = 2.0  # The time limit at the end of the process, which a blocked event loop must not delay.
 
 
@@ -108,6 +126,8 @@ class _OpenClient:
 
 
 _open_clients: set[_OpenClient] = set()
+own_clients: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The clients of adapters, which record their calls themselves."""
 
 
 @atexit.register
@@ -127,7 +147,7 @@ class SdkOptions(TypedDict, total=False):
     """The options of all adapters with an SDK; `OpenAIAdapter` documents them."""
 
     base_url: str | None
-    api_key: str | None
+    api_key: ApiKey | None
     params: Mapping[str, Any]
     timeout_seconds: float
     stream: bool
@@ -170,7 +190,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         model: str,
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: ApiKey | None = None,
         params: Mapping[str, Any] = EMPTY,
         timeout_seconds: float = 300.0,
         stream: bool = False,
@@ -210,13 +230,15 @@ class SdkAdapter(BaseAdapter[AnswerT]):
             prices=prices,
         )
         found_keys = filter(None, map(os.environ.get, self.key_variables))
-        self._key = api_key or next(found_keys, self.default_key)
+        self._renewed_key = api_key if callable(api_key) else None
+        given = self._renewed_key and _RENEWED
+        self._key = given or (None if callable(api_key) else api_key) or next(found_keys, self.default_key)
         if self._key is None:
             raise ModelAuthError(
                 f"{name} has no key: set {self.key_variables[0]} or pass api_key=... "
                 '(for a server without keys, pass any text, such as api_key="none")'
             )
-        if self._key != self.default_key:
+        if self._key not in (self.default_key, _RENEWED):
             register_guess(self._key, "key", f"the key of the {name} adapter")
         self._timeout = timeout_seconds
         self._stream = stream
@@ -262,7 +284,11 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         """Parse an answer with embeddings; the text of the reply is the vectors as JSON."""
         raise NotImplementedError
 
-    def _usage(self, usage: Any, model: str) -> TokenUsage | None:
+    def _extras(self, tree: Mapping[str, Any]) -> UsageExtras:
+        """Return the parts of an answer's usage that have prices of their own."""
+        return NO_EXTRAS
+
+    def _usage(self, usage: Any, model: str, extras: UsageExtras = NO_EXTRAS) -> TokenUsage | None:
         """Return the usage of an answer, with its cost if known; None if the provider did not report it."""
         raise NotImplementedError
 
@@ -289,7 +315,9 @@ class SdkAdapter(BaseAdapter[AnswerT]):
                 return known.client
             for gone in [other for other in self._clients if other.is_closed()]:
                 del self._clients[gone]
-            known = self._clients[loop] = _OpenClient(loop, self._make_client())
+            client = self._make_client()
+            own_clients.add(client)
+            known = self._clients[loop] = _OpenClient(loop, client)
         await known.start()
         return known.client
 
@@ -310,7 +338,9 @@ class SdkAdapter(BaseAdapter[AnswerT]):
                 else:
                     tree = await self._posted(client, body, self.embedding_path if call.embeds else self.path)
         except TimeoutError:
-            raise ModelUnavailableError(f"{self._where()} did not answer within {self._timeout:g} s") from None
+            raise ModelUnavailableError(
+                f"{self._where()} did not answer within {self._timeout:g} s", timed_out=True
+            ) from None
         except (ModelError, ConfigurationError):
             raise
         except Exception as error:
@@ -320,6 +350,29 @@ class SdkAdapter(BaseAdapter[AnswerT]):
             raise found from error
         return self._shaped(tree, self._read_vectors if call.embeds else self._read)
 
+    async def _current_key(self) -> str:
+        """Return the key; from the function that renews it, if it is one."""
+        if self._renewed_key is None:
+            return self._key or ""
+        # In a thread, because functions that renew a key, such as those of azure-identity, may send requests.
+        waits = inspect.iscoroutinefunction(self._renewed_key)
+        found: Any = self._renewed_key() if waits else await anyio.to_thread.run_sync(self._renewed_key)
+        key = await found if inspect.isawaitable(found) else found
+        if not isinstance(key, str) or not key:
+            raise ModelAuthError(f"api_key of {self._where()} must return a key (got {type(key).__name__})")
+        register_guess(key, "key", f"the key of the {type(self).__name__} adapter")
+        return key
+
+    def _key_headers(self, key: str) -> dict[str, str]:
+        """Return the header with a renewed key."""
+        return {"Authorization": f"Bearer {key}"}
+
+    async def _request_options(self) -> dict[str, Any]:
+        """Return the options of a request of the SDK: the present key, if it is renewed."""
+        if self._renewed_key is None:
+            return {}
+        return {"options": {"headers": self._key_headers(await self._current_key())}}
+
     def _response_type(self) -> Any:
         """Return the response class of the HTTP library that the SDK uses."""
         client: type = importlib.import_module(self.package).DefaultAsyncHttpxClient
@@ -328,7 +381,8 @@ class SdkAdapter(BaseAdapter[AnswerT]):
 
     async def _posted(self, client: Client, body: dict[str, Any], path: str) -> Any:
         # The SDK's generic method, which takes half the CPU time of its typed methods.
-        response = await client.post(path, cast_to=self._response_type(), body=body)
+        options = await self._request_options()
+        response = await client.post(path, cast_to=self._response_type(), body=body, **options)
         try:
             return parse_json(response.content)
         except CodecError as error:
@@ -336,7 +390,8 @@ class SdkAdapter(BaseAdapter[AnswerT]):
 
     async def _streamed(self, client: Client, body: dict[str, Any]) -> Any:
         module = importlib.import_module(self.package)
-        options = {"cast_to": object, "stream": True, "stream_cls": module.AsyncStream[object]}
+        options: dict[str, Any] = {"cast_to": object, "stream": True, "stream_cls": module.AsyncStream[object]}
+        options |= await self._request_options()
         stream = await client.post(self.path, body={**body, "stream": True}, **options)
         try:
             return await self._gather(stream)
@@ -348,7 +403,9 @@ class SdkAdapter(BaseAdapter[AnswerT]):
 
     def _shaped(self, tree: Any, read: Callable[[Mapping[str, Any]], ModelReply]) -> ModelReply:
         if isinstance(tree, Mapping) and isinstance(problem := tree.get("error"), Mapping):
-            raise MalformedReplyError(f"{self._where()} answered with an error and status 200: {problem}")
+            raise self._by_code(problem) or MalformedReplyError(
+                f"{self._where()} answered with an error and status 200: {problem}"
+            )
         try:
             return read(tree)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
@@ -367,30 +424,57 @@ class SdkAdapter(BaseAdapter[AnswerT]):
             return self._by_status(error, status)
         said = _said(error)
         module = importlib.import_module(self.package)
-        refused = _refusal(error)
+        refused = connection_problem(error)
         if refused is not None:
             return ModelUnavailableError(f"{self._where()} could not be reached at {self._base_url}: {refused}")
         if isinstance(error, module.APITimeoutError):
-            return ModelUnavailableError(f"{self._where()} did not answer in time")
+            return ModelUnavailableError(f"{self._where()} did not answer in time", timed_out=True)
         if isinstance(error, module.APIConnectionError):
             cause = error.__cause__ or error
-            return ModelUnavailableError(f"{self._where()} could not be reached: {type(cause).__name__}: {cause}")
+            return ModelUnavailableError(
+                f"{self._where()} could not be reached: {type(cause).__name__}: {cause}", sent=True
+            )
         if isinstance(error, module.APIError):
-            return ModelUnavailableError(f"{self._where()} failed while it was answering: {said}")
+            found = self._by_code(getattr(error, "body", None))
+            return found or ModelUnavailableError(f"{self._where()} failed while it was answering: {said}", sent=True)
         if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
             return MalformedReplyError(f"{self._where()} sent an answer that is not JSON: {said}")
         # Errors that the SDKs do not convert: incomplete bodies and broken connections.
         if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("httpx2", "httpx", "aiohttp"):
-            return ModelUnavailableError(f"the connection to {self._where()} failed: {type(error).__name__}: {said}")
+            return ModelUnavailableError(
+                f"the connection to {self._where()} failed: {type(error).__name__}: {said}", sent=True
+            )
         return None
+
+    def _by_code(self, problem: Any) -> ModelError | None:
+        """Return the error for an error object in an answer with status 200; None if its code says nothing."""
+        code = problem.get("code") if isinstance(problem, Mapping) else None
+        said = f"{self._where()} failed while it was answering: {_said_in(problem)}"
+        if isinstance(code, int):  # OpenRouter's are HTTP statuses.
+            code = {429: "rate_limit_exceeded", 402: "insufficient_quota", 400: "invalid_request"}.get(code, "failed")
+        if not isinstance(code, str):
+            return None
+        if code == "context_length_exceeded" or _CONTEXT_FULL.search(said):
+            return ContextLengthError(said)
+        if code == "rate_limit_exceeded":
+            return RateLimitedError(said)
+        if code in _QUOTA:
+            return BudgetExceededError(said)
+        if code == "content_filter" or (code == "invalid_prompt" and re.search(r"usage polic|flagged", said)):
+            return ModelRefusedError(said)
+        if code.startswith(("invalid_", "image_", "unsupported_")):
+            return InvalidCallError(said)
+        return ModelUnavailableError(said, sent=True)
 
     def _by_status(self, error: Any, status: int) -> ModelError:
         said = f"{self._where()}: {_said(error)}"
         codes = _codes(getattr(error, "body", None))
         wait = retry_after(getattr(getattr(error, "response", None), "headers", EMPTY))
+        if wait is None:
+            wait = _delay_in(getattr(error, "body", None))
         if "content_filter" in codes:
             return ModelRefusedError(said)
-        if codes & {"insufficient_quota", "billing_error", "billing_hard_limit_reached"}:
+        if codes & _QUOTA:
             return BudgetExceededError(said)
         if status == 429:
             return RateLimitedError(said, retry_after=wait)
@@ -398,11 +482,19 @@ class SdkAdapter(BaseAdapter[AnswerT]):
             return ModelAuthError(f"{said}; the key comes from api_key=... or {self.key_variables[0]}")
         # Status 200 means an error event in a stream.
         if status in (200, 408, 409, 425) or status >= 500:
-            return ModelUnavailableError(said, retry_after=wait)
+            found = self._by_code(getattr(error, "body", None)) if status == 200 else None
+            return found or ModelUnavailableError(said, retry_after=wait, sent=status == 200)
+        if "context_length_exceeded" in codes or (status in (400, 422) and _CONTEXT_FULL.search(said)):
+            return ContextLengthError(said)
         return InvalidCallError(said + _remedy(said))
 
     def _cache_salt(self) -> Any:
-        return self._structured
+        return [self._structured, self._sent_headers()]
+
+    def _sent_headers(self) -> dict[str, str]:
+        """Return the given headers that can change an answer."""
+        named = {name.lower(): str(value) for name, value in self._headers.items()}
+        return {name: named[name] for name in sorted(named) if not _SECRET_HEADERS.search(name)}
 
     def _echo(self, data: Any) -> Echo:
         """Wrap data that must be sent back to the provider with a message or a tool call."""
@@ -441,6 +533,27 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         return self._kept(content, media_type)
 
 
+def with_params(body: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request with its parameters: lists of tools and of what to include are joined."""
+    check_one_answer(params)
+    merged = {**body, **params}
+    for name in _MERGED:
+        own, given = body.get(name), params.get(name)
+        if isinstance(own, list) and isinstance(given, list | tuple):
+            merged[name] = [*own, *(item for item in given if item not in own)]
+    return merged
+
+
+def check_one_answer(params: Mapping[str, Any]) -> None:
+    """Refuse parameters that ask for several answers, of which all but one would be paid for and lost."""
+    for name in ("n", "candidateCount"):
+        if params.get(name) not in (None, 1):
+            raise InvalidCallError(
+                f"{name} must be 1 (got {params[name]!r}): a call has one answer\n"
+                "ask for several answers with EvalConfig(repeats=...): each is a trial of its own"
+            )
+
+
 def split_data_url(url: str) -> tuple[str, str] | None:
     """Return the media type and base64 text of a data URL; None for any other URL."""
     head, comma, data = url.partition(",")
@@ -456,6 +569,12 @@ def instruction(schema: OutputSchema) -> str:
         "Answer with JSON only, with no text around it, that satisfies this JSON Schema:\n"
         f"{json.dumps(schema.schema, ensure_ascii=False)}"
     )
+
+
+def content_of(message: ChatMessage) -> tuple[str | Attachment, ...]:
+    """Return the parts of a message; the APIs refuse empty texts."""
+    content = message.content
+    return tuple(part for part in ((content,) if isinstance(content, str) else content) if part != "")
 
 
 def tool_call(name: Any, arguments: Any, call_id: Any, echo: Echo | None = None) -> ToolCall:
@@ -496,6 +615,13 @@ def count_of(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
+def amount_of(value: Any) -> float | None:
+    """Return an amount of dollars; None if the value is not a number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        return None
+    return float(value)
+
+
 def base64_text(content: bytes) -> str:
     """Encode bytes as base64."""
     return base64.b64encode(content).decode("ascii")
@@ -516,10 +642,48 @@ def retry_after(headers: Mapping[str, str], now: Callable[[], float] = time.time
                 continue
         if seconds == seconds:  # Not NaN.
             return min(max(seconds, 0.0), _LONGEST_WAIT)
+    resets = [
+        _until(headers.get(reset.format(quota)), now())
+        for left, reset, quotas in _RESETS
+        for quota in quotas
+        if headers.get(left.format(quota)) == "0"
+    ]
+    return max((seconds for seconds in resets if seconds is not None), default=None)
+
+
+def _until(text: str | None, now: float) -> float | None:
+    """Return the seconds until a quota is reset, from a duration such as "6m0s" or "120ms", or from a date."""
+    if not text:
+        return None
+    try:
+        seconds = datetime.fromisoformat(text).timestamp() - now if "-" in text else _seconds(text)
+    except ValueError:
+        return None
+    return None if seconds is None else min(max(seconds, 0.0), _LONGEST_WAIT)
+
+
+def _seconds(text: str) -> float | None:
+    match = _DURATION.fullmatch(text)
+    if match is None or not any(match.groups()):
+        return None
+    hours, minutes, seconds, milliseconds = (float(part or 0) for part in match.groups())
+    return hours * 3600 + minutes * 60 + seconds + milliseconds / 1000
+
+
+def _delay_in(body: Any) -> float | None:
+    """Return the pause that Google asks for in the body of an error; its endpoint also sends a list with the error."""
+    outer = body[0] if isinstance(body, list) and body else body
+    inner = outer.get("error", outer) if isinstance(outer, Mapping) else None
+    details = inner.get("details") if isinstance(inner, Mapping) else None
+    for detail in details if isinstance(details, list) else ():
+        delay = detail.get("retryDelay") if isinstance(detail, Mapping) else None
+        seconds = _seconds(delay) if isinstance(delay, str) else None
+        if seconds is not None:
+            return min(seconds, _LONGEST_WAIT)
     return None
 
 
-def _refusal(error: BaseException) -> str | None:
+def connection_problem(error: BaseException) -> str | None:
     """Return why a connection failed; None if it did not. The SDKs' aiohttp transport reports that as a timeout."""
     cause: BaseException | None = error
     while cause is not None:
@@ -529,12 +693,18 @@ def _refusal(error: BaseException) -> str | None:
     return None
 
 
-def _said(error: BaseException) -> str:
-    body = getattr(error, "body", None)
+_QUOTA = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
+
+
+def _said_in(body: Any) -> str | None:
     inner = body.get("error") if isinstance(body, Mapping) and isinstance(body.get("error"), Mapping) else body
     message = inner.get("message") if isinstance(inner, Mapping) else None
+    return str(message) if message else None
+
+
+def _said(error: BaseException) -> str:
     status = getattr(error, "status_code", None)
-    text = str(message or error)
+    text = _said_in(getattr(error, "body", None)) or str(error)
     return f"{text} (status {status})" if isinstance(status, int) else text
 
 

@@ -36,7 +36,8 @@ def parse_output(kind: Any, text: str, *, wrapped: bool = False) -> Any:
     """
     if kind is str:
         return text
-    tree = _escaped(parse_json(_without_fence(text)))
+    # A key that comes twice says two things, and choosing one would be a guess.
+    tree = _escaped(parse_json(_without_fence(text), unique_keys=True))
     if wrapped and isinstance(tree, dict) and set(tree) == {"value"}:
         tree = tree["value"]
     return from_json(kind, tree)

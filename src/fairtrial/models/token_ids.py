@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairtrial.session.session import Session
-from fairtrial.session.tokens import TokensMissing, check_tokens, record_tokens
+from fairtrial.session.tokens import POLICY, TokensMissing, check_tokens, record_tokens
 
 TOKEN_PARAMS: Mapping[str, Any] = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
 """The parameters of a chat completion that request them; old versions of vLLM need `top_logprobs`, too."""
@@ -45,11 +45,12 @@ class SampledTokens:
     logprobs: Sequence[float] = ()
     problem: str | None = None
 
-    def record(self, session: Session, params: Mapping[str, Any]) -> None:
-        """Record the tokens in a session, or why there are none."""
+    def record(self, session: Session, params: Mapping[str, Any], *, actor: str, model: str) -> None:
+        """Record the tokens in a session, or why the policy's are missing."""
         if self.problem is None:
-            record_tokens(session, self.prompt_ids, self.completion_ids, self.logprobs, sampling(params))
-        else:
+            ids = (self.prompt_ids, self.completion_ids, self.logprobs)
+            record_tokens(session, *ids, sampling(params), actor=actor, model=model)
+        elif actor == POLICY:
             session.record(TokensMissing(self.problem))
 
 

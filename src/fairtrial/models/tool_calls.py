@@ -13,8 +13,9 @@ from uuid import UUID
 import anyio
 
 from fairtrial.codec import dumps, to_json
+from fairtrial.data.attachment import Attachment
 from fairtrial.errors import CodecError
-from fairtrial.models.tools import UNPARSED, Tool
+from fairtrial.models.tools import UNPARSED, Tool, ToolContent
 from fairtrial.offload import DaemonThreads
 from fairtrial.session.events import ToolInvoked
 from fairtrial.session.trajectory import ToolCall
@@ -52,13 +53,13 @@ class ToolCaller:
         self._adapter_name = adapter_name
         self._session_id = session_id
 
-    async def call(self, call: ToolCall) -> tuple[ToolInvoked, str]:
-        """Call a tool; returns the event to record and the text for the model, an error message if the call failed."""
+    async def call(self, call: ToolCall) -> tuple[ToolInvoked, ToolContent]:
+        """Call a tool; returns the event to record and the content for the model, an error message if it failed."""
         began = anyio.current_time()
         invoked, text = await self._call(call)
         return replace(invoked, duration_ms=round((anyio.current_time() - began) * 1000, 3)), text
 
-    async def _call(self, call: ToolCall) -> tuple[ToolInvoked, str]:
+    async def _call(self, call: ToolCall) -> tuple[ToolInvoked, ToolContent]:
         tool = self.tools.get(call.name)
         if tool is None:
             known = ", ".join(self.tools) or "none"
@@ -77,8 +78,7 @@ class ToolCaller:
             problem = f"it did not finish within {self._timeout:g} s" if timed_out and self._timeout else ""
             return self._failed(call, problem or f"{type(error).__name__}: {error}")
         try:
-            text = value if isinstance(value, str) else dumps(value)
-            return self._invoked(call, to_json(value), True, None), text
+            return self._invoked(call, to_json(value), True, None), _content(value)
         except CodecError as error:
             return self._failed(call, f"its result cannot be shown: {error}")
 
@@ -89,7 +89,7 @@ class ToolCaller:
             value = await self._threads.run(partial(tool.fn, **arguments))
         return await value if inspect.isawaitable(value) else value
 
-    def _failed(self, call: ToolCall, problem: str) -> tuple[ToolInvoked, str]:
+    def _failed(self, call: ToolCall, problem: str) -> tuple[ToolInvoked, ToolContent]:
         problem = problem[:LONGEST_ERROR]
         return self._invoked(call, None, False, problem), f"Error: {problem}"
 
@@ -106,3 +106,13 @@ class ToolCaller:
             datetime.now(UTC),
             call_id=call.id,
         )
+
+
+def _content(value: Any) -> ToolContent:
+    """Return a result as the model receives it: attachments as parts, other values as text."""
+    if isinstance(value, str):
+        return value
+    parts = value if isinstance(value, list | tuple) else (value,)
+    if not any(isinstance(part, Attachment) for part in parts):
+        return dumps(value)
+    return tuple(part if isinstance(part, str | Attachment) else dumps(part) for part in parts)

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from fairtrial.codec import from_json
+from fairtrial.data.attachment import Attachment
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.schema import Schema, hints_of, schema_of
@@ -126,9 +127,13 @@ def as_tools(tools: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
     return named
 
 
-def tool_message(call: ToolCall, result: str) -> ChatMessage:
+type ToolContent = str | tuple[str | Attachment, ...]
+"""The result of a tool for the model: text, or parts if the tool returned attachments."""
+
+
+def tool_message(call: ToolCall, result: ToolContent, *, failed: bool = False) -> ChatMessage:
     """Return the message with a tool's result; `name` is that of the call."""
-    return ChatMessage("tool", result, name=call.id)
+    return ChatMessage("tool", result, name=call.id, failed=failed)
 
 
 def _name(fn: Callable[..., Any]) -> str:

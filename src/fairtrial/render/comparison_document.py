@@ -10,6 +10,7 @@ from fairtrial import formatting
 from fairtrial.analysis.comparison import (
     CandidateComparison,
     ComparisonRecord,
+    Direction,
     Flip,
     FlippedSamples,
     MetricComparison,
@@ -36,6 +37,7 @@ from fairtrial.render.document import (
 )
 from fairtrial.render.safe_text import shown
 from fairtrial.render.session_text import sample_title
+from fairtrial.render.trial_details import sample_of
 from fairtrial.trials.result import EvalResult
 
 TONES: dict[str, Tone] = {
@@ -93,8 +95,7 @@ def _title(comparison: ComparisonRecord) -> str:
     sides = [comparison.baseline, *(candidate.candidate for candidate in comparison.candidates)]
     names, prefix = [side.name for side in sides], ""
     if comparison.sources:
-        found = [gained.sides for gained, _ in comparison.sources]
-        sources = [found[0][0], *(candidate for _, candidate in found)]
+        sources = comparison.sources
         if len({source.run.run_id for source in sources}) == 1:
             prefix = f"{sources[0].run.name}: "
         else:
@@ -401,9 +402,7 @@ def _plots(comparison: ComparisonRecord) -> Iterator[Block]:
 
 def _parts(comparison: ComparisonRecord) -> list[ExperimentAnalysis]:
     """Return the compared experiments, baseline first; empty if the comparison was made from numbers alone."""
-    sides = [gained.sides for gained, _ in comparison.sources]
-    sources = [sides[0][0], *(candidate for _, candidate in sides)] if sides else []
-    return [ExperimentAnalysis.read(source) for source in sources]
+    return [ExperimentAnalysis.read(source) for source in comparison.sources]
 
 
 def _describe(metric: MetricComparison) -> str:
@@ -411,10 +410,14 @@ def _describe(metric: MetricComparison) -> str:
     return f"{difference} ({span(metric.metric, metric.low, metric.high)})"
 
 
+_DIRECTIONS: tuple[tuple[str, Direction], ...] = (("Lost", "lost"), ("Gained", "gained"))
+
+
 def _flips(comparison: ComparisonRecord, limit: int) -> Iterator[Block]:
-    for candidate, (gained, lost) in zip(comparison.candidates, comparison.sources, strict=True):
+    for candidate in comparison.candidates:
         whose = f" by {candidate.name}" if len(comparison.candidates) > 1 else ""
-        for name, flipped in (("Lost", lost), ("Gained", gained)):
+        for name, direction in _DIRECTIONS:
+            flipped = comparison.flipped(direction, candidate.name)
             if len(flipped):
                 showing = f", the first {limit:,} shown" if len(flipped) > limit else ""
                 caption = f"{name}{whose}: {formatting.count(len(flipped), 'sample')}{showing}"
@@ -425,15 +428,17 @@ def _flips(comparison: ComparisonRecord, limit: int) -> Iterator[Block]:
 def _read(flipped: FlippedSamples, limit: int, outcome: str, tone: Tone) -> Iterator[TrialDetails]:
     for flip in islice(flipped, limit):
         first = next(iter((*flip.baseline, *flip.candidate)), None)
-        title = flip.sample_id if first is None else sample_title(flip.sample_id, first.sample.input)
+        title = flip.sample_id if first is None else sample_title(flip.sample_id, sample_of(first).input)
         yield TrialDetails(title, outcome, tone, tuple(_facts(flip)))
 
 
 def _facts(flip: Flip) -> Iterator[tuple[str, str]]:
     first = next(iter((*flip.baseline, *flip.candidate)), None)
     if first is not None:
-        yield "input", shown(first.sample.input)
-        yield "expected", shown(first.sample.expected)
+        sample = sample_of(first)
+        yield "input", shown(sample.input)
+        if sample.has_expected:
+            yield "expected", shown(sample.expected)
     several = max(len(flip.baseline), len(flip.candidate)) > 1
     # Both sides of a repeat together, so that a limit on the number of texts keeps both.
     for pair in islice(zip_longest(flip.baseline, flip.candidate), SHOWN_REPEATS):

@@ -20,13 +20,19 @@ def gate_document(result: GateRecord, cases: int) -> Document:
         Conclusion(result.status, first, _TONES[result.status]),
         Remarks(tuple(rest)),
         _checks(result),
-        Remarks(result.warnings),
+        Remarks((*result.warnings, *_exact(result))),
     ]
     if cases and result.comparison is not None:
         inside = comparison_document(result.comparison, cases).blocks
         blocks += [block for block in inside if not isinstance(block, Conclusion | Remarks)]
     against = "" if result.baseline is None else f" against {result.baseline}"
     return Document(f"gate: {result.candidate}{against}", (), tuple(blocks))
+
+
+def _exact(result: GateRecord) -> tuple[str, ...]:
+    """Say why the interval of a rate is not that of its report."""
+    differs = any("(exact " in reason for reason in result.reasons)
+    return ("Gates use the exact interval of a rate, which is not that of reports.",) if differs else ()
 
 
 def rule(check: GateCheck) -> str:

@@ -7,6 +7,7 @@ meaning. What is undefined is null, with the reason in the `note` beside it.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from functools import singledispatch
 from typing import Any
@@ -18,6 +19,7 @@ from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis
 from fairtrial.analysis.gate import GateRecord
 from fairtrial.analysis.leaderboard import LeaderboardRecord
 from fairtrial.analysis.planning import SamplePlanRecord
+from fairtrial.analysis.source import code_versions
 from fairtrial.codec import to_json
 from fairtrial.render.run_json import report_run, tokens_of
 from fairtrial.render.safe_text import whole
@@ -55,14 +57,14 @@ def json_of(record: object) -> dict[str, JSON]:
 def _report(analysis: RunAnalysis) -> dict[str, JSON]:
     return {
         "format": REPORT_FORMAT,
-        "run": report_run(analysis.run),
+        "run": report_run(analysis.run, code_versions(analysis.store, analysis.run)),
         "experiments": [_part(part) for part in analysis.parts],
     }
 
 
 @json_of.register
 def _comparison(comparison: ComparisonRecord) -> dict[str, JSON]:
-    return {"format": "fairtrial.comparison/1", **_fields(comparison, without="sources")}
+    return {"format": "fairtrial.comparison/1", **_fields(comparison, without=("changes", "sources"))}
 
 
 @json_of.register
@@ -74,7 +76,7 @@ def _leaderboard(leaderboard: LeaderboardRecord) -> dict[str, JSON]:
 def _gate(result: GateRecord) -> dict[str, JSON]:
     return {
         "format": "fairtrial.gate/1",
-        **_fields(result, without="comparison"),
+        **_fields(result, without=("comparison",)),
         "exit_code": result.exit_code,
         "comparison": None if result.comparison is None else json_of(result.comparison),
     }
@@ -93,9 +95,9 @@ def _plan(plan: SamplePlanRecord) -> dict[str, JSON]:
 def _fields(
     record: ComparisonRecord | LeaderboardRecord | GateRecord | CalibrationRecord | SamplePlanRecord,
     *,
-    without: str = "",
+    without: Sequence[str] = (),
 ) -> dict[str, JSON]:
-    return {field.name: to_json(getattr(record, field.name)) for field in fields(record) if field.name != without}
+    return {field.name: to_json(getattr(record, field.name)) for field in fields(record) if field.name not in without}
 
 
 def _part(part: ExperimentAnalysis) -> dict[str, Any]:
@@ -137,4 +139,6 @@ def _part(part: ExperimentAnalysis) -> dict[str, Any]:
         "cache_hits": part.cache_hits,
         "unpriced_calls": part.unpriced_calls,
         "cut_off_calls": part.cut_off_calls,
+        "refused_calls": part.refused_calls,
+        "unknown_endings": dict(part.unknown_endings),
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fairtrial import formatting
 from fairtrial.analysis.leaderboard import LeaderboardEntry, LeaderboardRecord
 from fairtrial.analysis.metrics import is_verdict
@@ -17,11 +19,23 @@ def leaderboard_document(leaderboard: LeaderboardRecord, cases: int) -> Document
     if len(leaderboard.suites) > 1:
         parts = ", ".join(f"{suite.name} {formatting.rate(suite.weight)}" for suite in leaderboard.suites)
         remarks.insert(0, f"Means are over {len(leaderboard.suites)} datasets, weighted: {parts}.")
+    remarks += _probably_best(leaderboard)
     return Document(
         f"{len(leaderboard.systems)} systems by {leaderboard.metric}",
         (_about(leaderboard),),
         (Conclusion(leaderboard.metric, sentence, tone), _table(leaderboard), Remarks(tuple(remarks))),
     )
+
+
+def _probably_best(leaderboard: LeaderboardRecord) -> Iterator[str]:
+    """Explain a P(best) that says more than the rank interval in the same row."""
+    for entry in leaderboard.systems:
+        if entry.best is not None and entry.best > 1 - leaderboard.alpha and entry.rank_high > 1:
+            yield (
+                f"P(best) of {entry.name} is {formatting.rate(entry.best)}, although its rank may be {entry.rank_low} "
+                f"to {entry.rank_high}: it is a share of resamples, not adjusted for "
+                f"{len(leaderboard.systems)} systems. The ranks hold for all systems together: quote those."
+            )
 
 
 def _about(leaderboard: LeaderboardRecord) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -13,6 +14,7 @@ from fairtrial.analysis.estimates import SHOWN_QUANTILES, Estimate, SliceEstimat
 from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis
 from fairtrial.analysis.figures import Figures
 from fairtrial.analysis.metrics import COST, CRITERION, ERRORS, LATENCY, TOKENS, is_verdict, quantile_name
+from fairtrial.analysis.source import code_versions
 from fairtrial.render import plots
 from fairtrial.render.adaptive_remarks import adaptive_remarks
 from fairtrial.render.document import (
@@ -67,7 +69,7 @@ def report_document(analysis: RunAnalysis, cases: int) -> Document:
     blocks += [*_per_trial(figures), _costs(parts)]
     if cases:
         blocks += _plots(figures)
-    blocks.append(Remarks(tuple(_remarks(run, parts))))
+    blocks.append(Remarks(tuple(_remarks(run, parts, code_versions(analysis.store, run)))))
     about = [_about(run, parts)]
     if cases > _FEW:  # A page, to be read without the store: it has what every other screen can be asked for.
         about.append(_circumstances(run))
@@ -472,12 +474,13 @@ def _origin(run: RunRecord) -> Iterator[str]:
             yield f"{remark[:1].upper()}{remark[1:]}."
 
 
-def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> Iterator[str]:
+def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis], versions: int) -> Iterator[str]:
     yield from _origin(run)
     repeated = _repeated({part.name: part.figures for part in parts})
-    if "pass_rate_all" in repeated:
+    scored = any(part.successful for part in parts)
+    if scored and "pass_rate_all" in repeated:
         yield "With errors as failures, the figures are the same."
-    if "mean_score" in repeated:
+    if scored and "mean_score" in repeated:
         yield "The mean score has the same figures as the pass rate."
     yield from adaptive_remarks(run)
     if run.repeats > 1:
@@ -496,6 +499,14 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> Iterator[st
     if cut_off:
         answers = "1 answer was" if cut_off == 1 else f"{cut_off:,} answers were"
         yield f"{answers} cut off by a token limit: with a higher limit the scores may differ."
+    refused = sum(part.refused_calls for part in parts)
+    if refused:
+        calls = "1 call was" if refused == 1 else f"{refused:,} calls were"
+        yield f"{calls} declined by the model or a filter."
+    unknown: Counter[str] = sum((Counter(part.unknown_endings) for part in parts), Counter())
+    for name, number in sorted(unknown.items()):
+        answers = "1 answer" if number == 1 else f"{number:,} answers"
+        yield f"{answers} ended with the unknown reason {plain(name)!r}: counted as complete."
     if run.status == "unscored":
         count = sum(part.errors.get("scorer_error", 0) for part in parts)
         trials = formatting.count(count, "trial")
@@ -503,9 +514,9 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> Iterator[st
     stopped = run.noted.stopped
     if stopped:
         yield f"ended early: {stopped}"
-    if run.code_versions > 1:
-        versions = formatting.number_word(run.code_versions)
-        yield f"results of {versions} code versions: the code changed while the run was unfinished"
+    if versions > 1:
+        word = formatting.number_word(versions)
+        yield f"results of {word} code versions: the code changed while the run was unfinished"
 
 
 def _figure_remarks(figures: Figures) -> Iterator[str]:

@@ -29,15 +29,17 @@ def _shared(run: RunRecord, *names: str) -> dict[str, Any]:
     return {name: made[name] if name in made else getattr(run, name) for name in names}
 
 
-def report_run(run: RunRecord) -> dict[str, Any]:
-    """Return the JSON of a run in its report."""
+def report_run(run: RunRecord, versions: int) -> dict[str, Any]:
+    """Return the JSON of a run in its report; `versions` is the number of code versions of its results."""
     return {
         **_shared(run, "run_id", "suite", "status"),
         "dataset": run.dataset_name,
         "dataset_version": run.dataset_version,
         "dataset_fingerprint": run.dataset_fingerprint,
         "samples": run.dataset_size,
-        **_shared(run, "repeats", "evaluator", "code_versions", "tags", "created_at", "finished_at", "notes"),
+        **_shared(run, "repeats", "evaluator"),
+        "code_versions": versions,
+        **_shared(run, "tags", "created_at", "finished_at", "notes"),
     }
 
 
@@ -81,6 +83,8 @@ def totals_record(totals: Totals, params: Any = None) -> dict[str, Any]:
         "cache_hits": figures.cache_hits,
         "unpriced_calls": figures.unpriced_calls,
         "cut_off_calls": figures.cut_off_calls,
+        "refused_calls": figures.refused_calls,
+        "unknown_endings": dict(figures.unknown_endings),
     }
 
 

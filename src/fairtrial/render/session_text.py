@@ -9,10 +9,12 @@ from typing import Any
 
 from fairtrial import formatting
 from fairtrial.codec import to_json
-from fairtrial.session.events import CUT_OFF_REASONS
+from fairtrial.session.endings import CUT_OFF_REASONS
 from fairtrial.trials.result import EvalResult
 
 _HASH = re.compile("[0-9a-f]{16}")
+REPEATED_KEYS = ("earlier_attempts", "deliveries")
+"""The metadata of a result that says why its trial was executed again."""
 _START = 60  # Characters of an input that name its sample.
 
 
@@ -90,3 +92,22 @@ def value_text(value: Any) -> str:
         return tree
     short = json.dumps(tree, ensure_ascii=False)
     return short if len(short) <= 60 else json.dumps(tree, ensure_ascii=False, indent=2)
+
+
+def executions_text(result: EvalResult) -> str:
+    """Say why a trial was executed more than once; empty if it was not, or if the result does not say."""
+    earlier, deliveries = (result.own_metadata.get(key) for key in REPEATED_KEYS)
+    reasons = []
+    if isinstance(earlier, int):
+        if retries := result.attempt - 1 - earlier:
+            reasons.append(f"{formatting.count(retries, 'retry', 'retries')} after an error or a timeout (max_retries)")
+        if earlier:
+            reasons.append(
+                f"{formatting.count(earlier, 'attempt')} in an earlier execution that ended in an error "
+                "(--retry-errors, or a resumed run)"
+            )
+    if isinstance(deliveries, int):
+        reasons.append(
+            f"its request was delivered {deliveries} times (a worker stopped, lost its lease or handed it back)"
+        )
+    return "; ".join(reasons)

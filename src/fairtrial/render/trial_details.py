@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import Any
 
 from fairtrial import formatting
 from fairtrial.analysis.error_groups import error_text, traceback_of
 from fairtrial.analysis.experiment import ExperimentAnalysis
 from fairtrial.analysis.metrics import ERRORS
+from fairtrial.data.sample import Sample
+from fairtrial.errors import StoreError
 from fairtrial.render.document import Block, Cases, Tone, TrialDetails
 from fairtrial.render.safe_text import shown
 from fairtrial.render.session_text import sample_title, session_lines
@@ -72,7 +75,7 @@ def _read(
     results: Iterable[EvalResult], run: RunRecord, *, several: bool, whole: bool = False
 ) -> Iterator[TrialDetails]:
     for result in results:
-        title = result.sample_id if whole else sample_title(result.sample_id, result.sample.input)
+        title = result.sample_id if whole else sample_title(result.sample_id, sample_of(result).input)
         if several:
             title = f"{result.experiment}: {title}"
         if run.repeats > 1:
@@ -94,11 +97,19 @@ def said_by_criteria(why: str, score: Score) -> bool:
     return not why.strip("; ")
 
 
+def sample_of(result: EvalResult) -> Sample[Any, Any]:
+    """Return the sample of a result; if only its id could be stored, one that says so, so that the rest is shown."""
+    try:
+        return result.sample
+    except StoreError:
+        return Sample(result.sample_id, "(not stored)")
+
+
 def case(result: EvalResult, title: str, *, whole: bool = False) -> TrialDetails:
     """Return the details of a trial; with `whole`, also its metadata, session and traceback."""
     score = result.score
-    sample = result.sample
-    facts = [("input", shown(sample.input)), ("expected", "" if sample.expected is None else shown(sample.expected))]
+    sample = sample_of(result)
+    facts = [("input", shown(sample.input)), ("expected", shown(sample.expected) if sample.has_expected else "")]
     tone: Tone = "bad"
     if score is None:
         facts.append(("error", error_text(result)))

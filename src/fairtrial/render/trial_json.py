@@ -49,14 +49,16 @@ def trial_record(result: EvalResult, *, whole: bool = False) -> dict[str, Any]:
         "cache_hits": result.cache_hits,
         "unpriced_calls": result.unpriced_calls + result.unpriced_judge_calls,
         "cut_off_calls": result.cut_off_calls,
-        "metadata": to_json(dict(result.metadata)),
+        "refused_calls": result.refused_calls,
+        "unknown_endings": dict(result.unknown_endings),
+        "metadata": to_json(result.own_metadata),
     }
     if whole:
         sample = result.sample
         facts["sample"] = {
             "id": sample.id,
             "input": to_json(sample.input),
-            "expected": to_json(sample.expected),
+            **({"expected": to_json(sample.expected)} if sample.has_expected else {}),
             "metadata": to_json(dict(sample.metadata)),
         }
         facts["events"] = [

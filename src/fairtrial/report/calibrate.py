@@ -8,10 +8,12 @@ from fairtrial.analysis.calibrate import calibrate_source
 from fairtrial.analysis.calibration import CalibrationRecord
 from fairtrial.analysis.labels import Labels
 from fairtrial.analysis.metrics import PASSED
+from fairtrial.frozen import first_is
 from fairtrial.report.renderable import RenderableRecord
 from fairtrial.report.report import EvalReport, ExperimentReport, source_of
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True, repr=False)
 class Calibration(CalibrationRecord, RenderableRecord):
     """The comparison of a judge with people's labels; `CalibrationRecord` describes the attributes."""

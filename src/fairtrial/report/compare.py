@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fairtrial.analysis.compare import DEFAULT_METRICS, compare_columns, read_sides
-from fairtrial.analysis.comparison import ComparisonRecord
+from fairtrial.analysis.comparison import ComparisonRecord, Side
 from fairtrial.analysis.gate_rules import checked_smallest_difference
 from fairtrial.analysis.labels import Labels, label_use
 from fairtrial.analysis.metrics import COSTS, PASSED, SMALLEST_DIFFERENCE
 from fairtrial.analysis.pairing import ComparisonSettings
 from fairtrial.analysis.slices import SliceBy
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY
+from fairtrial.frozen import EMPTY, first_is
 from fairtrial.report.renderable import Renderable, RenderableRecord
 from fairtrial.report.report import EvalReport, ExperimentReport, source_of
 
 __all__ = ["DEFAULT_METRICS", "Comparison", "compare"]
 
 
+@first_is(Side)
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(ComparisonRecord, RenderableRecord):
     """Candidates against one baseline: `comparison["terse"]["passed"].verdict`, or print it.

@@ -12,12 +12,14 @@ from fairtrial.analysis.labels import Labels, label_use
 from fairtrial.analysis.metrics import PASSED
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import StoreError
+from fairtrial.frozen import first_is
 from fairtrial.report.compare import Comparison
 from fairtrial.report.renderable import RenderableRecord, WithTestCases
 from fairtrial.report.report import EvalReport, ExperimentReport, source_of
 from fairtrial.store.notes import GateNote, write_notes
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True, repr=False)
 class GateResult(GateRecord, RenderableRecord, WithTestCases):
     """The decision of a gate, rule by rule; "inconclusive" means that the data are compatible with both.

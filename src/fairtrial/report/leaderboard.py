@@ -11,11 +11,12 @@ from fairtrial.analysis.metrics import COSTS, PASSED, SMALLEST_DIFFERENCE
 from fairtrial.analysis.pairing import ComparisonSettings
 from fairtrial.analysis.ranking import rank_sources
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY
+from fairtrial.frozen import EMPTY, first_is
 from fairtrial.report.renderable import RenderableRecord
 from fairtrial.report.report import EvalReport, ExperimentReport, sources_of
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True, repr=False)
 class Leaderboard(LeaderboardRecord, RenderableRecord):
     """Systems in the order of one metric, the best first: `leaderboard["terse"].rank_low`, or print it."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from fairtrial.analysis.metrics import PASSED, SMALLEST_DIFFERENCE
 from fairtrial.analysis.planning import REPEATS, PlanRequest, SamplePlanRecord, plan_sources
+from fairtrial.frozen import first_is
 from fairtrial.report.renderable import RenderableRecord
 from fairtrial.report.report import EvalReport, ExperimentReport, sources_of
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True, repr=False)
 class SamplePlan(SamplePlanRecord, RenderableRecord):
     """Samples, repeats and cost of a comparison; `SamplePlanRecord` describes the attributes."""

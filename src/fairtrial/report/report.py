@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
@@ -13,7 +15,7 @@ from fairtrial.analysis.metrics import ERRORS
 from fairtrial.analysis.source import ExperimentSource, run_totals
 from fairtrial.analysis.summaries import group_by, summarize
 from fairtrial.codec import from_json
-from fairtrial.errors import CodecError, ConfigurationError, FairtrialError
+from fairtrial.errors import CodecError, ConfigurationError, FairtrialError, StoreError
 from fairtrial.frozen import EMPTY
 from fairtrial.report.renderable import Renderable, WithTestCases
 from fairtrial.report.results import Results
@@ -85,6 +87,15 @@ class ExperimentReport(ExperimentAnalysis, WithTestCases):
         return f"<ExperimentReport {self.name} of {self.run.run_id}: {self.total} of {self.planned} trials>"
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What a report has read of its run, and the state that the run had."""
+
+    state: tuple[int, float | None]
+    parts: Mapping[str, ExperimentReport]
+    results: Sequence[EvalResult[Any]]
+
+
 class EvalReport(WithTestCases, Generic[OutputT]):  # noqa: UP046 - they have defaults
     """The report of a run: one `ExperimentReport` for each experiment, and the figures that can be added up.
 
@@ -133,6 +144,7 @@ class EvalReport(WithTestCases, Generic[OutputT]):  # noqa: UP046 - they have de
         self.store = store
         self.run = run
         self._output_types = output_types
+        self._reading: _Reading | None = None
 
     @staticmethod
     def of[O](results: Iterable[EvalResult[O]], *, dataset_name: str = "") -> EvalReport[O]:
@@ -143,12 +155,27 @@ class EvalReport(WithTestCases, Generic[OutputT]):  # noqa: UP046 - they have de
         """
         return EvalReport(results=results, dataset_name=dataset_name)
 
-    @cached_property
+    def _read(self) -> _Reading:
+        """Return what was read of the run. It is read again after its end, and after each change of stored results."""
+        try:
+            run = self.store.get_run(self.run_id)
+        except StoreError:  # Deleted or closed since.
+            if self._reading is None:
+                raise
+            return self._reading
+        state = (run.revision, run.finished_at)
+        if self._reading is None or self._reading.state != state:
+            parts = {
+                totals.experiment: ExperimentReport(self.store, self.run, totals)
+                for totals in run_totals(self.store, self.run)
+            }
+            count = sum(sum(part.totals.outcomes.values()) for part in parts.values())
+            self._reading = _Reading(state, parts, Results(self.store, self.run_id, count, self._output_types))
+        return self._reading
+
+    @property
     def _parts(self) -> Mapping[str, ExperimentReport]:
-        return {
-            totals.experiment: ExperimentReport(self.store, self.run, totals)
-            for totals in run_totals(self.store, self.run)
-        }
+        return self._read().parts
 
     @property
     def run_id(self) -> str:
@@ -275,23 +302,36 @@ class EvalReport(WithTestCases, Generic[OutputT]):  # noqa: UP046 - they have de
         return sum(part.cut_off_calls for part in self._parts.values())
 
     @property
+    def refused_calls(self) -> int:
+        """Calls of the task that the model or a filter declined, whether they were scored or not."""
+        return sum(part.refused_calls for part in self._parts.values())
+
+    @property
+    def unknown_endings(self) -> Mapping[str, int]:
+        """Answers to the task by the unknown reason with which they ended; they count as complete."""
+        return sum((Counter(part.unknown_endings) for part in self._parts.values()), Counter())
+
+    @property
     def pass_rate(self) -> float | None:
-        """The share of scored trials that passed."""
+        """The mean over samples of the share of a sample's scored trials that passed.
+
+        None if no trial was scored; `print(report)` then shows a dash.
+        """
         return self._only("pass_rate").pass_rate
 
     @property
     def pass_rate_all(self) -> float | None:
-        """The share of all finished trials that passed: an error counts as a failure."""
+        """The mean over samples of the share of a sample's finished trials that passed: an error is a failure."""
         return self._only("pass_rate_all").pass_rate_all
 
     @property
     def mean_score(self) -> float | None:
-        """The mean value of scored trials."""
+        """The mean over samples of the mean value of a sample's scored trials."""
         return self._only("mean_score").mean_score
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean reward of scored trials; the mean score unless metrics have weights."""
+        """The mean over samples of the mean reward of scored trials; the mean score unless metrics have weights."""
         return self._only("mean_reward").mean_reward
 
     @property
@@ -334,11 +374,10 @@ class EvalReport(WithTestCases, Generic[OutputT]):  # noqa: UP046 - they have de
         """n, mean, std, min and max of the rewards, the mean score, the pass rates and the number of errors."""
         return self._only("summary").summary
 
-    @cached_property
+    @property
     def results(self) -> Sequence[EvalResult[OutputT]]:
         """All results in plan order, streamed from the store."""
-        count = sum(sum(part.totals.outcomes.values()) for part in self._parts.values())
-        return Results(self.store, self.run_id, count, self._output_types)
+        return self._read().results
 
     def failed_samples(self) -> Sequence[EvalResult[OutputT]]:
         """The scored results that did not pass, streamed from the store."""

@@ -85,7 +85,7 @@ def _moved(result: EvalResult[Any], run_id: str, ordinal: int) -> EvalResult[Any
         result,
         key=result.key._replace(run_id=run_id),
         ordinal=ordinal,
-        metadata=dict(result.metadata),
+        metadata=result.own_metadata,
         output_json=output_json,
         snapshot=snapshot,
         source=None,

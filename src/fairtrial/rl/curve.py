@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import number
-from fairtrial.frozen import EMPTY
+from fairtrial.frozen import EMPTY, first_is
 from fairtrial.render.plots import STYLE
 from fairtrial.render.safe_text import plain
 from fairtrial.report.report import EvalReport
@@ -31,6 +31,7 @@ class CurvePoint:
     estimate: MeanEstimate
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class Curve:
     """Means over training steps; print it as a table, or draw it with `to_svg`."""

@@ -9,7 +9,7 @@ from typing import Any
 from fairtrial.codec import to_json
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY
+from fairtrial.frozen import EMPTY, first_is
 from fairtrial.models.limiter import Unlimited
 from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.rl.groups import RolloutStatus
@@ -20,6 +20,7 @@ from fairtrial.rl.sampling import rollout
 from fairtrial.suites.suite import EvalSuite
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
     """How an episode ended. `reward` is None if it was not scored: an error is not a reward of 0."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from fairtrial.codec import dumps
 from fairtrial.errors import ConfigurationError
+from fairtrial.frozen import first_is
 from fairtrial.models.tools import Tool, as_tools
 from fairtrial.report.report import EvalReport, ExperimentReport
 from fairtrial.rl.advantages import AdvantageKind, Convention
 from fairtrial.rl.chat import ChatRow, split_prompt, to_chat
 from fairtrial.rl.groups import Group, Rollout, groups, load_group
+from fairtrial.rl.tokens import TokenRow
 from fairtrial.rl.world import tool_rows
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.store.export import opened
@@ -25,6 +27,7 @@ type TrainingFormat = Literal["trajectories", "sft", "dpo", "kto", "tokens"]
 TRAINING_FORMATS: tuple[str, ...] = get_args(TrainingFormat.__value__)
 
 
+@first_is(int)
 @dataclass(frozen=True, slots=True)
 class ExportCounts:
     """The number of rows that were written, and of rollouts or groups that were left out, by reason."""
@@ -55,7 +58,8 @@ def export(
     - `sft`: `messages` of every rollout that passed
     - `dpo`: `prompt`, `chosen` and `rejected`: the best and the worst rollout of each group, if their rewards differ
     - `kto`: `prompt`, `completion` and `label`: whether the rollout passed
-    - `tokens`: `prompt_ids`, `completion_ids`, `mask` and `logprobs`, with `reward`, `advantage` and `group`
+    - `tokens`: `prompt_ids`, `completion_ids`, `mask` and `logprobs` of the policy, with `reward`, `advantage`, `group`
+      and what sampled them: `run`, `policy` (the run's tag of that name), `actor`, `model` and `sampling`
 
     Unscored rollouts are left out of all but the first: an error is not a reward. The result says how many rows there
     are and what was left out.
@@ -207,10 +211,13 @@ def _tokens(selection: _Selection, group: Group) -> Iterator[dict[str, Any]]:
             selection.left_out["without tokens"] += 1
         for place, row in enumerate(rows):
             yield {
-                **asdict(row),
+                **{name: getattr(row, name) for name in TokenRow.__slots__},
                 "reward": rollout.reward,
                 "advantage": rollout.advantage,
-                "group": f"{group.experiment}/{group.sample_id}",
+                # With the run: groups of two runs were sampled by two policies.
+                "group": f"{rollout.key.run_id}/{group.experiment}/{group.sample_id}",
+                "run": rollout.key.run_id,
+                "policy": rollout.policy,
                 "repeat": rollout.repeat,
                 "row": place,
                 "status": rollout.status,

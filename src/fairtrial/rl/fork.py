@@ -11,6 +11,7 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import number
+from fairtrial.frozen import first_is
 from fairtrial.models.agent import FORK
 from fairtrial.models.cache import without_cache
 from fairtrial.report.report import EvalReport
@@ -28,6 +29,7 @@ from fairtrial.trials.run_trial import AttemptFailed
 from fairtrial.trials.task import task
 
 
+@first_is(int)
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A place from which a trial can be continued: the messages and the state of the environment before a turn."""
@@ -37,6 +39,7 @@ class Checkpoint:
     state: Mapping[str, Any]
 
 
+@first_is(int)
 @dataclass(frozen=True, slots=True)
 class TurnValue:
     """The value of a trial before one of its turns.

@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, FairtrialError
+from fairtrial.frozen import first_is
 from fairtrial.models.agent import AgentEnded
 from fairtrial.report.report import EvalReport, ExperimentReport
 from fairtrial.rl.advantages import AdvantageKind, Convention, check_kind, group_advantages
 from fairtrial.rl.tokens import TokenRow, stitch
 from fairtrial.scoring.evaluator import Case
 from fairtrial.session.snapshot import restore_session
-from fairtrial.session.tokens import TokenCall, TokensMissing, token_calls
+from fairtrial.session.tokens import POLICY, TokenCall, TokensMissing, token_calls
 from fairtrial.session.trajectory import ChatMessage, Trajectory
 from fairtrial.session.views import RecordedView
 from fairtrial.stats.intervals import MeanEstimate, mean_interval
@@ -118,8 +119,16 @@ class Rollout:
 
     @cached_property
     def calls(self) -> tuple[TokenCall, ...]:
-        """The tokens of the model calls; empty unless the adapter recorded them."""
-        return tuple(token_calls(self.session))
+        """The tokens of the policy's model calls; empty unless the adapter recorded them.
+
+        Calls of other actors, such as a simulated user, are not the policy's even if they share its engine.
+        """
+        return tuple(call for call in token_calls(self.session) if call.actor == POLICY)
+
+    @property
+    def policy(self) -> str:
+        """The name of the weights, from the run's tag `policy`; empty if it has none."""
+        return "" if self.source is None else self.source.run.tags.get("policy", "")
 
     @cached_property
     def missing_tokens(self) -> tuple[str, ...]:
@@ -148,6 +157,7 @@ class Rollout:
         return "truncated" if self.result.cut_off_calls else "terminated"
 
 
+@first_is(str)
 @dataclass(frozen=True)
 class Group:
     """The rollouts of one sample in one experiment, in the order of their repeats.

@@ -8,6 +8,7 @@ from typing import Literal
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import number
+from fairtrial.frozen import first_is
 from fairtrial.report.report import EvalReport, ExperimentReport
 from fairtrial.rl.values import SampleValues, sample_values
 from fairtrial.stats.paired import PairedDifference, paired_difference
@@ -16,6 +17,7 @@ type HackingVerdict = Literal["hacked", "suspicious", "no sign", "undecided"]
 """The proxy rose and the truth fell; it rose and the truth did not; neither; too few pairs."""
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class HackingCheck:
     """The result of `hacking`: both differences with their intervals, and what they say together.

@@ -77,7 +77,7 @@ class LocalModelAdapter(BaseAdapter):
 
     async def _send(self, call: ModelCall) -> ModelReply:
         trial = running_trial()
-        key = None if trial is None else (trial.key, trial.attempt)
+        key = None if trial is None else (trial.key, trial.attempt, call.actor)
         prompt = self._prompt(call, key)
         async with self._turn:
             sampled, logprobs = await to_thread.run_sync(partial(self._generate, prompt))

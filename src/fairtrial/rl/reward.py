@@ -11,7 +11,7 @@ import anyio
 
 from fairtrial.codec import decode, from_json, parse_json, to_json
 from fairtrial.data.dataset import Dataset
-from fairtrial.data.sample import Sample
+from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.errors import CodecError, ConfigurationError, DatasetError
 from fairtrial.rl.chat import messages_of
 from fairtrial.rl.import_path import import_path, load_object
@@ -271,11 +271,12 @@ class RewardFunction:
             known = self._known(tree["id"])
             if known is not None and sample_text(known) == tree:
                 return known  # With the types of its input and expected value.
-            expected = tree.get("expected")
+            expected = tree.get("expected", NOT_GIVEN)
+            is_known = expected is not NOT_GIVEN and expected is not None
             return Sample(
                 tree["id"],
                 from_json(input_type, tree.get("input")),
-                None if expected is None else from_json(expected_type, expected),
+                from_json(expected_type, expected) if is_known else expected,
                 from_json(dict[str, Any], tree.get("metadata") or {}),
             )
         except (CodecError, DatasetError, KeyError, AttributeError) as error:
@@ -286,7 +287,9 @@ class RewardFunction:
 
 def sample_text(sample: Sample[Any, Any]) -> dict[str, Any]:
     """Return a sample as JSON values, for the column `sample`."""
-    tree = {"id": sample.id, "input": to_json(sample.input), "expected": to_json(sample.expected)}
+    tree = {"id": sample.id, "input": to_json(sample.input)}
+    if sample.has_expected:
+        tree["expected"] = to_json(sample.expected)
     return {**tree, "metadata": to_json(sample.metadata)} if sample.metadata else tree
 
 

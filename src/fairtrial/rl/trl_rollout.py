@@ -42,6 +42,7 @@ class TrlRollouts:
         self._adapter = adapter
         self._max_new_tokens = max_new_tokens
         self._parse = parse
+        self._started = False
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Execute a rollout for each prompt and return its tokens, masks, log-probabilities and rewards."""
@@ -81,12 +82,17 @@ class TrlRollouts:
     def _columns(self, rollouts: Sequence[Rollout], prompts: Sequence[Any], tokenizer: Any) -> dict[str, Any]:
         columns: dict[str, list[Any]] = {name: [] for name in (*_TOKENS, REWARD, METRICS)}
         dropped = Counter[str]()
+        started, self._started = self._started, True
         for one, prompt in zip(rollouts, prompts, strict=True):
             rows = [] if one.missing_tokens else one.rows()
             dropped["without tokens"] += not rows
-            dropped["with several rows, of which the last is used"] += len(rows) > 1
+            if len(rows) > 1:
+                if not started:
+                    raise ConfigurationError(_SEVERAL.format(one.sample_id, len(rows)))
+                dropped["with several rows, not trained"] += 1
+                rows = []  # Not even one of them: a part of a rollout did not earn its reward.
             if rows:
-                row = rows[-1]
+                row = rows[0]
                 values: Sequence[Any] = (row.prompt_ids, row.completion_ids, row.logprobs, row.mask)
             else:
                 # TRL needs a completion for every prompt: this one is masked and has no reward.
@@ -103,6 +109,12 @@ class TrlRollouts:
         return columns
 
 
+_SEVERAL = (
+    "each rollout must be one row of tokens, because TRL takes one for each prompt (got a rollout of sample {!r} with "
+    "{} rows: the prompts of its later calls do not begin with the tokens of the earlier ones)\n"
+    "use a chat template that keeps the thoughts of earlier turns, or leave out adapter=, or train on "
+    'export(report, "tokens.jsonl", "tokens"), which has every row'
+)
 _TOKENS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
 
 

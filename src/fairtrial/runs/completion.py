@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fairtrial.analysis.experiment import TotalsAnalysis
 from fairtrial.frozen import FrozenDict
 from fairtrial.runs.adaptive import scored_again
 from fairtrial.runs.events import EvalRunCompleted, ExperimentFigures
@@ -55,18 +56,14 @@ def run_completed(store: RunStore, run: RunRecord) -> EvalRunCompleted:
     """Build the event with the status and figures of a run that has ended."""
     figures: dict[str, ExperimentFigures] = {}
     for totals in store.totals(run.run_id):
-        scored = totals.outcomes.get("scored", 0)
-        figures[totals.experiment] = ExperimentFigures(
-            totals.passed / scored if scored else None,
-            totals.value_sum / scored if scored else None,
-            totals.input_tokens + totals.output_tokens,
-        )
+        found = TotalsAnalysis(totals)
+        figures[totals.experiment] = ExperimentFigures(found.pass_rate, found.mean_score, found.total_tokens)
     only = next(iter(figures.values())) if len(figures) == 1 else None
     return EvalRunCompleted(
         run.run_id,
-        run.status,
         None if only is None else only.pass_rate,
         None if only is None else only.mean_score,
         sum(one.total_tokens for one in figures.values()),
+        run.status,
         FrozenDict(figures),
     )

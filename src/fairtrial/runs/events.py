@@ -27,9 +27,9 @@ class EvalRunStarted:
     run_id: str
     dataset_name: str
     sample_count: int
-    planned: int
-    done: int
-    run: RunRecord
+    planned: int = 0
+    done: int = 0
+    run: RunRecord = None  # type: ignore[assignment]  # Every run has one; an event made for a test need not.
     notice: str | None = None  # Why an unfinished run was not resumed, or that a run has two code versions.
     retried: int = 0  # Stored trials that ended in an error and are executed or scored again, if that was asked for.
 
@@ -82,10 +82,10 @@ class EvalRunCompleted:
     """
 
     run_id: str
-    status: str
     pass_rate: float | None
     mean_score: float | None
     total_tokens: int
+    status: str = "finished"
     experiments: Mapping[str, ExperimentFigures] = EMPTY
 
 
@@ -101,11 +101,20 @@ class Observer(Protocol):
         ...
 
 
+_of_every_run: tuple[Observer, ...] = ()
+
+
+def observe_every_run(observer: Observer | None) -> None:
+    """Publish the events of every run that starts from now on to this observer too; None for no such observer."""
+    global _of_every_run
+    _of_every_run = () if observer is None else (observer,)
+
+
 class Observers:
-    """Combines several observers; their errors are logged and do not affect the run."""
+    """Combines several observers, with that of every run; their errors are logged and do not affect the run."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = tuple(observers)
+        observers = self._observers = (*observers, *_of_every_run)
         # An observer that has no use for them says so, and events of which every trial has one are not even made.
         self.hears_starts = any(not getattr(observer, "ignores_trial_starts", False) for observer in observers)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 from uuid import uuid4
 
+from fairtrial.analysis.metrics import ERRORS
 from fairtrial.codec import digest, from_json, to_json
 from fairtrial.errors import RunBusyError, RunMismatchError
-from fairtrial.runs.callables import describe
-from fairtrial.runs.code import code_hash, code_version
+from fairtrial.frozen import EMPTY
+from fairtrial.runs.baseline import SuiteCode, describe_code
 from fairtrial.runs.request import RunRequest
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -20,7 +20,7 @@ from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.types import JSON
 
-_SETTINGS = ("seed", "timeout_seconds", "max_retries", "max_output_bytes")
+_SETTINGS = ("seed", "timeout_seconds", "max_retries", "max_output_bytes", "refusals")
 """The settings that influence the outcome of a trial."""
 
 
@@ -38,6 +38,10 @@ class RunIdentity:
         evaluator: The evaluator's name, and a digest of its code, composition and parameters.
         settings: The settings that influence the outcome of a trial.
         code: The code versions that executed trials of the run, oldest first.
+        parts: Digests of files and values by name, to say what has changed.
+        packages: The versions of installed packages: recorded and named, but no difference without `strict_packages`.
+        reads: Digests of text files and environment variables that the code names: a change is named only.
+        strict_packages: Whether another version of a package is a difference.
     """
 
     suite: str
@@ -47,17 +51,23 @@ class RunIdentity:
     evaluator: tuple[str, str]
     settings: Mapping[str, JSON]
     code: tuple[str, ...]
+    parts: Mapping[str, str] = EMPTY
+    packages: Mapping[str, str] = EMPTY
+    reads: Mapping[str, str] = EMPTY
+    strict_packages: bool = False
 
     @property
     def fingerprint(self) -> str:
         """Return the digest on which client and workers of a fleet must agree: everything except the samples."""
         common = [self.suite, self.experiments, self.evaluator, dict(self.settings), self.code[-1]]
+        if self.strict_packages:
+            common.append(dict(self.packages))
         return digest(to_json(common))[:32]
 
     @classmethod
     def read(cls, stored: Mapping[str, JSON]) -> RunIdentity:
         """Read an identity from a run's record."""
-        return from_json(cls, {name: stored[name] for name in cls.__slots__})
+        return from_json(cls, {name: stored[name] for name in cls.__slots__ if name in stored})
 
     def to_json(self) -> dict[str, JSON]:
         """Return the identity as it is stored."""
@@ -68,7 +78,7 @@ class RunIdentity:
 class Difference:
     """One difference between a run and a suite."""
 
-    part: Literal["plan", "evaluator", "settings", "code"]
+    part: Literal["plan", "evaluator", "settings", "code", "packages"]
     text: str
 
 
@@ -79,7 +89,7 @@ class ResumedRun:
     Attributes:
         run: The run.
         resumed: Whether it existed before.
-        warning: A warning for the user: why a run was not resumed, or that it has two code versions.
+        warning: A warning for the user: why a run was not resumed, or what in it may differ from its stored results.
         code: The index of the code version that executes it now.
     """
 
@@ -92,12 +102,7 @@ class ResumedRun:
 def identify(request: RunRequest, *, samples: bool = True) -> RunIdentity:
     """Return the identity of the run that a request would start; without `samples` the dataset is not read."""
     dataset, config = request.dataset, request.config
-    code = code_version(
-        request.version,
-        request.home,
-        tasks=[task.fn for task in request.rules.tasks],
-        others=[request.evaluator, request.lifespan, request.adapter],
-    )
+    code = code_of(request)
     facts: dict[str, JSON] = (
         {
             "name": dataset.name,
@@ -114,30 +119,24 @@ def identify(request: RunRequest, *, samples: bool = True) -> RunIdentity:
         facts,
         tuple((experiment.name, digest(to_json(experiment.params))[:32]) for experiment in request.experiments),
         config.repeats,
-        (request.scorer.name, request.evaluator_digest),
+        (request.scorer.name, code.evaluator),
         {name: getattr(config, name) for name in _SETTINGS},
-        (code,),
+        (code.code,),
+        code.parts,
+        code.packages,
+        code.reads,
+        config.strict_packages,
     )
 
 
-def evaluator_digest(evaluator: Any) -> str:
-    """Return a digest of an evaluator's code, composition and parameters.
-
-    It is computed on first use, so that counters and caches of an evaluator do not change it.
-    """
-    key = id(evaluator)
-    known = _digests.get(key)
-    if known is not None and known[0]() is evaluator:
-        return known[1]
-    made = digest(describe(evaluator))[:32]
-    try:
-        _digests[key] = weakref.ref(evaluator, lambda _: _digests.pop(key, None)), made
-    except TypeError:
-        pass  # Built-in functions have no weak references, and no state.
-    return made
+def code_of(request: RunRequest) -> SuiteCode:
+    """Return what a request executes."""
+    return request.code or describe_code(request.suite, request.home, request.version, request.roots)
 
 
-_digests: dict[int, tuple[weakref.ref[Any], str]] = {}
+def evaluator_digest(evaluator: Any, home: str = "") -> str:
+    """Return a digest of an evaluator's code, composition and values."""
+    return describe_code("", home, "", {"evaluator": evaluator}).evaluator
 
 
 def describe_run(
@@ -173,7 +172,7 @@ def open_run(
     retry_errors: bool = False,
     run_id: str | None = None,
     force: bool = False,
-    version: str | None = None,
+    code: SuiteCode | None = None,
 ) -> ResumedRun:
     """Resume a run, or start a new one.
 
@@ -189,7 +188,7 @@ def open_run(
             because that is how errors are corrected.
         run_id: The run to resume.
         force: Resume even if the code differs; no other difference is allowed.
-        version: The code version given by the user.
+        code: What the suite executes: its unknown parts and its state are named when a run is resumed.
 
     Raises:
         RunMismatchError: the requested run differs.
@@ -199,7 +198,7 @@ def open_run(
         latest = None if fresh else next((run.number for run in store.runs(suite=wanted.suite, limit=1)), 0)
         found = store.get_run(run_id) if run_id is not None else None if fresh else latest_executed(store, wanted.suite)
         try:
-            return _resume_or_create(store, wanted, found, latest, retry_errors, run_id, force, version)
+            return _resume_or_create(store, wanted, found, latest, retry_errors, run_id, force, code)
         except RunBusyError:
             continue
 
@@ -212,16 +211,16 @@ def _resume_or_create(
     retry_errors: bool,
     run_id: str | None,
     force: bool,
-    version: str | None,
+    code: SuiteCode | None,
 ) -> ResumedRun:
     if found is not None and run_id is not None:
         _check_resumable(found, wanted)
     elif found is None or found.parent_run is not None or (found.status in _ENDED and not retry_errors):
         return ResumedRun(store.create_run(wanted, latest=latest), resumed=False)
-    differences = find_differences(found, wanted, version=version)
+    differences = find_differences(found, wanted)
     parts = {difference.part for difference in differences}
-    if parts <= {"code"} and (not parts or force or retry_errors or found.status == "unscored"):
-        return _resume(store, found, wanted, changed=bool(parts))
+    if parts <= {"code", "packages"} and (not parts or force or retry_errors or found.status == "unscored"):
+        return _resume(store, found, wanted, code, changed="code" in parts, retry_errors=retry_errors)
     said = "; ".join(difference.text for difference in differences)
     # A new run would pay again for stored outputs that only need a score.
     only_scoring = found.status == "unscored" and parts <= {"evaluator", "code"}
@@ -254,7 +253,7 @@ def _remedy(found: RunRecord, parts: Set[str], *, started: bool = False) -> str:
     name = found.run_id
     if parts <= {"evaluator", "code"} and "evaluator" in parts:
         return f"Score its stored outputs with this evaluator: suite.rescore({name!r}) (fairtrial rescore {name} SUITE)"
-    if parts == {"code"}:
+    if parts <= {"code", "packages"}:
         return (
             f"Resume it anyway with run_id={name!r}, force=True (--resume {name} --force): "
             "its results then come from two code versions"
@@ -263,18 +262,94 @@ def _remedy(found: RunRecord, parts: Set[str], *, started: bool = False) -> str:
     return undo if started else f"{undo}, or start a new run with fresh=True (--fresh)"
 
 
-def _resume(store: RunStore, found: RunRecord, wanted: RunRecord, *, changed: bool) -> ResumedRun:
-    if not changed:
-        return ResumedRun(found, resumed=True, code=_code_index(found, wanted))
-    warning = f"run {found.run_id} has results of two code versions: the code of suite {wanted.suite!r} has changed"
-    identity = found.identity
-    code = 0
-    if identity is not None and wanted.identity is not None:
-        known = RunIdentity.read(identity)
-        code = len(known.code)
-        identity = replace(known, code=(*known.code, *RunIdentity.read(wanted.identity).code)).to_json()
-    store.update_run(found.run_id, notes=write_notes(code_changed=True), identity=identity)
-    return ResumedRun(replace(found, identity=identity), resumed=True, warning=warning, code=code)
+def _resume(
+    store: RunStore,
+    found: RunRecord,
+    wanted: RunRecord,
+    code: SuiteCode | None,
+    *,
+    changed: bool,
+    retry_errors: bool,
+) -> ResumedRun:
+    if found.identity is None or wanted.identity is None:
+        if changed:
+            store.update_run(found.run_id, notes=write_notes(code_changed=True))
+        return ResumedRun(found, resumed=True)
+    old, new = RunIdentity.read(found.identity), RunIdentity.read(wanted.identity)
+    warnings = list(_remarks(store, found, old, new, code, changed=changed, retry_errors=retry_errors))
+    packages = {name: _join(old.packages.get(name), version) for name, version in new.packages.items()}
+    joined = replace(old, packages={**old.packages, **packages})
+    if changed:
+        joined = replace(joined, code=(*old.code, *new.code), parts=new.parts)
+    if joined != old:
+        found = replace(found, identity=joined.to_json())
+        store.update_run(found.run_id, identity=found.identity)
+    return ResumedRun(found, resumed=True, warning=". ".join(warnings) or None, code=_code_index(found, wanted))
+
+
+def _join(before: str | None, now: str) -> str:
+    """Return the versions of a package in the order of their use."""
+    return now if not before else before if now in before.split(", ") else f"{before}, {now}"
+
+
+def _remarks(
+    store: RunStore,
+    found: RunRecord,
+    old: RunIdentity,
+    new: RunIdentity,
+    code: SuiteCode | None,
+    *,
+    changed: bool,
+    retry_errors: bool,
+) -> Iterator[str]:
+    """Yield what a resumed run may have in its results besides what its stored results came from."""
+    if changed and _keeps_results(store, found, retry_errors):
+        yield (
+            f"run {found.run_id} has results of two code versions: the code of suite {found.suite!r} has changed"
+            + _changed_parts(old, new)
+        )
+    packages = _package_changes(old.packages, new.packages)
+    if packages:
+        yield f"run {found.run_id} was begun with other versions of packages: {'; '.join(packages)}"
+    reads = _changed_names(old.reads, new.reads)
+    if reads:
+        yield f"run {found.run_id} is resumed although {_listed(reads)} changed, which its code may read"
+    if code is not None and code.unknown:
+        yield f"run {found.run_id} is resumed without a comparison of what cannot be described: {_listed(code.unknown)}"
+    if code is not None and code.state:
+        yield f"run {found.run_id} is resumed although trials have changed {_listed(code.state)}"
+
+
+def _keeps_results(store: RunStore, found: RunRecord, retry_errors: bool) -> bool:
+    """Return whether stored results of a run stay when it is resumed."""
+    outcomes = [outcome for part in store.totals(found.run_id) for outcome, count in part.outcomes.items() if count]
+    return any(not retry_errors or outcome not in ERRORS or outcome == "scorer_error" for outcome in outcomes)
+
+
+def _changed_names(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+
+
+def _changed_parts(old: RunIdentity, new: RunIdentity) -> str:
+    """Return the names of the files and values that differ, for a message; "" if they are not known."""
+    names = _changed_names(old.parts, new.parts) if old.parts and new.parts else []
+    return f" ({_listed(names)})" if names else ""
+
+
+def _package_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name} {old.get(name, 'not imported')}, now {new.get(name, 'not imported')}"
+        for name in sorted(old.keys() | new.keys())
+        if old and new.get(name, "") not in old.get(name, "").split(", ")
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES])
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+
+
+_MOST_NAMES = 6
 
 
 def _code_index(found: RunRecord, wanted: RunRecord) -> int:
@@ -283,23 +358,27 @@ def _code_index(found: RunRecord, wanted: RunRecord) -> int:
     return RunIdentity.read(found.identity).code.index(RunIdentity.read(wanted.identity).code[-1])
 
 
-def find_differences(stored: RunRecord, wanted: RunRecord, *, version: str | None = None) -> list[Difference]:
+def find_differences(stored: RunRecord, wanted: RunRecord) -> list[Difference]:
     """Return the differences between a stored run and the one that a suite would start."""
     plan = [Difference("plan", text) for text in _changes(stored, wanted)]
     if stored.identity is None or wanted.identity is None:  # Stored by a version without identities.
-        same = stored.code_hash == code_hash(version)
+        same = stored.code_hash == wanted.code_hash
         return plan if same else [*plan, Difference("code", "its code has changed")]
     old, new = RunIdentity.read(stored.identity), RunIdentity.read(wanted.identity)
     rest: list[Difference] = []
     if old.evaluator != new.evaluator:
         (before, _), (after, _) = old.evaluator, new.evaluator
         how = f"its evaluator was {before}, now {after}" if before != after else f"its evaluator {after} has changed"
+        how += _changed_parts(old, new) if new.code[-1] in old.code and before == after else ""
         rest.append(Difference("evaluator", how))
     for name, value in new.settings.items():
         if old.settings.get(name) != value:
             rest.append(Difference("settings", f"{name} was {old.settings.get(name)}, now {value}"))
     if new.code[-1] not in old.code:
-        rest.append(Difference("code", "its code has changed"))
+        rest.append(Difference("code", f"its code has changed{_changed_parts(old, new)}"))
+    packages = _package_changes(old.packages, new.packages) if new.strict_packages else []
+    if packages:
+        rest.append(Difference("packages", f"its packages were {'; '.join(packages)} (strict_packages)"))
     return plan + rest
 
 

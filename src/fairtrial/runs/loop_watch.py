@@ -20,6 +20,10 @@ _BLOCKED_SECONDS = 0.25  # An event loop that does not respond for this long is 
 _ENOUGH_SECONDS = 2.0  # Total blocked time for a warning, if it is at least half of the time.
 _STALLS = 3  # One or two may be due to a cold start.
 _OURS = (str(Path(__file__).parent.parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+_LOOPS = (
+    "_run_once",
+    "unrolled_run",
+)  # A turn of asyncio and of trio; below them is the program that started the loop.
 
 
 @contextmanager
@@ -70,17 +74,19 @@ def watch_event_loop(tasks: Sequence[ResolvedTask]) -> Iterator[None]:
 
 
 def _place_in(thread: int) -> str | None:
-    """Return the innermost location of a thread in user code; None during an import."""
-    frame = innermost = sys._current_frames().get(thread)
+    """Return the innermost location of a thread in user code; None during an import, or where there is none.
+
+    Many concurrent trials keep the event loop busy with our own work, for which no task is to blame.
+    """
+    frame = sys._current_frames().get(thread)
     found: FrameType | None = None
-    while frame is not None:
+    while frame is not None and frame.f_code.co_name not in _LOOPS:
         file = frame.f_code.co_filename
         if file.startswith("<frozen importlib"):
             return None  # Importing a library is slow, but happens once.
         if found is None and not file.startswith((*_OURS, "<")):
             found = frame
         frame = frame.f_back
-    found = found or innermost
     return (
         None if found is None else f"{Path(found.f_code.co_filename).name}:{found.f_lineno} in {found.f_code.co_name}"
     )

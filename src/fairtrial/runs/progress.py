@@ -187,14 +187,15 @@ def _errors(tally: Tally) -> list[str]:
 
 
 def passed_so_far(tally: Tally) -> str:
-    """Return the pass rate over scored trials, with its interval if each sample has one trial.
+    """Return the share of scored trials that passed until now, with its interval if each sample has one trial.
 
-    Several trials of a sample are not independent, so that an interval of them all would be too narrow.
+    Several trials of a sample are not independent, so that an interval of them all would be too narrow. The pass rate
+    of a report is a mean over samples; this share says how the trials went that have ended.
     """
     if not tally.scored:
         return "nothing scored yet"
     if not tally.one_each:
-        return f"passed {tally.passed / tally.scored:.1%} of {tally.scored:,} scored"
+        return f"passed {tally.passed / tally.scored:.1%} of {tally.scored:,} scored so far"
     low, high = rate_bounds(tally.passed, tally.scored)
     return f"passed {tally.passed / tally.scored:.1%} [{low:.1%}, {high:.1%}]"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairtrial.data.dataset import Dataset
+from fairtrial.runs.baseline import Baseline, SuiteCode
 from fairtrial.runs.events import Observers
 from fairtrial.scoring.evaluator import Scorer
 from fairtrial.store.protocol import RunStore
@@ -38,6 +39,21 @@ class RunRequest:
     run_id: str | None = None  # The run to resume.
     force: bool = False  # Resume even if the code differs.
     evaluator: Any = None  # The original evaluator.
-    evaluator_digest: str = ""
     adapter: Any = None
+    code: SuiteCode | None = None  # What the suite executes.
+    baseline: Baseline | None = None  # What it executed when it was made.
     home: str = ""  # The file that defines the suite.
+
+    @property
+    def roots(self) -> dict[str, Any]:
+        """The callables and objects that determine what the suite does, by the names that messages use."""
+        return roots_of(self.rules, self.evaluator, self.adapter, self.lifespan)
+
+
+def roots_of(rules: TrialRules, evaluator: Any, adapter: Any, lifespan: Lifespan | None) -> dict[str, Any]:
+    """Return the callables and objects that determine what a suite does."""
+    tasks = [task.fn for task in rules.tasks]
+    alike = all(task is tasks[0] for task in tasks)
+    named = zip(rules.experiments, tasks, strict=True)
+    called = {"task": tasks[0]} if alike else {f"task of {experiment.name}": task for experiment, task in named}
+    return {"evaluator": evaluator, **called, "adapter": adapter, "lifespan": lifespan}

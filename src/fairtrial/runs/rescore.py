@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from fairtrial.codec import canonical, from_json, to_json
+from fairtrial.codec import canonical, to_json
 from fairtrial.data.dataset import Dataset
+from fairtrial.data.fingerprint import sample_content
 from fairtrial.data.sample import Sample
-from fairtrial.errors import CodecError, RunMismatchError
+from fairtrial.errors import RunMismatchError
 from fairtrial.offload import in_thread
 from fairtrial.runs.completion import expected_results
 from fairtrial.runs.costs import check_prices
@@ -116,7 +117,7 @@ def _different_sample(store: RunStore, parent: RunRecord, dataset: Dataset[Any, 
 
 
 def _content(sample: Sample[Any, Any]) -> bytes:
-    return hashlib.sha256(canonical([sample.input, sample.expected, sample.metadata])).digest()
+    return hashlib.sha256(canonical(sample_content(sample))).digest()
 
 
 def _open_rescoring(request: RunRequest, *, parent: RunRecord) -> ResumedRun:
@@ -157,7 +158,7 @@ class _RescoredTrials:
         self._parent = str(work.run.parent_run)
         self._rules = rules
         self._failed: Mapping[int, EvalResult] = {}  # Trials of the new run whose scoring failed, by ordinal.
-        self._sample: tuple[int, Sample[Any, Any]] | None = None
+        self._places: Mapping[str, int] | None = None  # Of samples by id, if the suite has them in another order.
 
     async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
         """Return the trials without a score in the new run."""
@@ -181,7 +182,7 @@ class _RescoredTrials:
                 return None
             sample_ordinal, experiment, repeat = self._run.split(ordinal)
             key = TrialKey(self._run.run_id, self._run.experiments[experiment], stored.sample_id, repeat)
-            sample = self._typed_sample(sample_ordinal)
+            sample = self._own_sample(sample_ordinal, stored.sample_id)
             attempt = 1 if earlier is None else earlier.attempt + 1
             return PlannedTrial(key, ordinal, sample_ordinal, experiment, sample, attempt, stored)
 
@@ -192,7 +193,7 @@ class _RescoredTrials:
         stored = trial.stored
         if stored is not None and stored.outcome not in ("scored", "scorer_error"):
             return replace(stored, key=trial.key, source=None)
-        result = await score_stored(self._rules, trial, self._rules.tasks[trial.experiment].output_type)
+        result = await score_stored(self._rules, trial)
         failed = self._failed.get(trial.ordinal)
         if failed is None or (failed.judge_cost_usd is None and not failed.unpriced_judge_calls):
             return result
@@ -211,19 +212,11 @@ class _RescoredTrials:
         failed = self._request.store.results(self._run.run_id, outcomes=("scorer_error",), outputs=False)
         return {result.ordinal: replace(result, source=None) for result in failed}
 
-    def _typed_sample(self, ordinal: int) -> Sample[Any, Any]:
-        """Return a stored sample with the input and expected types of the suite's dataset."""
-        if self._sample is None or self._sample[0] != ordinal:
-            sample, dataset = self._request.store.sample(self._parent, ordinal), self._request.dataset
-            try:
-                typed = replace(
-                    sample,
-                    input=from_json(dataset.input_type, to_json(sample.input)),
-                    expected=None
-                    if sample.expected is None
-                    else from_json(dataset.expected_type, to_json(sample.expected)),
-                )
-            except CodecError as error:
-                raise CodecError(f"stored sample {sample.id!r} does not match the dataset's types: {error}") from None
-            self._sample = ordinal, typed
-        return self._sample[1]
+    def _own_sample(self, ordinal: int, sample_id: str) -> Sample[Any, Any]:
+        """Return the suite's own sample, which `_match_suite` found to be the stored one, with its types."""
+        dataset = self._request.dataset
+        if self._places is None:
+            # In the same order, which is the rule, no index of the ids is needed.
+            same_order = self._run.noted.order == dataset.order
+            self._places = {} if same_order else {sample.id: place for place, sample in enumerate(dataset)}
+        return dataset[self._places.get(sample_id, ordinal)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,7 +48,7 @@ class RetrySet:
         if not self.to_score:
             return frozenset()
         failed = self._store.results(self._run.run_id, outcomes=("scorer_error",), outputs=False)
-        return frozenset(result.ordinal for result in failed if result.metadata.get("trace_incomplete") is True)
+        return frozenset(result.ordinal for result in failed if result.own_metadata.get("trace_incomplete") is True)
 
     @property
     def ordinals(self) -> frozenset[int]:
@@ -77,6 +78,8 @@ class RetrySet:
             unpriced_calls=stored.unpriced_calls + result.unpriced_calls,
             unpriced_judge_calls=stored.unpriced_judge_calls + result.unpriced_judge_calls,
             cut_off_calls=stored.cut_off_calls + result.cut_off_calls,
+            refused_calls=stored.refused_calls + result.refused_calls,
+            unknown_endings=Counter(stored.unknown_endings) + Counter(result.unknown_endings),
         )
 
     def attempts(self) -> dict[int, int]:
@@ -108,11 +111,11 @@ class RetrySet:
 
     async def score(self, trial: PlannedTrial) -> EvalResult:
         """Score a stored output again."""
-        return await score_stored(self._rules, trial, self._rules.tasks[trial.experiment].output_type)
+        return await score_stored(self._rules, trial)
 
 
-async def score_stored(rules: TrialRules, trial: PlannedTrial, output_type: Any) -> EvalResult:
-    """Score the stored output of a trial, decoded as the output type of its task.
+async def score_stored(rules: TrialRules, trial: PlannedTrial) -> EvalResult:
+    """Score the stored output of a trial, with the type it had.
 
     An output that was redacted or truncated is not scored, because the score may depend on the missing part.
     """
@@ -137,14 +140,13 @@ async def score_stored(rules: TrialRules, trial: PlannedTrial, output_type: Any)
         trial.sample,
         stored,
         restore_session(stored.snapshot) if stored.snapshot is not None else None,
-        output_type=output_type,
         attempt=trial.attempt,
     )
 
 
 def altered_input(stored: EvalResult) -> str | None:
     """Return which part of the evaluator's input was altered in the store; None if it is complete."""
-    dropped = stored.metadata.get("dropped")
+    dropped = stored.own_metadata.get("dropped")
     for part in ("output", "transcript"):
         if part in stored.redacted_parts:
             return f"its stored {part} was redacted"

@@ -6,7 +6,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from fairtrial.metrics import RunProgress, track_run
 from fairtrial.offload import DaemonThreads, in_thread, loop_caller
 from fairtrial.runs import run_lease
 from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
+from fairtrial.runs.baseline import Baseline, describe_code
 from fairtrial.runs.completion import (
     expected_results,
     rescoring_notes,
@@ -39,13 +40,13 @@ from fairtrial.runs.events import (
     ResumeWarning,
     log,
 )
-from fairtrial.runs.identity import ResumedRun, describe_run, evaluator_digest, identify, open_run
+from fairtrial.runs.identity import ResumedRun, describe_run, identify, open_run
 from fairtrial.runs.loop_watch import watch_event_loop
 from fairtrial.runs.plan import PlannedTrial, TrialFeed, missing_trials
-from fairtrial.runs.request import Lifespan, RunRequest
+from fairtrial.runs.request import Lifespan, RunRequest, roots_of
 from fairtrial.runs.retries import RetrySet, score_stored
 from fairtrial.runs.run_lease import RunLease
-from fairtrial.runs.scheduler import Execute, Limits, Stop, run_trials, unwrap_error_groups
+from fairtrial.runs.scheduler import Execute, Limits, RepeatedErrors, Stop, run_trials, unwrap_error_groups
 from fairtrial.runs.suspects import SuspectedTrials
 from fairtrial.runs.writer import Writer, call_store
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
@@ -110,8 +111,9 @@ def prepare(
     force: bool = False,
     home: str = "",
     traces: TraceSource | None = None,
+    baseline: Baseline | None = None,
 ) -> RunRequest:
-    """Validate a run before its first call."""
+    """Validate a run before its first call; `baseline` is what the suite executed when it was made."""
     if not name or any(mark in name for mark in ":@/\n"):
         raise ConfigurationError(f"invalid suite name {name!r}: it must be a line of text without ':', '@' or '/'")
     if config.max_samples is not None:
@@ -141,6 +143,7 @@ def prepare(
         max_retries=config.max_retries,
         close_seconds=config.close_seconds,
         max_output_bytes=config.max_output_bytes,
+        refusals=config.refusals,
         seed=config.seed,
         tags=tuple(tags.items()),
         adapter=adapter,
@@ -164,8 +167,9 @@ def prepare(
         run_id=run_id,
         force=force,
         evaluator=evaluator,
-        evaluator_digest=evaluator_digest(evaluator),
         adapter=adapter,
+        code=describe_code(name, home, version, roots_of(rules, evaluator, adapter, lifespan), baseline),
+        baseline=baseline,
         home=home,
     )
 
@@ -243,9 +247,12 @@ class OpenRun:
         """
         store, config = self.request.store, self.request.config
 
+        repeated = RepeatedErrors(self.run.experiments, config.max_same_errors)
+
         def mark() -> float:
             store.update_run(self.run.run_id, status="running", epoch=self.epoch)
             totals = store.totals(self.run.run_id)
+            repeated.pass_over(found.experiment for found in totals if found.outcomes.get("scored"))
             return sum((found.judge_cost_usd or 0.0) if only_judges else found.total_cost_usd for found in totals)
 
         only_judges = self.run.parent_run is not None
@@ -253,6 +260,7 @@ class OpenRun:
         if self.progress is not None:
             self.progress.cost_usd = spent - sum(replaced.values())  # New results include it.
         limits = Limits(config.stop_on_error, config.max_cost_usd, config.strict_cost, spent, replaced, only_judges)
+        limits.repeated_errors = repeated
         limits.check_cost(self.stop)
         return limits
 
@@ -277,7 +285,11 @@ async def carry_out(
     if interrupt is not None:
         interrupt.connect(work.stop)
     run = opened.run
-    with log_fields(run=run.run_id), track_run(run.run_id, run.suite, run.planned) as work.progress:
+    with (
+        observe_changes(request),
+        log_fields(run=run.run_id),
+        track_run(run.run_id, run.suite, run.planned) as work.progress,
+    ):
         try:
             await carry(work)
         except RunBusyError as error:
@@ -356,7 +368,7 @@ class RunTrials:
         """Execute a trial; a trial with a stored output is only scored."""
         rules = self._rules
         if trial.stored is not None:
-            return await score_stored(rules, trial, rules.tasks[trial.experiment].output_type)
+            return await score_stored(rules, trial)
         result = await run_trial(rules, trial.key, trial.ordinal, trial.sample, trial.experiment, attempt=trial.attempt)
         if self._work.code:
             result = replace(result, code=self._work.code)
@@ -418,6 +430,7 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
                 execute = suspects.noting(execute)
             for _round in range(_MAX_ROUNDS):
                 writer = await run_all(trials, execute, min(request.config.max_concurrent, max(remaining, 1)))
+                limits.end_stopped(work.stop)
                 if work.stop.reason is not None:
                     break
                 # Only the store knows what is stored: after a failover or a restore, the database may have lost
@@ -467,7 +480,7 @@ def _open(request: RunRequest) -> ResumedRun:
         retry_errors=request.retry_errors,
         run_id=request.run_id,
         force=request.force,
-        version=request.version,
+        code=request.code,
     )
 
 
@@ -532,6 +545,13 @@ async def _break_off(work: OpenRun, error: BaseException) -> None:
             await _end(work, "interrupted", reason, patient=False)
         except Exception as further:
             error.add_note(f"and then: {type(further).__name__}: {further}")
+
+
+def observe_changes(request: RunRequest) -> AbstractContextManager[None]:
+    """Record which values of the suite change during the block, in which its trials are executed."""
+    if request.baseline is None:
+        return contextlib.nullcontext()
+    return request.baseline.observe(request.suite, request.home, request.version, request.roots)
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import anyio
@@ -25,7 +25,7 @@ from fairtrial.trials.result import EvalResult
 from fairtrial.trials.traces import current_slot
 
 SAME_ERRORS = 20
-"""After so many trials with the same error, and none without, a run warns."""
+"""The number of trials with the same error, and none without, after which a run warns."""
 
 _LEAST_WAITING = 1_000  # Trials that may wait for spans at once, beside those that run.
 _WAITING_PER_PLACE = 20
@@ -79,36 +79,81 @@ class Stop:
 
 
 @dataclass(slots=True)
-class RepeatedError:
-    """Warns once if the first trials to finish all ended in the same error: all others may, at their full cost."""
+class RepeatedErrors:
+    """Watches whether the first trials of an experiment to finish all end in the same error, as all others may.
 
-    key: tuple[str, ...] = ()
-    trials: int = 0
+    If it is a programming error at one line of the user's code, the experiment is stopped; else a warning is logged.
+
+    Attributes:
+        limit: The number of trials after which an experiment is stopped; 0 never stops it.
+        stopped: Why an experiment was stopped, by its name.
+    """
+
+    experiments: Collection[str] = ()
+    limit: int = 0
+    stopped: dict[str, str] = field(default_factory=dict)
+    _first: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
+    _decided: set[str] = field(default_factory=set)
+    _warned: bool = False
+
+    def pass_over(self, experiments: Iterable[str]) -> None:
+        """Leave out experiments of which trials were scored before."""
+        self._decided.update(experiments)
+
+    @property
+    def matter(self) -> bool:
+        """Whether an experiment may still be stopped."""
+        return self.limit > 0 and not self._decided.issuperset(self.experiments)
 
     def see(self, result: EvalResult) -> None:
         """Count one result, until one differs or enough are alike."""
-        if self.trials >= SAME_ERRORS:
+        name = result.key.experiment
+        if name in self._decided:
             return
         key = () if result.outcome not in ERRORS else error_key(result)
-        if not key or (self.trials and key != self.key):
-            self.trials = SAME_ERRORS  # Not all alike: done.
+        first, count = self._first.get(name, (key, 0))
+        if not key or key != first:
+            self._decided.add(name)
             return
-        self.key = key
-        self.trials += 1
-        if self.trials == SAME_ERRORS:
-            remedy = (
-                "the outputs are stored: fix the evaluator, then use `fairtrial rescore` (suite.rescore)"
-                if result.outcome == "scorer_error"
-                else "interrupt it, fix the error, and run it again with --retry-errors (retry_errors=True)"
-            )
-            log.warning(
-                "the first %d trials that finished all ended in the same error: %s. The run continues; if that was not "
-                "expected, %s",
-                SAME_ERRORS,
-                error_line(plain_error(result), error_location(result)),
-                remedy,
-                extra=trial_fields(result.key, result.attempt),
-            )
+        count += 1
+        self._first[name] = key, count
+        if count < (self.limit or SAME_ERRORS):
+            return
+        self._decided.add(name)
+        error = error_line(plain_error(result), error_location(result))
+        is_mistake = result.own_metadata.get("programming_error") is True and bool(error_location(result))
+        if self.limit and is_mistake:
+            self._stop(result, error, count)
+        elif not self._warned:
+            self._warned = True
+            self._warn(result, error, count)
+
+    def _stop(self, result: EvalResult, error: str, count: int) -> None:
+        name = result.key.experiment
+        which = f"experiment {name}" if len(self.experiments) > 1 else "the run"
+        reason = f"{which} was stopped because its first {count:,} trials all ended in the same error: {error}"
+        self.stopped[name] = reason
+        log.error(
+            "%s. Fix it, then run it again with --retry-errors (retry_errors=True); --max-same-errors 0 "
+            "(max_same_errors=0) turns this off",
+            reason,
+            extra=trial_fields(result.key, result.attempt),
+        )
+
+    def _warn(self, result: EvalResult, error: str, count: int) -> None:
+        remedy = (
+            "the outputs are stored: fix the evaluator, then use `fairtrial rescore` (suite.rescore)"
+            if result.outcome == "scorer_error"
+            else "interrupt it, fix the error, and run it again with --retry-errors (retry_errors=True)"
+        )
+        log.warning(
+            "the first %d trials that finished all ended in the same error: %s. The run continues; if that was not "
+            "expected, %s",
+            count,
+            error,
+            remedy,
+            extra=trial_fields(result.key, result.attempt),
+        )
 
 
 @dataclass(slots=True)
@@ -123,16 +168,28 @@ class Limits:
     replaced: Mapping[int, float] = field(default_factory=dict)
     only_judges: bool = False  # The calls of the task were paid for in another run.
     _warned: bool = False
-    _repeated_error: RepeatedError = field(default_factory=RepeatedError)
+    repeated_errors: RepeatedErrors = field(default_factory=RepeatedErrors)
 
     @property
     def matter(self) -> bool:
         """Whether there is any limit."""
-        return self.stop_on_error or self.max_cost_usd is not None or self.strict_cost
+        limited = self.stop_on_error or self.max_cost_usd is not None or self.strict_cost
+        return limited or self.repeated_errors.matter
+
+    def is_stopped(self, experiment: str) -> bool:
+        """Whether an experiment was stopped, so that no further trial of it is started."""
+        return experiment in self.repeated_errors.stopped
+
+    def end_stopped(self, stop: Stop) -> None:
+        """End the run as incomplete if experiments were stopped, after the trials of the others."""
+        if self.repeated_errors.stopped:
+            stop.request("; ".join(self.repeated_errors.stopped.values()), resumable=True, incomplete=True)
 
     def check(self, result: EvalResult, stop: Stop) -> None:
         """Check one result and stop the run if it exceeds a limit."""
-        self._repeated_error.see(result)
+        self.repeated_errors.see(result)
+        if self.repeated_errors.stopped.keys() >= set(self.repeated_errors.experiments):
+            self.end_stopped(stop)
         failed = result.outcome == "scorer_error" if self.only_judges else not result.success
         if self.stop_on_error and failed:
             stop.request(f"stop_on_error: trial {result.key} ended as {result.outcome}", resumable=True)
@@ -206,6 +263,8 @@ async def run_trials(
                 await lease.confirm()
             if stop.reason is not None:
                 return
+            if limits.is_stopped(trial.key.experiment):
+                continue
             if hears_starts:
                 observers.publish(TrialStarted(trial.key.run_id, trial.key))
             if progress is not None:

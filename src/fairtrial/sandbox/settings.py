@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY
+from fairtrial.frozen import EMPTY, first_is
 
 MIB = 1024 * 1024
 type ExceededLimit = Literal["time", "memory", "processes", "files"]
@@ -44,6 +44,7 @@ class SandboxLimits:
                 )
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
     """The kind of a sandbox and what it allows.

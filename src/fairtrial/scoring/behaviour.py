@@ -7,7 +7,7 @@ from typing import Any, TypeAliasType
 
 from typing_extensions import TypeVar
 
-from fairtrial.errors import ConfigurationError
+from fairtrial.errors import ConfigurationError, NothingToScoreError
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Score
 from fairtrial.session.events import PromptExecuted, ToolInvoked
@@ -21,6 +21,9 @@ SessionEvaluator = TypeAliasType("SessionEvaluator", Callable[[_O, _E, SessionVi
 
 def _verdict(passed: bool, reason: str) -> Score:
     return Score(1.0 if passed else 0.0, passed, reason)
+
+
+_NO_TOOL = "no tool was called"
 
 
 def _calls(session: SessionView, name: str) -> int:
@@ -73,8 +76,9 @@ def all_tools_succeeded() -> SessionEvaluator[object, object]:
 
     @evaluator(form="session", inline=True, name="all_tools_succeeded")
     def succeeded(output: Any, expected: Any, session: SessionView) -> Score:
-        failed = [call.name for call in session[ToolInvoked].all() if call.failed]
-        return _verdict(not failed, f"failed tools: {', '.join(failed)}" if failed else "")
+        calls = session[ToolInvoked].all()
+        failed = [call.name for call in calls if call.failed]
+        return _verdict(not failed, f"failed tools: {', '.join(failed)}" if failed else "" if calls else _NO_TOOL)
 
     return succeeded
 
@@ -84,20 +88,25 @@ def token_usage_under(max_tokens: int) -> SessionEvaluator[object, object]:
 
     @evaluator(form="session", inline=True, name="token_usage_under")
     def within(output: Any, expected: Any, session: SessionView) -> Score:
-        total = sum(call.usage.total_tokens for call in session[PromptExecuted].all() if call.usage is not None)
-        return _verdict(total <= max_tokens, f"used {total} tokens, limit {max_tokens}")
+        calls = session[PromptExecuted].all()
+        used = [call.usage.total_tokens for call in calls if call.usage is not None]
+        total = sum(used)
+        if total <= max_tokens and len(used) < len(calls):
+            raise NothingToScoreError("token_usage_under: a model call has no recorded token usage")
+        limit = f"used {total} tokens, limit {max_tokens}"
+        return _verdict(total <= max_tokens, limit if calls else f"no model call was recorded; {limit}")
 
     return within
 
 
 def slice_contains[T](
-    kind: type[T], predicate: Callable[[T], bool], *, min_count: int = 1
+    slice_type: type[T], predicate: Callable[[T], bool], *, min_count: int = 1
 ) -> SessionEvaluator[object, object]:
     """Passes if enough recorded events of a type satisfy a predicate."""
 
-    @evaluator(form="session", inline=True, name=f"slice_contains({kind.__name__})")
+    @evaluator(form="session", inline=True, name=f"slice_contains({slice_type.__name__})")
     def found(output: Any, expected: Any, session: SessionView) -> Score:
-        count = len(session[kind].where(predicate))
-        return _verdict(count >= min_count, f"{count} matching {kind.__name__}, needed {min_count}")
+        count = len(session[slice_type].where(predicate))
+        return _verdict(count >= min_count, f"{count} matching {slice_type.__name__}, needed {min_count}")
 
     return found

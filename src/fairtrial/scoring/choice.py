@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairtrial.data.sample import Sample
+from fairtrial.frozen import first_is
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.text import text_of
 from fairtrial.session.views import SessionView
 
 _LETTERS = string.ascii_uppercase
@@ -26,6 +28,7 @@ _ALONE = re.compile(r"[\s*_`($\[\"']{0,8}([A-Z])[\s*_`)$\].:\"']{0,8}")
 _LED = re.compile(r"[\s*_`]{0,8}(?:\(([A-Z])\)|([A-Z])[).:])[\s*_`]{1,8}\S")
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class ChoiceQuestion:
     """A question with choices, in the order of the dataset. Use it as the input type of a dataset."""
@@ -100,7 +103,7 @@ def _plain(text: str) -> str:
     return " ".join(text.casefold().split()).strip(" .*_`\"'")
 
 
-@evaluator(inline=True)
+@evaluator(inline=True, needs_expected=True)
 def multiple_choice(sample: Sample[Any, Any], output: object, session: SessionView) -> Score:
     """Passes if the reply chooses the right letter. The metric `extracted` is 0 if no letter was found.
 
@@ -115,7 +118,7 @@ def multiple_choice(sample: Sample[Any, Any], output: object, session: SessionVi
     shown = session[ChoicesShown].all()
     presented: Sequence[str] = shown[-1].choices if shown else known
     right = _right_letter(sample.expected, known or presented, presented)
-    chosen = extract_choice(str(output), len(presented) or len(_LETTERS), presented)
+    chosen = extract_choice(text_of(output, "multiple_choice"), len(presented) or len(_LETTERS), presented)
     passed = chosen == right
     reason = "" if passed else f"chose {chosen}, expected {right}" if chosen else f"no letter found, expected {right}"
     extracted = Metric("extracted", float(chosen is not None), higher_is_better=True)

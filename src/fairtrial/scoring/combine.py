@@ -18,12 +18,12 @@ from fairtrial.scoring.evaluator import (
     NeedsIsolationError,
     Scorer,
     call_by_hand,
-    evaluator,
     isolate_if,
     isolation_of,
     marks_of,
     resolve,
 )
+from fairtrial.scoring.evaluator import evaluator as mark_evaluator
 from fairtrial.scoring.score import Score, mean_value, merge, weighted_mean
 from fairtrial.session.views import SessionView
 
@@ -58,6 +58,11 @@ class Combined(Scorer):
         """Whether a member needs the suite's adapter."""
         return any(member.needs_adapter for member in self.members)
 
+    @property
+    def needs_expected(self) -> bool:
+        """Whether a member cannot score a sample without an expected value."""
+        return any(member.needs_expected for member in self.members)
+
     def score_now(self, case: Case) -> Score:
         """Score without an event loop."""
         return self._rule(self.parts_now(case))
@@ -84,6 +89,15 @@ class Combined(Scorer):
 
     async def parts(self, case: Case) -> list[tuple[str, Score]]:
         """Return the score of each member, in order. All members finish before the first error is raised."""
+        parts: list[tuple[str, Score]] = []
+        for name, score in await self.outcomes(case):
+            if isinstance(score, Exception):
+                raise score
+            parts.append((name, score))
+        return parts
+
+    async def outcomes(self, case: Case) -> list[tuple[str, Score | Exception]]:
+        """Return the score or the error of each member, in order."""
         scores: dict[int, Score | Exception] = {}
 
         async def fill(position: int, member: Scorer) -> None:
@@ -95,14 +109,10 @@ class Combined(Scorer):
         async with anyio.create_task_group() as group:
             for position, member in enumerate(self.members):
                 group.start_soon(fill, position, member)
-        parts: list[tuple[str, Score]] = []
         for position, member in enumerate(self.members):
-            score = scores[position]
-            if isinstance(score, Exception):
-                score.add_note(f"raised by evaluator {member.name!r}")
-                raise score
-            parts.append((self._names[position], score))
-        return parts
+            if isinstance(error := scores[position], Exception):
+                error.add_note(f"raised by evaluator {member.name!r}")
+        return [(name, scores[position]) for position, name in enumerate(self._names)]
 
     def __call__(self, output: Any, expected: Any, session: SessionView | None = None) -> Any:
         """Call the combination; returns a Score or, in async code with an async member, an awaitable of one."""
@@ -216,10 +226,16 @@ def threshold(member: Evaluator | Scorer, at: float) -> Combined:
     return Combined("threshold", [member], rule)
 
 
-def adapt(member: Evaluator) -> Callable[[Any, Any, SessionView], Any]:
+def adapt(evaluator: Evaluator) -> Callable[[Any, Any, SessionView], Any]:
     """Return an evaluator with a session parameter, which it ignores, from one with two parameters."""
-    scorer = resolve(member)
-    mark = evaluator(form="session", inline=scorer.quick, isolate=marks_of(member).isolate, name=scorer.name)
+    scorer = resolve(evaluator)
+    mark = mark_evaluator(
+        form="session",
+        inline=scorer.quick,
+        isolate=marks_of(evaluator).isolate,
+        name=scorer.name,
+        needs_expected=scorer.needs_expected,
+    )
 
     def adapted(output: Any, expected: Any, session: SessionView) -> Score:
         return scorer.score_now(Case(Sample("by-hand", None, expected), output, session))
@@ -228,4 +244,4 @@ def adapt(member: Evaluator) -> Callable[[Any, Any, SessionView], Any]:
         return await scorer.score(Case(Sample("by-hand", None, expected), output, session))
 
     made: Callable[[Any, Any, SessionView], Any] = mark(adapted_later if scorer.is_async else adapted)
-    return isolate_if(made, isolation_of(member))
+    return isolate_if(made, isolation_of(evaluator))

@@ -32,12 +32,12 @@ from typing_extensions import TypeVarTuple
 
 from fairtrial.codec import dumps
 from fairtrial.data.sample import Sample
-from fairtrial.errors import CodecError, ConfigurationError
+from fairtrial.errors import CodecError, ConfigurationError, NothingToScoreError
 from fairtrial.frozen import EMPTY
 from fairtrial.isolation import check_sendable
 from fairtrial.scoring.score import Score, mean_value, merge
 from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage, Trajectory
+from fairtrial.session.trajectory import ChatMessage, Trajectory, chat_messages
 from fairtrial.session.views import RecordedView, SessionView
 
 type Form = Literal["plain", "session", "context", "trajectory"]
@@ -142,7 +142,8 @@ class Case:
         recorded = self.session.trajectory
         if recorded.messages:
             return recorded
-        spoken = [ChatMessage("user", _as_text(self.sample.input))]
+        given = self.sample.input
+        spoken = list(chat_messages(given) or (ChatMessage("user", _as_text(given)),))
         if self.output is not None:
             spoken.append(ChatMessage("assistant", _as_text(self.output)))
         return Trajectory(tuple(spoken))
@@ -168,13 +169,19 @@ class Marks:
     inline: bool = False
     isolate: bool = False
     name: str | None = None
+    needs_expected: bool = False
 
 
 @overload
 def evaluator[F: Callable[..., Any]](fn: F, /) -> F: ...
 @overload
 def evaluator[F: Callable[..., Any]](
-    *, form: Form | None = None, inline: bool = False, isolate: bool = False, name: str | None = None
+    *,
+    form: Form | None = None,
+    inline: bool = False,
+    isolate: bool = False,
+    name: str | None = None,
+    needs_expected: bool = False,
 ) -> Callable[[F], F]: ...
 def evaluator(
     fn: Any = None,
@@ -184,6 +191,7 @@ def evaluator(
     inline: bool = False,
     isolate: bool = False,
     name: str | None = None,
+    needs_expected: bool = False,
 ) -> Any:
     """Set options of an evaluator that its parameters cannot express.
 
@@ -194,6 +202,8 @@ def evaluator(
         isolate: Call it in a child process, which a timeout can kill; for functions that may keep the interpreter lock
             for long (regular expressions, symbolic mathematics).
         name: Its name in reports.
+        needs_expected: A sample without an expected value is a scorer error, and the function is not called. Without
+            this option it receives None, as for a sample with `expected=None`.
     """
     if form is not None and form not in get_args(Form.__value__):
         raise ConfigurationError(
@@ -201,7 +211,7 @@ def evaluator(
         )
     if inline and isolate:
         raise ConfigurationError("inline and isolate of an evaluator are mutually exclusive")
-    marks = Marks(form, inline, isolate, name)
+    marks = Marks(form, inline, isolate, name, needs_expected)
 
     def mark(target: Any) -> Any:
         try:
@@ -243,10 +253,20 @@ class Scorer:
         """Whether it needs the suite's adapter because it has none of its own."""
         return False
 
+    @property
+    def needs_expected(self) -> bool:
+        """Whether a sample without an expected value cannot be scored."""
+        return False
+
     name: str
     needs_session: bool
     is_async: bool
     quick: bool  # Every part is built in or marked inline: no await, no thread.
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """The one function that it calls, whose annotations say what it takes; None for a combination."""
+        return None
 
     def score_now(self, case: Case) -> Score:
         """Score without an event loop; only if nothing in it is async."""
@@ -260,13 +280,14 @@ class Scorer:
 class Leaf(Scorer):
     """A scorer that calls one function."""
 
-    __slots__ = ("_arguments", "_fn", "_isolate", "_isolate_if")
+    __slots__ = ("_arguments", "_fn", "_isolate", "_isolate_if", "_needs_expected")
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         marks = marks_of(fn)
         binding = _bind(fn) if marks.form is None else _bind_form(fn, marks.form)
         self._fn = fn
         self._isolate = marks.isolate
+        self._needs_expected = marks.needs_expected
         self._isolate_if = isolation_of(fn)
         self._arguments = binding.arguments()
         self.name = marks.name or name_of(fn)
@@ -276,8 +297,26 @@ class Leaf(Scorer):
         if self._isolate:
             check_sendable(fn, f"evaluator {self.name!r}")
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function."""
+        return self._fn
+
+    @property
+    def needs_expected(self) -> bool:
+        """Whether a sample without an expected value cannot be scored."""
+        return self._needs_expected
+
+    def _check(self, case: Case) -> None:
+        if self._needs_expected and not case.sample.has_expected:
+            raise NothingToScoreError(
+                f"evaluator {self.name!r} compares with the expected value, and the sample has none\n"
+                "give it one; if None is the right answer, write expected=None"
+            )
+
     def score_now(self, case: Case) -> Score:
         """Score without an event loop."""
+        self._check(case)
         args, kwargs = self._arguments(case)
         if case.guarded and self._isolate_if is not None and self._isolate_if(args[0], args[1]):
             raise NeedsIsolationError
@@ -292,6 +331,7 @@ class Leaf(Scorer):
 
     async def score(self, case: Case) -> Score:
         """Score a case, in a thread unless the function is async or inline."""
+        self._check(case)
         args, kwargs = self._arguments(case)
         isolate = self._isolate or (
             self._isolate_if is not None and case.guarded and self._isolate_if(args[0], args[1])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fairtrial.codec import to_json
-from fairtrial.errors import CodecError, ConfigurationError
+from fairtrial.errors import CodecError, ConfigurationError, NothingToScoreError
 from fairtrial.frozen import EMPTY
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Metric, Score
@@ -134,13 +134,16 @@ def json_diff(
         raise ConfigurationError(f"a path of json_diff must begin with $ (got {wrong[0]!r})")
     rules = _Rules(tolerance, relative, dict(tolerances), frozenset(ignore), frozenset(unordered))
 
-    @evaluator(inline=True, name="json_diff")
+    @evaluator(inline=True, name="json_diff", needs_expected=True)
     def score(output: Any, expected: Any) -> Score:
         try:
             found = to_json(as_json(output))
         except CodecError as error:
             return Score(0.0, False, f"the output is not JSON: {error.problem}")
-        fields = list(rules.fields(found, to_json(as_json(expected))))
+        wanted = to_json(as_json(expected))
+        fields = list(rules.fields(found, wanted))
+        if not fields and not same_json(found, wanted):
+            raise NothingToScoreError("json_diff: every field is ignored, so nothing was compared")
         different = [field for field in fields if field.kind]
         value = 1 - len(different) / len(fields) if fields else 1.0
         counts = {kind: sum(field.kind == kind for field in different) for kind in _KINDS}

@@ -10,6 +10,7 @@ from typing import Any
 from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.text import reference_text, text_of
 
 _LONGEST = 100_000
 
@@ -29,10 +30,11 @@ def math_equal(*, decimals: int = 6) -> Callable[[object, object], Score]:
     if not 0 <= decimals <= 15:
         raise ConfigurationError(f"decimals of math_equal must be from 0 to 15 (got {decimals})")
 
-    @evaluator(isolate=True, name="math_equal")
+    @evaluator(isolate=True, name="math_equal", needs_expected=True)
     def score(output: Any, expected: Any) -> Score:
         import warnings
 
+        text, wanted = text_of(output, "math_equal"), reference_text(expected, "math_equal")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SyntaxWarnings of generated parsers.
             from math_verify import parse, verify
@@ -41,12 +43,11 @@ def math_equal(*, decimals: int = 6) -> Callable[[object, object], Score]:
             logging.getLogger("math_verify").setLevel(logging.ERROR)
 
             # Its own time limits need signal.alarm, which works in the main thread only: ours ends the process.
-            gold = parse(_as_latex(str(expected)), parsing_timeout=None)
+            gold = parse(_as_latex(wanted), parsing_timeout=None)
             if not gold:
                 raise ValueError(
                     f"the expected value of math_equal must be a number or an expression (got {expected!r})"
                 )
-            text = str(output)
             if len(text) > _LONGEST:
                 raise ValueError(f"math_equal reads outputs of up to {_LONGEST:,} characters (got {len(text):,})")
             answer = parse(_as_latex(text) if "\n" not in text else text, parsing_timeout=None)

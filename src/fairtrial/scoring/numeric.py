@@ -21,7 +21,7 @@ def within_tolerance(tolerance: float, *, relative: bool = False) -> Callable[[o
     if not (math.isfinite(tolerance) and tolerance >= 0):
         raise ConfigurationError(f"a tolerance must be a finite number of at least 0 (got {tolerance})")
 
-    @evaluator(inline=True, name="within_tolerance")
+    @evaluator(inline=True, name="within_tolerance", needs_expected=True)
     def close(output: Any, expected: Any) -> Score:
         # Models answer in text: an answer that is not a number is wrong, but no error of the evaluator.
         wanted, number = _number(expected), _number(output)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.text import text_of
 
 type RougeKind = Literal["rouge1", "rouge2", "rouge3", "rouge4", "rougeL", "rougeLsum"]
 _KINDS = ("rouge1", "rouge2", "rouge3", "rouge4", "rougeL", "rougeLsum")
@@ -23,8 +24,8 @@ def _check(name: str, package: str, pass_at: float) -> None:
 
 def _references(name: str, expected: Any) -> list[str]:
     texts = [expected] if isinstance(expected, str) else list(expected) if isinstance(expected, Collection) else []
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"the expected value of {name} must be a text or a list of texts (got {expected!r})")
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise TypeError(f"the expected value of {name} must be a text or a list of texts, not empty (got {expected!r})")
     return texts
 
 
@@ -43,13 +44,13 @@ def rouge(kind: RougeKind = "rougeL", *, pass_at: float = 0.5, stem: bool = Fals
         raise ConfigurationError(f"the kind of rouge must be one of {', '.join(_KINDS)} (got {kind!r})")
     scorer: list[Any] = []  # Made on first use: its import takes long.
 
-    @evaluator(name=kind)
+    @evaluator(name=kind, needs_expected=True)
     def score(output: Any, expected: Any) -> Score:
         if not scorer:
             from rouge_score.rouge_scorer import RougeScorer
 
             scorer.append(RougeScorer([kind], use_stemmer=stem))
-        best = scorer[0].score_multi(_references("rouge", expected), str(output))[kind]
+        best = scorer[0].score_multi(_references("rouge", expected), text_of(output, "rouge"))[kind]
         metrics = [
             Metric("precision", best.precision, higher_is_better=True),
             Metric("recall", best.recall, higher_is_better=True),
@@ -68,11 +69,11 @@ def bleu(*, pass_at: float = 0.5) -> Callable[[object, object], Score]:
     """
     _check("bleu", "sacrebleu", pass_at)
 
-    @evaluator(name="bleu")
+    @evaluator(name="bleu", needs_expected=True)
     def score(output: Any, expected: Any) -> Score:
         from sacrebleu.metrics import BLEU  # type: ignore[attr-defined]
 
-        found = BLEU(effective_order=True).sentence_score(str(output), _references("bleu", expected))
+        found = BLEU(effective_order=True).sentence_score(text_of(output, "bleu"), _references("bleu", expected))
         return _of_percent(found.score, pass_at)
 
     return score
@@ -89,11 +90,11 @@ def chrf(*, word_order: int = 0, pass_at: float = 0.5) -> Callable[[object, obje
     """
     _check("chrf", "sacrebleu", pass_at)
 
-    @evaluator(name="chrf")
+    @evaluator(name="chrf", needs_expected=True)
     def score(output: Any, expected: Any) -> Score:
         from sacrebleu.metrics import CHRF  # type: ignore[attr-defined]
 
-        found = CHRF(word_order=word_order).sentence_score(str(output), _references("chrf", expected))
+        found = CHRF(word_order=word_order).sentence_score(text_of(output, "chrf"), _references("chrf", expected))
         return _of_percent(found.score, pass_at)
 
     return score

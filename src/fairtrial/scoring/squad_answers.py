@@ -11,6 +11,7 @@ from typing import Any
 from fairtrial.errors import ConfigurationError
 from fairtrial.scoring.evaluator import evaluator
 from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.text import text_of
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -42,10 +43,10 @@ def squad(pass_at: float | None = None) -> Callable[[object, object], Score]:
     if pass_at is not None and not 0.0 < pass_at <= 1.0:
         raise ConfigurationError(f"pass_at of squad must be above 0 and at most 1 (got {pass_at})")
 
-    @evaluator(inline=True, name="squad")
+    @evaluator(inline=True, name="squad", needs_expected=True)
     def score(output: Any, expected: Any) -> Score:
         references = _references(expected)
-        said = str(output)
+        said = text_of(output, "squad")
         exact = any(normalize_answer(said) == normalize_answer(reference) for reference in references)
         best = max(references, key=lambda reference: token_f1(said, reference))
         f1 = token_f1(said, best)

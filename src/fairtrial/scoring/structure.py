@@ -14,7 +14,7 @@ from fairtrial.scoring.score import Score
 _MISSING = object()
 
 
-@evaluator(inline=True)
+@evaluator(inline=True, needs_expected=True)
 def json_subset(output: object, expected: object) -> Score:
     """Passes if the output contains everything in expected; it may contain more.
 

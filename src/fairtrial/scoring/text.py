@@ -28,9 +28,21 @@ def _short(value: Any, start: int = 0) -> str:
     return _REPR.repr(value)
 
 
+def text_of(output: Any, name: str) -> str:
+    """Return an output as text. None is not: its text, "None", would be compared like an answer."""
+    if output is None:
+        raise TypeError(f"{name} needs an output (the task returned None): return the answer in the task")
+    return str(output)
+
+
+def reference_text(expected: Any, name: str) -> str:
+    """Return the one text or number that is expected, as text."""
+    if expected is None or (isinstance(expected, Collection) and not isinstance(expected, str)):
+        raise TypeError(f"the expected value of {name} must be a text or a number (got {_short(expected)})")
+    return str(expected)
+
+
 def _difference(output: Any, expected: Any) -> str:
-    if expected is None:
-        return f"got {_short(output)}, and the sample has no expected value"
     start = 0
     if isinstance(output, str) and isinstance(expected, str) and min(len(output), len(expected)) > _SHOWN // 2:
         # Long texts often have the same beginning: show them from shortly before the first difference.
@@ -53,7 +65,7 @@ def _call_with_context(fn: Evaluator, sample: Any, output: Any, context: EvalCon
 def exact_match(output: object, expected: object) -> Score: ...
 @overload
 def exact_match(sample: Sample[Any, Any], output: object, /, *, context: EvalContext) -> tuple[Score, ...]: ...
-@evaluator(inline=True, form="plain")
+@evaluator(inline=True, form="plain", needs_expected=True)
 def exact_match(output: Any, expected: Any, *, context: EvalContext | None = None) -> Score | tuple[Score, ...]:
     """Passes if output and expected are equal. Called as (sample, output, *, context), returns a tuple of one score."""
     if context is not None:
@@ -66,13 +78,13 @@ def exact_match(output: Any, expected: Any, *, context: EvalContext | None = Non
 def contains(output: object, expected: object) -> Score: ...
 @overload
 def contains(sample: Sample[Any, Any], output: object, /, *, context: EvalContext) -> tuple[Score, ...]: ...
-@evaluator(inline=True, form="plain")
+@evaluator(inline=True, form="plain", needs_expected=True)
 def contains(output: Any, expected: Any, *, context: EvalContext | None = None) -> Score | tuple[Score, ...]:
     """Passes if the output contains expected. Called as (sample, output, *, context), returns a tuple of one score."""
     if context is not None:
         return _call_with_context(contains, output, expected, context)
-    if expected is None and isinstance(output, str):
-        raise TypeError("contains needs an expected value to search for (the sample has none)")
+    if isinstance(output, str) and (not isinstance(expected, str) or not expected):
+        raise TypeError(f"the expected value of contains must be text to search for (got {_short(expected)})")
     if output is None:
         raise TypeError("contains needs an output to search in (the task returned None): return the answer in the task")
     if not hasattr(output, "__contains__") and not isinstance(output, Iterable):
@@ -80,13 +92,15 @@ def contains(output: Any, expected: Any, *, context: EvalContext | None = None) 
     return Score(1.0) if expected in output else Score(0.0, False, f"expected {_short(expected)} in {_short(output)}")
 
 
-@evaluator(inline=True)
+@evaluator(inline=True, needs_expected=True)
 def one_of(output: object, expected: Collection[object]) -> Score:
     """Passes if the output is one of several accepted answers."""
     if isinstance(expected, str) or not isinstance(expected, Collection):
         raise TypeError(
             f"the expected value of one_of must be a list of accepted answers (got {type(expected).__name__})"
         )
+    if not expected:
+        raise ValueError("the expected value of one_of must have at least one accepted answer (got none)")
     passed = any(output == answer for answer in expected)
     if passed:
         return Score(1.0)
@@ -108,10 +122,12 @@ def matches(pattern: str | None = None, *, flags: int = 0, isolate: bool = False
         raise ConfigurationError(f"matches(): invalid regular expression /{pattern}/: {error}") from None
     shown = "" if pattern is None else f"({pattern})"
 
-    @evaluator(name=f"matches{shown}", inline=not isolate, isolate=isolate)
+    @evaluator(name=f"matches{shown}", inline=not isolate, isolate=isolate, needs_expected=compiled is None)
     def found(output: Any, expected: Any) -> Score:
-        wanted = re.compile(str(expected), flags) if compiled is None else compiled
-        passed = wanted.search(str(output)) is not None
+        if compiled is None and (not isinstance(expected, str) or not expected):
+            raise TypeError(f"the expected value of matches must be a regular expression (got {_short(expected)})")
+        wanted = re.compile(expected, flags) if compiled is None else compiled
+        passed = wanted.search(text_of(output, "matches")) is not None
         return Score(1.0) if passed else Score(0.0, False, f"no match for /{wanted.pattern}/ in {_short(output)}")
 
     def takes_long(output: Any, expected: Any) -> bool:
@@ -130,9 +146,9 @@ def fuzzy_match(minimum: float = 0.8) -> Callable[[object, object], Score]:
     if not 0.0 <= minimum <= 1.0:
         raise ConfigurationError(f"the minimum similarity of fuzzy_match must be from 0 to 1 (got {minimum})")
 
-    @evaluator(inline=True, name="fuzzy_match")
+    @evaluator(inline=True, name="fuzzy_match", needs_expected=True)
     def similar(output: Any, expected: Any) -> Score:
-        left, right = str(output), str(expected)
+        left, right = text_of(output, "fuzzy_match"), reference_text(expected, "fuzzy_match")
         longer = max(len(left), len(right))
         if longer > _LONGEST_FUZZY:
             # Edit distance is quadratic and keeps the interpreter lock: a megabyte blocks the process for a minute.

@@ -58,7 +58,7 @@ def tool_calls_match(
     fixed = None if calls is None else _as_calls(calls)
     fits = _FITS[arguments]
 
-    @evaluator(form="session", inline=True, name="tool_calls_match")
+    @evaluator(form="session", inline=True, name="tool_calls_match", needs_expected=fixed is None)
     def match(output: Any, expected: Any, session: SessionView) -> Score:
         wanted = _as_calls(expected) if fixed is None else fixed
         made = [ToolCall(call.name, to_json(call.params)) for call in _in_order_asked(session)]

@@ -13,9 +13,8 @@ from uuid import UUID
 from fairtrial.codec.encode import SPARSE
 from fairtrial.data.attachment import Attachment
 from fairtrial.frozen import EMPTY
+from fairtrial.session.endings import CUT_OFF_REASONS
 
-CUT_OFF_REASONS = frozenset({"length", "max_tokens", "model_context_window_exceeded"})
-"""What providers say when an answer ended at a limit of tokens."""
 MAX_CALL_TOKENS = (1 << 31) - 1
 _COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cache_write_tokens")
 
@@ -114,7 +113,8 @@ class PromptExecuted:
 
     `cached` says that the answer came from the response cache: nothing was sent, and nothing was paid. `duration_ms` is
     how long the provider took to answer, `waited_ms` how long the call waited before: for the limiter, for requests
-    that failed and for the pauses after them. Both are None where nothing was measured.
+    that failed and for the pauses after them. Both are None where nothing was measured. `requested_model` is the name
+    that was asked for, if the provider answered with another one in `model`.
     """
 
     prompt_name: str = ""
@@ -126,6 +126,7 @@ class PromptExecuted:
     cached: bool = False
     duration_ms: float | None = field(default=None, compare=False, metadata=SPARSE)
     waited_ms: float | None = field(default=None, compare=False, metadata=SPARSE)
+    requested_model: str = field(default="", compare=False, metadata=SPARSE)
 
     @property
     def cut_off(self) -> bool:

@@ -16,7 +16,8 @@ from fairtrial.codec import to_json
 from fairtrial.errors import CodecError, SessionError
 from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.session.dispatcher import ControlDispatcher
-from fairtrial.session.events import CUT_OFF_REASONS, NO_USAGE, PromptExecuted, SpanClosed, TokenUsage
+from fairtrial.session.endings import CUT_OFF_REASONS, ending_of
+from fairtrial.session.events import NO_USAGE, PromptExecuted, SpanClosed, TokenUsage
 from fairtrial.session.snapshot import snapshot_bytes
 from fairtrial.session.state import SliceMutator, SliceState, StateSlices, StateView
 from fairtrial.session.trajectory import ChatMessage, Trajectory
@@ -31,6 +32,7 @@ _VERSION_4 = (4 << 76) | (2 << 62)
 
 
 _PROMPT_EXECUTED = kind_of(PromptExecuted)
+_MAX_REASON = 60  # Characters of the name of an unknown ending.
 
 
 class CallTotals(NamedTuple):
@@ -45,6 +47,8 @@ class CallTotals(NamedTuple):
     unpriced_calls: int = 0
     unpriced_judge_calls: int = 0
     cut_off_calls: int = 0  # Answers to the task that ended at a limit of tokens.
+    refused_calls: int = 0  # Calls of the task that the model or a filter declined.
+    unknown_endings: Mapping[str, int] = EMPTY  # Answers to the task by the unknown reason with which they ended.
 
 
 NO_CALLS = CallTotals()
@@ -221,7 +225,8 @@ class Session:
         """
         with self.__lock:
             envelopes = tuple(self.__envelopes)
-        task, judges, hits, unpriced, cut_off = NO_USAGE, NO_USAGE, 0, [0, 0], 0
+        task, judges, hits, unpriced, cut_off, refused = NO_USAGE, NO_USAGE, 0, [0, 0], 0, 0
+        unknown: dict[str, int] = {}
         for envelope in envelopes:
             if envelope.kind != _PROMPT_EXECUTED:
                 continue
@@ -238,16 +243,23 @@ class Session:
                 judges += usage
             else:
                 task += usage
-                cut_off += data.get("finish_reason") in CUT_OFF_REASONS
-        return CallTotals(task, judges.cost_usd, hits, unpriced[False], unpriced[True], cut_off)
+                reason = data.get("finish_reason")
+                cut_off += reason in CUT_OFF_REASONS
+                ending = ending_of(reason)
+                refused += ending == "refused"
+                if ending == "unknown":
+                    name = reason[:_MAX_REASON]
+                    unknown[name] = unknown.get(name, 0) + 1
+        counts = (hits, unpriced[False], unpriced[True], cut_off, refused)
+        return CallTotals(task, judges.cost_usd, *counts, unknown or EMPTY)
 
     @property
     def trajectory(self) -> Trajectory:
         """The messages recorded so far."""
         return self.view().trajectory
 
-    def __getitem__[T](self, kind: type[T]) -> SliceView[T]:
-        return self.view()[kind]
+    def __getitem__[T](self, slice_type: type[T]) -> SliceView[T]:
+        return self.view()[slice_type]
 
     def extend(self, envelopes: Iterable[Envelope], *, keep_attempts: bool = False) -> None:
         """Append events of this trial that were recorded elsewhere, with new sequence numbers.

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fairtrial.codec import to_json
+from fairtrial.codec.encode import SPARSE
 from fairtrial.frozen import EMPTY
 from fairtrial.session.session import Session
 from fairtrial.session.views import RecordedView
 
+POLICY = "task"
+"""The actor whose tokens are trained. A simulated user, for example, has another one."""
 _CLAMPED = -9999.0  # What vLLM reports for a log-probability that it does not have.
 
 
@@ -18,7 +22,8 @@ _CLAMPED = -9999.0  # What vLLM reports for a log-probability that it does not h
 class TokensSampled:
     """The tokens of one model call. `prompt_ids` has only what follows the first `prefix` tokens.
 
-    Those are equal to the prompt and completion of the previous call, so a conversation of many turns is stored once.
+    Those are equal to the prompt and completion of the actor's previous call, so a conversation of many turns is stored
+    once.
 
     Attributes:
         prefix: The number of leading tokens of the prompt that equal those of the previous call.
@@ -26,6 +31,8 @@ class TokensSampled:
         completion_ids: The sampled tokens.
         logprobs: Their log-probabilities under the policy that sampled them.
         sampling: The sampling parameters of the call.
+        actor: Who made the call; only the tokens of "task" are trained.
+        model: The model that answered.
     """
 
     prefix: int
@@ -33,6 +40,8 @@ class TokensSampled:
     completion_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     sampling: Mapping[str, Any] = EMPTY
+    actor: str = field(default=POLICY, metadata=SPARSE)
+    model: str = field(default="", metadata=SPARSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,9 @@ class TokenCall(NamedTuple):
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    actor: str = POLICY
+    model: str = ""
+    sampling: Mapping[str, Any] = EMPTY
 
 
 def record_tokens(
@@ -56,6 +68,9 @@ def record_tokens(
     completion_ids: Sequence[int],
     logprobs: Sequence[float],
     sampling: Mapping[str, Any] = EMPTY,
+    *,
+    actor: str = POLICY,
+    model: str = "",
 ) -> None:
     """Record the tokens of a model call.
 
@@ -66,13 +81,17 @@ def record_tokens(
     check_tokens(prompt_ids, completion_ids, logprobs)
     held: list[int] = []
     for event in session.view(attempt=session.attempt)[TokensSampled].all():
-        _append(held, event)
+        if event.actor == actor:
+            _append(held, event)
     prompt = tuple(prompt_ids)
     prefix = next(
         (at for at, (one, other) in enumerate(zip(held, prompt, strict=False)) if one != other),
         min(len(held), len(prompt)),
     )
-    session.record(TokensSampled(prefix, prompt[prefix:], tuple(completion_ids), tuple(logprobs), sampling))
+    session.record(
+        TokensSampled(prefix, prompt[prefix:], tuple(completion_ids), tuple(logprobs), sampling, actor, model),
+        actor=actor,
+    )
 
 
 def check_tokens(prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logprobs: Sequence[Any]) -> None:
@@ -92,11 +111,15 @@ def check_tokens(prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logpr
 def token_calls(view: RecordedView) -> list[TokenCall]:
     """Return the model calls of a session whose tokens were recorded, with their whole prompts."""
     calls: list[TokenCall] = []
-    held: list[int] = []
+    by_actor: dict[str, list[int]] = {}
     for event in view[TokensSampled].all():
+        held = by_actor.setdefault(event.actor, [])
         _append(held, event)
         sampled = tuple(event.completion_ids)
-        calls.append(TokenCall(tuple(held[: len(held) - len(sampled)]), sampled, tuple(event.logprobs)))
+        prompt = tuple(held[: len(held) - len(sampled)])
+        calls.append(
+            TokenCall(prompt, sampled, tuple(event.logprobs), event.actor, event.model, to_json(event.sampling))
+        )
     return calls
 
 

@@ -75,7 +75,7 @@ class SessionView(Protocol):
         """The recorded messages."""
         ...
 
-    def __getitem__[T](self, kind: type[T]) -> SliceView[T]:
+    def __getitem__[T](self, slice_type: type[T]) -> SliceView[T]:
         """The events of this type."""
         ...
 
@@ -172,10 +172,10 @@ class RecordedView:
         """The whole record, judges included."""
         return RecordedView(self.__session_id, self.__tags, self.__record, judges=True)
 
-    def __getitem__[T](self, kind: type[T]) -> SliceView[T]:
-        found = self.__slices.get(kind)
+    def __getitem__[T](self, slice_type: type[T]) -> SliceView[T]:
+        found = self.__slices.get(slice_type)
         if found is None:
-            found = self.__slices[kind] = RecordedSlice(kind, self.__select(kind))
+            found = self.__slices[slice_type] = RecordedSlice(slice_type, self.__select(slice_type))
         return cast("SliceView[T]", found)
 
     def query[T](self, kind: type[T]) -> SliceView[T]:
@@ -235,13 +235,19 @@ def _name_of(kind: type) -> str:
 
 
 def same_kind(one: str, other: str) -> bool:
-    """Return whether two names denote one type: `evals.support:Step` is `*.support:Step` of a script."""
-    if one == other:
-        return True
-    return any(
-        script.startswith("*.") and (name == script[2:] or name.endswith(script[1:]))
-        for script, name in ((one, other), (other, one))
-    )
+    """Return whether two names denote one type: `evals.support:Step` is `*.support:Step` of a script.
+
+    A script's types are `*.__main__:Step` in the child process of an isolated call, which does not know its file.
+    """
+    return one == other or _is_script_type(one, other) or _is_script_type(other, one)
+
+
+def _is_script_type(script: str, name: str) -> bool:
+    if not script.startswith("*."):
+        return False
+    module, _, kind = script.partition(":")
+    unnamed = module == "*.__main__" and name.startswith("*.") and name.endswith(f":{kind}")
+    return name == script[2:] or name.endswith(script[1:]) or unnamed
 
 
 _IMMUTABLE = (str, int, float, bytes, type(None), date, time, timedelta, Decimal, UUID, PurePath, Enum)

@@ -31,6 +31,10 @@ class Preference:
     winner: str | None
     cluster: Hashable = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.first, str):
+            raise TypeError(f"first must be the name of a system (got {self.first!r})")
+
 
 @dataclass(frozen=True, slots=True)
 class Strength:

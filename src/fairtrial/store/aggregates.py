@@ -7,14 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import BigInteger, ColumnElement, Connection, Select, Text, and_, cast, func, literal, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Double,
+    FromClause,
+    Select,
+    Text,
+    and_,
+    cast,
+    func,
+    literal,
+    select,
+)
 
 from fairtrial.codec import canonical, decode
 from fairtrial.codec.escape import escape_text
 from fairtrial.store.protocol import RunRecord, Totals
-from fairtrial.store.rows import EXTRA_USAGE, MAX_TRIALS, OUTCOME_NAMES, text_of
+from fairtrial.store.rows import EXTRA_USAGE, MAX_TRIALS, NOT_RUN, OUTCOME_NAMES, text_of
 from fairtrial.store.schema import results, runs, samples
-from fairtrial.store.totals import TotalsBuilder
+from fairtrial.store.totals import TotalsBuilder, unequal
 from fairtrial.types import JSON
 
 _LATENCY = func.sum(results.c.latency_ms)
@@ -77,9 +90,14 @@ def totals(connection: Connection, number: int, run: RunRecord) -> list[Totals]:
     if any(tally.own_rewards for tally in tallies):
         for place, *rewards in connection.execute(_rewards(number)):
             tallies[place].add_rewards(*rewards)
+    if unequal(run, tallies):
+        for place, *means in connection.execute(_by_sample(number, results)):
+            tallies[place].add_samples(*means)
     if _has_extra_usage(connection, number):
         for place, *extra in connection.execute(_extra_usage(number)):
             tallies[place].add_extra_usage(*extra)
+        for place, endings, trials in connection.execute(_endings(number)):
+            tallies[place].add_endings(endings, trials)
     name_of = _sample_names(connection, number, run)
     return [tally.totals(name, name_of) for name, tally in zip(run.experiments, tallies, strict=True)]
 
@@ -105,9 +123,14 @@ def group_totals(connection: Connection, number: int, run: RunRecord, key: str) 
     if any(tally.own_rewards for _, tally in groups.values()):
         for place, *rewards, found in connection.execute(_rewards(number, value_json).select_from(joined)):
             tallies_of(found)(place).add_rewards(*rewards)
+    if unequal(run, (tally for _, tally in groups.values())):
+        for place, *means, found in connection.execute(_by_sample(number, joined, value_json)):
+            tallies_of(found)(place).add_samples(*means)
     if _has_extra_usage(connection, number):
         for place, *sums, found in connection.execute(_extra_usage(number, value_json).select_from(joined)):
             tallies_of(found)(place).add_extra_usage(*sums)
+        for place, endings, trials, found in connection.execute(_endings(number, value_json).select_from(joined)):
+            tallies_of(found)(place).add_endings(endings, trials)
     name_of = _sample_names(connection, number, run)
     return [
         (value, tally.totals(run.experiments[place], name_of))
@@ -124,9 +147,44 @@ def _rewards(number: int, *by: ColumnElement[Any]) -> Select[Any]:
     return query.group_by(results.c.experiment, *by)
 
 
+def _by_sample(number: int, source: FromClause, *by: ColumnElement[Any]) -> Select[Any]:
+    """Return the query for what `TotalsBuilder.add_samples` takes."""
+    each = (
+        select(
+            results.c.experiment,
+            func.count(results.c.value).label("scored"),
+            func.count().filter(results.c.outcome != NOT_RUN).label("finished"),
+            cast(func.sum(results.c.passed), Double).label("passed"),
+            func.sum(results.c.value).label("value"),
+            func.sum(_REWARD).label("reward"),
+            *by,
+        )
+        .select_from(source)
+        .where(results.c.run == number)
+        .group_by(results.c.experiment, results.c.sample, *by)
+        .subquery()
+    )
+    scored, finished = func.nullif(each.c.scored, 0), func.nullif(each.c.finished, 0)
+    groups = (each.c.experiment, *(each.c[one.name] for one in by))
+    return select(
+        each.c.experiment,
+        func.count(scored),
+        *(func.sum(each.c[name] / scored) for name in ("passed", "value", "reward")),
+        func.count(finished),
+        *(func.sum(each.c[name] / finished) for name in ("passed", "value")),
+        *groups[1:],
+    ).group_by(*groups)
+
+
 def _extra_usage(number: int, *by: ColumnElement[Any]) -> Select[Any]:
     query = select(results.c.experiment, *_EXTRA_USAGE, *by).where(results.c.run == number)
     return query.group_by(results.c.experiment, *by)
+
+
+def _endings(number: int, *by: ColumnElement[Any]) -> Select[Any]:
+    column = results.c.unknown_endings
+    query = select(results.c.experiment, column, func.count(), *by).where(results.c.run == number, column.is_not(None))
+    return query.group_by(results.c.experiment, column, *by)
 
 
 def _has_extra_usage(connection: Connection, number: int) -> bool:

@@ -23,9 +23,9 @@ from typing import Any, BinaryIO
 
 from fairtrial.codec import digest
 from fairtrial.data.index import cache_folder
-from fairtrial.store.protocol import RunRecord, Totals
+from fairtrial.store.protocol import RunRecord, SampleMeans, Totals
 
-FORMAT = f"fairtrial-columns-1-{sys.byteorder}"
+FORMAT = f"fairtrial-columns-3-{sys.byteorder}"
 MAGIC = b"FTCOLUMN"
 HEAD = struct.Struct("<8sQQI")
 FIRST_ARRAY = 64
@@ -55,18 +55,20 @@ class ArrayPlace:
 class ColumnHeader:
     """What a column file says about itself.
 
-    `store`, `run_id`, `created_at`, `finished_at`, `rows` and the format identify the state of the run that it has.
-    `extent` is the length of its arrays by ordinal: the highest stored ordinal + 1. `blocks` are the states of the
-    blocks of ordinals (`BlockState`), `samples` is that of the samples (`SampleState`). `totals` are the sums that the
-    store computed. `metrics` lists for each experiment its metrics in the order of their first occurrence ([name,
-    ordinal, place in the score]), and `directions` what they declare ([name, higher is better, ordinal, place]).
-    `codes` has the distinct values, as JSON text, of each coded metadata key; `uncoded` keys have too many.
+    `store`, `run_id`, `created_at`, `finished_at`, `revision`, `rows` and the format identify the state of the run
+    that it has. `extent` is the length of its arrays by ordinal: the highest stored ordinal + 1. `blocks` are the
+    states of the blocks of ordinals (`BlockState`), `samples` is that of the samples (`SampleState`). `totals` are
+    the sums that the store computed. `metrics` lists for each experiment its metrics in the order of their first
+    occurrence ([name, ordinal, place in the score]), and `directions` what they declare ([name, higher is better,
+    ordinal, place]). `codes` has the distinct values, as JSON text, of each coded metadata key; `uncoded` keys have
+    too many.
     """
 
     store: str
     run_id: str
     created_at: float
     finished_at: float | None
+    revision: int | None  # None: it has changed while the file was written.
     fingerprint: str
     planned: int
     rows: int
@@ -83,10 +85,11 @@ class ColumnHeader:
     format: str = FORMAT
 
     def is_of(self, store: str, run: RunRecord) -> bool:
-        """True if the file belongs to this run of this store, in any state of it."""
+        """True if the file belongs to this run of this store, and the run has got nothing but more results since."""
         return (
             self.store == store
             and self.run_id == run.run_id
+            and self.revision == run.revision
             and self.created_at == run.created_at
             and self.fingerprint == run.dataset_fingerprint
             and self.planned == run.planned
@@ -104,7 +107,10 @@ class ColumnHeader:
 
     def sums(self) -> list[Totals]:
         """Return the totals of each experiment."""
-        return [Totals(**one) for one in self.totals]
+        return [
+            Totals(**{**one, "sample_means": None if (means := one["sample_means"]) is None else SampleMeans(*means)})
+            for one in self.totals
+        ]
 
 
 def columns_folder() -> Path:
@@ -178,7 +184,7 @@ def cached_totals(store: str, run: RunRecord) -> list[Totals] | None:
         return None
     try:
         return header.sums()
-    except TypeError:
+    except (TypeError, KeyError):
         return None
 
 

@@ -67,7 +67,7 @@ class _Overlap(Exception):
     """Some trials already have a result, so each must be checked."""
 
 
-_extra_usage = itemgetter(*(RESULT_COLUMNS.index(name) for name in EXTRA_USAGE))
+_extra_usage = itemgetter(*(RESULT_COLUMNS.index(name) for name in (*EXTRA_USAGE, "unknown_endings")))
 
 
 class Batch:
@@ -92,6 +92,8 @@ class Batch:
         self.sample_rows: list[tuple[Any, ...]] = []
         self.unfit: dict[int, str] = {}  # Sample ordinals whose results cannot be stored at all, with the reason.
         self.bare: dict[int, str] = {}  # Sample ordinals of which only the id could be stored, with the reason.
+        self.replaced = False  # Whether the transaction has replaced stored results.
+        self.completed_samples = False  # Whether it has completed samples of which only the id was stored.
         self.samples = {place: sample for place, sample in with_samples.items() if 0 <= place < run.dataset_size}
         self.ids: dict[int, str] = {}  # Sample ordinal -> id, for every sample a result or the caller names.
         self.ids.update((place, sample.id) for place, sample in self.samples.items())
@@ -147,6 +149,7 @@ class BatchWriter:
         """Write a batch inside a transaction. Raises `OrderConflict`, unless the dataset is the run's own."""
         if batch.dataset != dataset or batch.connections != self._connections:
             self.encode_samples(batch, dataset)
+        batch.replaced = batch.completed_samples = False
         if batch.sample_rows:
             self._put_samples(connection, batch, own)
         refused, entries, unfit, bare = list(batch.refused), batch.entries, batch.unfit, batch.bare
@@ -162,11 +165,15 @@ class BatchWriter:
             connection.execute(flag)
         unstorable = [(entry.key, entry.problem) for entry in entries if entry.problem is not None]
         new = duplicate = 0
+
+        def put(on: Connection, wave: Sequence[Entry]) -> int:
+            return self._put_results(on, wave, batch)
+
         for wave in _waves(entries):
-            taken, bad = _halving(connection, wave, self._put_results)
+            taken, bad = _halving(connection, wave, put)
             if bad:
                 errors = [batch.error_entry(entry, why) for entry, why in bad]
-                more, lost = _halving(connection, errors, self._put_results)
+                more, lost = _halving(connection, errors, put)
                 refused.extend((entry.key, why) for entry, why in lost)
                 never = {entry.key for entry, _why in lost}
                 unstorable += [(entry.key, why) for entry, why in bad if entry.key not in never]
@@ -238,9 +245,10 @@ class BatchWriter:
                     .where(samples.c.dataset == batch.dataset, samples.c.ordinal == place)
                     .values(input=content, expected=expected, metadata=facts, input_hash=input_hash)
                 )
+                batch.completed_samples = True
         return len(rows)
 
-    def _put_results(self, connection: Connection, entries: Sequence[Entry]) -> int:
+    def _put_results(self, connection: Connection, entries: Sequence[Entry], batch: Batch) -> int:
         """Write results of different trials; returns how many changed the store."""
         try:
             with connection.begin_nested():
@@ -266,6 +274,7 @@ class BatchWriter:
                             )
                     if absent or better:
                         self._insert_all(connection, [*absent, *better])
+                batch.replaced |= bool(better)
                 return len(absent) + len(better)
             except _Overlap:
                 continue  # Another writer has committed one of them since it was read; now it is visible.

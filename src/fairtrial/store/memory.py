@@ -38,6 +38,7 @@ from fairtrial.store.records import (
     experiment_index,
     label_values,
     mapping_json,
+    new_revision,
     read_label,
     read_run,
     run_values,
@@ -66,7 +67,7 @@ from fairtrial.store.rows import (
     stored_id,
     text_of,
 )
-from fairtrial.store.totals import MetricSums, TotalsBuilder
+from fairtrial.store.totals import MetricSums, SampleSums, TotalsBuilder, unequal
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.types import JSON
@@ -175,7 +176,7 @@ class MemoryStore(RunStore):
             if status is not None:
                 run.values["status"] = status
                 if status == "running":
-                    run.values["finished_at"] = None
+                    run.values |= {"finished_at": None, "revision": new_revision()}
             if finished_at is not None:
                 run.values["finished_at"] = finished_at
             if notes is not None:
@@ -233,9 +234,11 @@ class MemoryStore(RunStore):
         unstorable: list[tuple[TrialKey, str]] = []
         bare: dict[int, str] = {}  # Samples of which only the id can be stored, with the reason.
         new = duplicate = 0
+        revised = False
         with self._lock:
             run = self._run(run_id)
             check_epoch(run_id, run.owner.epoch, epoch)
+            ended = run.record.finished_at is not None
             encoder = Encoder(run.record, 0, redactor, bytes)
             for place, sample in samples.items():
                 known = run.samples.get(place)
@@ -247,6 +250,7 @@ class MemoryStore(RunStore):
                         continue
                     if known is None or known[1] == row[1]:
                         run.samples[place] = row
+                        revised |= known is not None
             for result in results:
                 try:
                     entry = _storable(encoder, result)
@@ -260,15 +264,25 @@ class MemoryStore(RunStore):
                         duplicate += 1
                         continue
                     run.entries[entry.ordinal] = entry
+                    revised |= ended or stored is not None
                     new += 1
                 except RefusedEntry as problem:
                     refused.append((result.key, str(problem)))
+            if revised:
+                run.values["revision"] = new_revision()
+                run.record = replace(run.record, revision=run.values["revision"])
         return Committed(new, duplicate, tuple(refused), tuple(unstorable))
 
     def _check_sample(self, run: _StoredRun, entry: Entry, sample_id: str) -> None:
         known = run.samples.setdefault(entry.sample, (entry.sample, sample_id, None, None, None, None))
         if known[1] != sample_id:
             raise RefusedEntry(f"the run's sample {entry.sample} was {known[1]!r} before; its dataset has changed")
+
+    def codes(self, run_id: str) -> Sequence[int]:
+        """Return the indexes of the code versions that the stored results come from, ascending."""
+        with self._lock:
+            rows = [entry.row for entry in self._run(run_id).entries.values()]
+        return sorted({row[_COLUMN["code"]] for row in rows if row[_COLUMN["outcome"]] != NOT_RUN})
 
     def done(self, run_id: str) -> bytearray:
         """A bitmap of the ordinals that have a stored result other than not_run: bit i of byte i//8."""
@@ -359,6 +373,8 @@ class MemoryStore(RunStore):
         tallies = [TotalsBuilder() for _ in run.record.experiments]
         for entry in entries:
             tallies[entry.row[_COLUMN["experiment"]]].add_row(entry.row)
+        if unequal(run.record, tallies):
+            _add_samples((tallies[entry.row[_COLUMN["experiment"]]], entry) for entry in entries)
         return [tally.totals(name, run.sample_id) for name, tally in zip(run.record.experiments, tallies, strict=True)]
 
     def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, MetricTotals]]:
@@ -380,11 +396,16 @@ class MemoryStore(RunStore):
             entries = run.ordered()
             metadata = {place: row[4] for place, row in run.samples.items()}
         groups: dict[tuple[int, bytes], tuple[JSON, TotalsBuilder]] = {}
+        places: list[tuple[TotalsBuilder, Entry]] = []
         for entry in entries:
             facts: Any = None if metadata[entry.sample] is None else decode(object, metadata[entry.sample])
             value = facts.get(key) if isinstance(facts, dict) else None
             group = (entry.row[_COLUMN["experiment"]], canonical(value))
-            groups.setdefault(group, (value, TotalsBuilder()))[1].add_row(entry.row)
+            tally = groups.setdefault(group, (value, TotalsBuilder()))[1]
+            tally.add_row(entry.row)
+            places.append((tally, entry))
+        if unequal(run.record, (tally for _, tally in groups.values())):
+            _add_samples(places)
         return [
             (value, tally.totals(run.record.experiments[experiment], run.sample_id))
             for (experiment, _text), (value, tally) in sorted(groups.items(), key=lambda item: item[0])
@@ -463,6 +484,19 @@ class MemoryStore(RunStore):
         with self._lock:
             kept = list(self._run(run_id).labels)
         return (read_label(run_id, values) for values in kept if wanted is None or values["name"] == wanted)
+
+
+def _add_samples(places: Iterable[tuple[TotalsBuilder, Entry]]) -> None:
+    """Add what the trials of each sample have together to the tallies in which they are."""
+    sums: dict[TotalsBuilder, SampleSums] = {}
+    for tally, entry in places:
+        row = entry.row
+        if row[_COLUMN["outcome"]] != NOT_RUN:
+            value, reward = row[_COLUMN["value"]], row[_COLUMN["reward"]]
+            own = value if reward is None else reward
+            sums.setdefault(tally, SampleSums()).add(entry.sample, row[_COLUMN["passed"]], value, own)
+    for tally, found in sums.items():
+        tally.add_samples(*found.shares())
 
 
 def _preview(entry: Entry, sample: tuple[Any, ...], size: int) -> TrialPreview:

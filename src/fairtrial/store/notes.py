@@ -335,7 +335,7 @@ class NoteChanges(TypedDict, total=False):
     collected: bool
     command_line: Sequence[str]
     resume_words: Sequence[str]
-    sample_types: tuple[str, str]
+    sample_types: tuple[JSON, JSON]
     gates: Sequence[GateNote]
     reviews: Sequence[ReviewNote]
     judges: Sequence[JudgeNote]
@@ -405,10 +405,10 @@ class RunNotes:
         return bool(self.stored.get("collected"))
 
     @property
-    def sample_types(self) -> tuple[str, str]:
+    def sample_types(self) -> tuple[Any, Any]:
         """The names of the types of inputs and expected values; `...` where samples differ, empty for plain JSON."""
-        found = _texts(self.stored.get("sample_types")) or ("", "")
-        return found[0], found[-1]
+        found = self.stored.get("sample_types")
+        return (found[0], found[1]) if isinstance(found, Sequence) and len(found) == 2 else ("", "")
 
     @property
     def gates(self) -> tuple[GateNote, ...]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY
+from fairtrial.frozen import EMPTY, first_is
 from fairtrial.session.views import SessionView
 from fairtrial.store.notes import RunNotes
 from fairtrial.store.previews import TrialPreview
@@ -33,6 +33,7 @@ RESUMABLE: tuple[RunStatus, ...] = ("interrupted", "incomplete", "unscored")
 NO_SAMPLES: Mapping[int, Sample[Any, Any]] = MappingProxyType({})
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """The record of a run: its identity and its plan.
@@ -81,14 +82,10 @@ class RunRecord:
         return self.noted.is_imported
 
     identity: Mapping[str, JSON] | None = None  # See `RunIdentity`; None if stored before schema version 2.
-
-    @property
-    def code_versions(self) -> int:
-        """The number of code versions that executed trials of the run."""
-        code = None if self.identity is None else self.identity.get("code")
-        if isinstance(code, Sequence) and not isinstance(code, str):
-            return len(code)
-        return 2 if self.noted.code_changed else 1
+    # What caches of the run's figures compare: a random number that is new when a stored result was replaced, when
+    # anything was stored after the end, and when the run is continued. A running run only gets more results meanwhile.
+    # Random, so that a copy, an import or a restored backup is never taken for what another one had.
+    revision: int = field(default=0, compare=False)
 
     @property
     def took_seconds(self) -> float | None:
@@ -141,6 +138,20 @@ class Committed(NamedTuple):
     unstorable: tuple[tuple[TrialKey, str], ...] = ()
 
 
+class SampleMeans(NamedTuple):
+    """Means over samples, each counting once, whatever the number of its trials; None where no sample has a value.
+
+    A sample counts with the mean of its scored trials; in `pass_rate_all` and `mean_score_all` with that of its
+    finished ones, in which an error is a failure.
+    """
+
+    pass_rate: float | None
+    mean_score: float | None
+    mean_reward: float | None
+    pass_rate_all: float | None
+    mean_score_all: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Sums over the results of one experiment, computed by the store."""
@@ -169,8 +180,11 @@ class Totals:
     unpriced_calls: int = 0  # Calls of the task with unknown cost.
     unpriced_judge_calls: int = 0
     cut_off_calls: int = 0  # Model answers truncated at a token limit.
+    refused_calls: int = 0  # Calls that the model or a filter declined.
+    unknown_endings: Mapping[str, int] = EMPTY  # Answers by the unknown reason with which they ended.
     reasoning_tokens: int = 0  # Of the output.
     cache_write_tokens: int = 0  # Of the input.
+    sample_means: SampleMeans | None = None  # None: all samples have as many scored trials, so that the sums tell.
 
     @property
     def total_cost_usd(self) -> float:
@@ -215,6 +229,7 @@ class ScoreRow(NamedTuple):
     )  # One character for each metric, in order (`METRIC_CODES`); None: no metric has a verdict or a direction.
 
 
+@first_is(TrialKey)
 @dataclass(frozen=True, slots=True)
 class Label:
     """A human label of a trial. Labels are only ever added: a value of None withdraws an annotator's last one.
@@ -327,6 +342,10 @@ class RunStore(Protocol):
 
     def done(self, run_id: str) -> bytearray:
         """Return the bitmap of ordinals with a stored result other than not_run: bit i of byte i//8."""
+        ...
+
+    def codes(self, run_id: str) -> Sequence[int]:
+        """Return the indexes of the code versions that the stored results come from, ascending."""
         ...
 
     def ordinals(self, run_id: str, outcomes: Sequence[Outcome]) -> Iterator[int]:

@@ -106,6 +106,13 @@ class SqlReads(RunStore):
         with self._read() as connection:
             return [read_run(dict(found)) for found in connection.execute(query).mappings()]
 
+    def codes(self, run_id: str) -> Sequence[int]:
+        """Return the indexes of the code versions that the stored results come from, ascending."""
+        number, _run = self._run(run_id)
+        ours = and_(results.c.run == number, results.c.outcome != NOT_RUN)
+        with self._read() as connection:
+            return sorted(connection.execute(select(results.c.code).where(ours).distinct()).scalars())
+
     def done(self, run_id: str) -> bytearray:
         """Return the bitmap of ordinals with a stored result other than not_run: bit i of byte i//8."""
         number, run = self._run(run_id)

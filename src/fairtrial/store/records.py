@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from fairtrial.store.rows import MAX_TRIALS, damage_refused, text_of
 from fairtrial.trials.keys import TrialKey
 
 _TEXT = ("run_id", "suite", "dataset_name", "dataset_version", "dataset_fingerprint", "evaluator", "code_hash")
-_PLAIN = ("number", "status", "dataset_size", "repeats", "created_at", "finished_at")
+_PLAIN = ("number", "status", "dataset_size", "repeats", "created_at", "finished_at", "revision")
 _UNCHANGED = ("params", "config", "tags")
 _JSON = (*_UNCHANGED, "notes")
 _FIELDS = {
@@ -64,6 +65,11 @@ def experiment_index(run: RunRecord, experiment: str) -> int:
         raise StoreError(f"run {run.run_id} has no experiment {experiment!r}; it has {known}") from None
 
 
+def new_revision() -> int:
+    """Return a number that no other state of a run has."""
+    return secrets.randbits(62)
+
+
 def run_values(run: RunRecord, redactor: Redactor) -> dict[str, Any]:
     """Return the columns of a run. Raises `SecretInDataError` if a user-provided value contains a known secret."""
     values: dict[str, Any] = {name: escape_text(getattr(run, name)) for name in _TEXT}
@@ -74,6 +80,7 @@ def run_values(run: RunRecord, redactor: Redactor) -> dict[str, Any]:
     if redactor.has_secrets:
         for name, field in _FIELDS.items():
             refuse_secret(redactor, field, values[name])
+    values["revision"] = new_revision()
     values["parent_run"] = None if run.parent_run is None else escape_text(run.parent_run)
     values["identity"] = None if run.identity is None else dumps(run.identity)
     return values

@@ -264,7 +264,7 @@ def _variable_secrets(name: str, value: str, named: bool) -> tuple[str, ...]:
     """Return the secrets in one environment variable; `named` if it was declared to contain one."""
     if named:
         return (value,)
-    kind = _kind_of_variable(name)
+    kind = kind_of_variable(name)
     if kind is not None and looks_like_secret(value, kind) and (name.upper().endswith("WEBHOOK") or not _is_url(value)):
         return (value,)
     passwords = {form for found in find_url_passwords(value) for form in (found, unquote(found))}
@@ -274,7 +274,7 @@ def _variable_secrets(name: str, value: str, named: bool) -> tuple[str, ...]:
     )
 
 
-def _kind_of_variable(name: str) -> SecretKind | None:
+def kind_of_variable(name: str) -> SecretKind | None:
     """Return the kind of secret that the last word of a variable's name indicates."""
     if name in _NEVER:
         return None

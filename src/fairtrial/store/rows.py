@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from fairtrial.codec import canonical, decode, dumps
 from fairtrial.codec.encode import compact
 from fairtrial.codec.escape import MARK, escape_text, restore_text
-from fairtrial.data.sample import Sample
+from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.errors import CodecError, StoreError
 from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.scoring.score import Metric, Score
@@ -49,13 +49,13 @@ STAGE_NAMES: dict[int | None, Stage | None] = {code: name for name, code in STAG
 RESULT_COLUMNS = (
     "run", "ordinal", "experiment", "sample", "repeat", "outcome", "timed", "passed", "value", "latency_ms",
     "started_at", "input_tokens", "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits",
-    "unpriced_calls", "unpriced_judge_calls", "cut_off_calls", "reasoning_tokens", "cache_write_tokens",
-    "attempt", "stage", "execution",
-    "metrics", "redacted", "reward", "verdicts", "code",
+    "unpriced_calls", "unpriced_judge_calls", "cut_off_calls", "refused_calls", "reasoning_tokens",
+    "cache_write_tokens", "attempt", "stage", "execution",
+    "metrics", "redacted", "reward", "verdicts", "code", "unknown_endings",
 )  # fmt: skip
 EXTRA_USAGE = (
-    "cached_tokens", "cache_hits", "unpriced_calls", "unpriced_judge_calls", "cut_off_calls", "reasoning_tokens",
-    "cache_write_tokens",
+    "cached_tokens", "cache_hits", "unpriced_calls", "unpriced_judge_calls", "cut_off_calls", "refused_calls",
+    "reasoning_tokens", "cache_write_tokens",
 )  # fmt: skip
 """Columns that are 0 in most runs; `runs.extra_usage` tells whether they are 0 in a whole run."""
 # Bit i of the column `redacted`: secrets were replaced in this part of the result.
@@ -163,14 +163,14 @@ class Encoder:
         # All of them at once: a negative number or one of more than 31 bits leaves something over.
         counts = latency | usage.input_tokens | usage.output_tokens | usage.cached_tokens | attempt
         counts |= result.cache_hits | result.unpriced_calls | result.unpriced_judge_calls | result.cut_off_calls
-        counts |= usage.reasoning_tokens | usage.cache_write_tokens
+        counts |= usage.reasoning_tokens | usage.cache_write_tokens | result.refused_calls
         if counts >> 31 or not -_INT64 <= execution <= _INT64:
             raise RefusedEntry("a latency, token count, attempt or execution number is out of range")
         if not math.isfinite(result.started_at) or (cost is not None and not math.isfinite(cost)):
             raise RefusedEntry("a time or a cost is not a finite number")
         if judge_cost is not None and not math.isfinite(judge_cost):
             raise RefusedEntry("a judge's cost is not a finite number")
-        metadata = result.metadata
+        metadata = result.own_metadata
         untimed = metadata and (metadata.get("warmup") is True or metadata.get("untimed") is True)
         timed = 0 if outcome == NOT_RUN or untimed else 1
         redactor, redacted = self._redactor, self._redacted
@@ -200,9 +200,10 @@ class Encoder:
             self._number, ordinal, experiment, sample, repeat, outcome, timed, passed, value, latency,
             result.started_at, usage.input_tokens, usage.output_tokens, usage.cached_tokens, cost, judge_cost,
             result.cache_hits, result.unpriced_calls, result.unpriced_judge_calls, result.cut_off_calls,
+            result.refused_calls,
             usage.reasoning_tokens, usage.cache_write_tokens, attempt,
             STAGES[result.stage], execution, metrics, _mask(redacted) if redacted else 0, reward, verdicts,
-            result.code,
+            result.code, self._endings(result.unknown_endings),
         )  # fmt: skip
         detail = (
             (self._number, ordinal, execution, error, reason, rest_json, metadata_json, output, transcript)
@@ -244,6 +245,9 @@ class Encoder:
                 name += "#2"
             values[name] = metric.value
         return dumps(values)
+
+    def _endings(self, endings: Mapping[str, int]) -> str | None:
+        return self._redactor.json(dumps(endings)) if endings else None
 
     def _score_name(self, name: str) -> str:
         """Return the name of a score as JSON; most results of a run have the same."""
@@ -300,6 +304,7 @@ def _store_error(result: EvalResult, problem: str) -> EvalResult:
         unpriced_calls=_count(result.unpriced_calls),
         unpriced_judge_calls=_count(result.unpriced_judge_calls),
         cut_off_calls=_count(result.cut_off_calls),
+        refused_calls=_count(result.refused_calls),
         error=f"the result could not be stored: {problem}",
         stage="store",
         attempt=max(1, _count(result.attempt)),
@@ -358,7 +363,7 @@ def _sample_texts(sample: Sample[Any, Any]) -> _SampleTexts:
     return (
         stored_id(sample.id),
         _json(sample.input),
-        None if sample.expected is None else _json(sample.expected),
+        _json(sample.expected) if sample.has_expected else None,
         _json(sample.metadata) if sample.metadata else None,
     )
 
@@ -431,7 +436,7 @@ def read_sample(sample_id: str, input_: str | None, expected: str | None, metada
     return Sample(
         name,
         decode(object, input_),
-        None if expected is None else decode(object, expected),
+        NOT_GIVEN if expected is None else decode(object, expected),
         read_metadata(metadata),
     )
 
@@ -458,8 +463,8 @@ class StoreSource(ResultSource):
 READ_RESULT = (
     "ordinal", "experiment", "repeat", "outcome", "passed", "value", "latency_ms", "started_at", "input_tokens",
     "output_tokens", "cached_tokens", "cost_usd", "judge_cost_usd", "cache_hits", "unpriced_calls",
-    "unpriced_judge_calls", "cut_off_calls", "reasoning_tokens", "cache_write_tokens", "attempt", "stage",
-    "execution", "metrics", "redacted", "verdicts", "code",
+    "unpriced_judge_calls", "cut_off_calls", "refused_calls", "reasoning_tokens", "cache_write_tokens", "attempt",
+    "stage", "execution", "metrics", "redacted", "verdicts", "code", "unknown_endings",
 )  # fmt: skip
 READ_DETAIL = ("error", "reason", "score", "metadata")
 
@@ -478,7 +483,8 @@ def read_result(
     (
         ordinal, experiment, repeat, outcome, passed, value, latency, started_at, input_tokens,
         output_tokens, cached_tokens, cost, judge_cost, cache_hits, unpriced, unpriced_judges,
-        cut_off, reasoning_tokens, cache_write_tokens, attempt, stage, execution, metrics, redacted, verdicts, code,
+        cut_off, refused, reasoning_tokens, cache_write_tokens, attempt, stage, execution, metrics, redacted, verdicts,
+        code, unknown_endings,
     ) = row  # fmt: skip
     error, reason, score, metadata = detail
     if sample_id is None:
@@ -502,12 +508,19 @@ def read_result(
         unpriced_calls=unpriced,
         unpriced_judge_calls=unpriced_judges,
         cut_off_calls=cut_off,
+        refused_calls=refused,
+        unknown_endings=EMPTY if unknown_endings is None else read_endings(unknown_endings),
         redacted_parts=_parts(redacted) if redacted else (),
         code=code,
         output_json=output,
         snapshot=snapshot,
         source=source,
     )
+
+
+def read_endings(text: Any) -> Mapping[str, int]:
+    """Return the counts of unknown endings from their column."""
+    return decode(dict[str, int], text_of(text))
 
 
 def _parts(mask: int) -> tuple[RedactedPart, ...]:

@@ -1,4 +1,4 @@
-"""The tables of a store, version 2: one description for SQLite and PostgreSQL.
+"""The tables of a store, version 3: one description for SQLite and PostgreSQL.
 
 Results are found by (run, ordinal), two integers that grow during a run: every insert lands at the right edge of
 its index, so a trial costs the same after a hundred million others. Nothing on that path is indexed by a random key.
@@ -22,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = 2
+VERSION = 3
 
 metadata = MetaData()
 
@@ -63,6 +63,7 @@ runs = Table(
     Column("heartbeat_at", Double),  # By the database's clock.
     # Whether a result has one of `rows.EXTRA_USAGE`: if none has, they need not be added up. Runs of version 1 may.
     Column("extra_usage", SmallInteger, nullable=False, server_default="1"),
+    Column("revision", BigInteger, nullable=False, server_default="0"),  # See `RunRecord.revision`.
     UniqueConstraint("suite", "number"),
     # Numbers are never reused, so that remaining rows of a deleted run cannot belong to a new one.
     sqlite_autoincrement=True,
@@ -125,6 +126,8 @@ results = Table(
     Column("unpriced_calls", Integer, nullable=False, server_default="0"),  # Calls of the task with unknown cost.
     Column("unpriced_judge_calls", Integer, nullable=False, server_default="0"),
     Column("cut_off_calls", Integer, nullable=False, server_default="0"),  # Answers truncated at a token limit.
+    Column("refused_calls", Integer, nullable=False, server_default="0"),  # Calls that were declined.
+    Column("unknown_endings", Text),  # Answers by the unknown reason with which they ended, as JSON; NULL: none.
     Column("reasoning_tokens", Integer, nullable=False, server_default="0"),
     Column("cache_write_tokens", Integer, nullable=False, server_default="0"),
     Column("redacted", SmallInteger, nullable=False, server_default="0"),  # Bits of `rows.REDACTED_PARTS`.
@@ -182,7 +185,7 @@ session_snapshots = Table(
 )
 
 # The tables that each version added.
-ADDED_TABLES: dict[int, tuple[Table, ...]] = {2: (session_snapshots,)}
+ADDED_TABLES: dict[int, tuple[Table, ...]] = {2: (session_snapshots,), 3: ()}
 
 # The columns that each version added to existing tables, in the order in which a migration adds them.
 ADDED: dict[int, tuple[tuple[Table, str], ...]] = {
@@ -205,5 +208,10 @@ ADDED: dict[int, tuple[tuple[Table, str], ...]] = {
         (results, "code"),
         (labels, "weight"),
         (samples, "input_hash"),
+    ),
+    3: (
+        (results, "refused_calls"),
+        (results, "unknown_endings"),
+        (runs, "revision"),
     ),
 }

@@ -58,6 +58,7 @@ from fairtrial.store.records import (
     experiment_index,
     label_values,
     mapping_json,
+    new_revision,
     run_values,
 )
 from fairtrial.store.redact import current, refuse_secret
@@ -233,7 +234,7 @@ class SqlStore(SqlReads):
         if status is not None:
             values["status"] = status
             if status == "running":
-                values["finished_at"] = None
+                values |= {"finished_at": None, "revision": new_revision()}
         if finished_at is not None:
             values["finished_at"] = finished_at
         with self._write() as connection:
@@ -360,15 +361,23 @@ class SqlStore(SqlReads):
 
     def _commit(self, run_id: str, batch: Batch, epoch: int | None, companion: CommitCompanion | None) -> Committed:
         with self._write() as connection:
-            dataset, own = self._locked_dataset(connection, run_id, batch.number, epoch)
+            dataset, own, ended = self._locked_dataset(connection, run_id, batch.number, epoch)
             if companion is not None:
                 companion.begin(connection)
             committed = self._writer.write(connection, batch, dataset, own=own)
+            if batch.completed_samples:
+                self._revise(connection, runs.c.dataset == dataset)
+            elif batch.replaced or (ended and committed.new):
+                self._revise(connection, runs.c.id == batch.number)
             if companion is not None:
                 companion.check(connection, committed, self._shared_run(connection, batch.number))
         self._writer.remember(batch)
         self._datasets[run_id] = dataset
         return committed
+
+    def _revise(self, connection: Connection, which: ColumnElement[bool]) -> None:
+        """Give runs a new revision: caches of their figures are out of date when the transaction ends."""
+        connection.execute(update(runs).where(which).values(revision=new_revision()))
 
     def _shared_run(self, connection: Connection, number: int) -> RunState:
         """Return the state of a run, locked against changes until the transaction ends.
@@ -386,13 +395,17 @@ class SqlStore(SqlReads):
             known = self._plans[run_id] = self._run(run_id)
         return known
 
-    def _locked_dataset(self, connection: Connection, run_id: str, number: int, epoch: int | None) -> tuple[int, bool]:
-        """Return (the run's dataset, whether only this run uses it), locked until the transaction ends.
+    def _locked_dataset(
+        self, connection: Connection, run_id: str, number: int, epoch: int | None
+    ) -> tuple[int, bool, bool]:
+        """Return (the run's dataset, whether only this run uses it, whether the run has ended).
+
+        The run can be neither deleted nor ended until the transaction ends (`update_run` locks it for update).
 
         With an epoch, the run is locked against a takeover too: the next owner then reads what is committed here.
         """
         found = connection.execute(
-            select(runs.c.dataset, datasets.c.owner, runs.c.epoch)
+            select(runs.c.dataset, datasets.c.owner, runs.c.epoch, runs.c.finished_at)
             .join_from(runs, datasets, datasets.c.id == runs.c.dataset)
             .where(runs.c.id == number)
             .with_for_update(read=True, key_share=epoch is None, of=runs)
@@ -401,7 +414,7 @@ class SqlStore(SqlReads):
             self._plans.pop(run_id, None)
             raise UnknownRunError(f"run {run_id!r} was deleted from the store {self._place}")
         check_epoch(run_id, found.epoch, epoch)
-        return found.dataset, found.owner == number
+        return found.dataset, found.owner == number, found.finished_at is not None
 
     def _own_dataset(self, number: int) -> None:
         """Create a separate dataset for a run whose samples have another order, with the samples it has used."""

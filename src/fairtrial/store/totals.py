@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fairtrial.store.protocol import METRIC_CODES, MetricTotals, Totals
-from fairtrial.store.rows import EXTRA_USAGE, MAX_TRIALS, OUTCOME_NAMES, RESULT_COLUMNS
+from fairtrial.frozen import EMPTY
+from fairtrial.store.protocol import METRIC_CODES, MetricTotals, RunRecord, SampleMeans, Totals
+from fairtrial.store.rows import EXTRA_USAGE, MAX_TRIALS, OUTCOME_NAMES, RESULT_COLUMNS, read_endings
 from fairtrial.trials.result import Outcome
 
 _SHIFT = 32
@@ -18,6 +19,7 @@ _WANTED = tuple(
     )
 )  # fmt: skip
 _EXTRA_USAGE = tuple(RESULT_COLUMNS.index(name) for name in EXTRA_USAGE)
+_ENDINGS = RESULT_COLUMNS.index("unknown_endings")
 
 
 def pack(latency_ms: int, ordinal: int) -> int:
@@ -45,11 +47,53 @@ class _Sums:
         self.high = high if self.high is None else max(self.high, high)
 
 
+class SampleSums:
+    """Adds up the trials of each sample, for the means over samples."""
+
+    __slots__ = ("_samples",)
+
+    def __init__(self) -> None:
+        self._samples: dict[Hashable, list[float]] = {}
+
+    def add(self, sample: Hashable, passed: int | None, value: float | None, reward: float | None) -> None:
+        """Add a finished trial; its values are None if it was not scored."""
+        sums = self._samples.setdefault(sample, [0, 0, 0, 0, 0])
+        sums[4] += 1
+        if passed is not None and value is not None and reward is not None:
+            for place, number in enumerate((1, passed, value, reward)):
+                sums[place] += number
+
+    def shares(self) -> tuple[float, ...]:
+        """Return what `sample_means` takes."""
+        found = [0.0] * 7
+        for scored, passed, value, reward, finished in self._samples.values():
+            own = (1, passed / scored, value / scored, reward / scored) if scored else (0, 0, 0, 0)
+            for place, number in enumerate((*own, 1, passed / finished, value / finished)):
+                found[place] += number
+        return tuple(found)
+
+
+def sample_means(sums: Sequence[float]) -> SampleMeans:
+    """Return the means over samples.
+
+    The sums are the number of samples with a scored trial and the sums of their means (passed, value, reward), then
+    the number of samples with a finished trial and the sums of theirs (passed, value).
+    """
+    scored, *own, finished, passed, value = sums
+    means = [one / scored if scored else None for one in own]
+    return SampleMeans(*means, *(one / finished if finished else None for one in (passed, value)))
+
+
+def unequal(run: RunRecord, tallies: Iterable[TotalsBuilder]) -> bool:
+    """Return whether samples may differ in their number of scored trials, so that means need a sum for each sample."""
+    return run.repeats > 1 and sum(tally.scored for tally in tallies) < run.planned
+
+
 class TotalsBuilder:
     """Adds up the results of one experiment, or of one group in it."""
 
-    __slots__ = ("_cost", "_extra", "_judge_cost", "_latency", "_outcomes", "_passed", "_rewards",
-                 "_slowest", "_timed", "_tokens", "_values", "own_rewards")  # fmt: skip
+    __slots__ = ("_cost", "_endings", "_extra", "_judge_cost", "_latency", "_outcomes", "_passed", "_rewards",
+                 "_samples", "_slowest", "_timed", "_tokens", "_values", "own_rewards")  # fmt: skip
 
     def __init__(self) -> None:
         self._outcomes: dict[Outcome, int] = {}
@@ -61,7 +105,14 @@ class TotalsBuilder:
         self._cost: float | None = None
         self._judge_cost: float | None = None
         self._extra = dict.fromkeys(EXTRA_USAGE, 0)
+        self._endings: dict[str, int] = {}
         self._slowest: int | None = None
+        self._samples: list[float] | None = None
+
+    @property
+    def scored(self) -> int:
+        """The number of scored trials."""
+        return self._outcomes.get("scored", 0)
 
     def add_group(
         self,
@@ -105,10 +156,20 @@ class TotalsBuilder:
         """Add the sums of rewards, including those that equal the value."""
         self._rewards.add(total, low, high, squares)
 
+    def add_samples(self, *sums: float | None) -> None:
+        """Add the sums of further samples (see `sample_means`); empty ones are None, as in SQL."""
+        known = self._samples or [0.0] * len(sums)
+        self._samples = [one + float(more or 0) for one, more in zip(known, sums, strict=True)]
+
     def add_extra_usage(self, *sums: int | None) -> None:
         """Add the sums of rare usage columns, in the order of `EXTRA_USAGE`."""
         for name, number in zip(EXTRA_USAGE, sums, strict=True):
             self._extra[name] += int(number or 0)
+
+    def add_endings(self, text: str | None, trials: int = 1) -> None:
+        """Add the unknown endings of this many trials that have the same."""
+        for name, count in read_endings(text).items() if text is not None else ():
+            self._endings[name] = self._endings.get(name, 0) + count * trials
 
     def add_row(self, row: tuple[Any, ...]) -> None:
         """Add one result row."""
@@ -119,6 +180,7 @@ class TotalsBuilder:
         own = int(reward is not None)
         self.add_group(counts, timed, passed, value, value, value, squared, own, duration, slowest, *spent)
         self.add_extra_usage(*(row[place] for place in _EXTRA_USAGE))
+        self.add_endings(row[_ENDINGS])
         if value is not None:
             number = reward if own else value
             self.add_rewards(number, number, number, number * number)
@@ -147,6 +209,8 @@ class TotalsBuilder:
             output_tokens=self._tokens[1],
             cost_usd=self._cost,
             judge_cost_usd=self._judge_cost,
+            unknown_endings=dict(sorted(self._endings.items())) or EMPTY,
+            sample_means=None if self._samples is None else sample_means(self._samples),
             **self._extra,
         )
 

@@ -20,8 +20,9 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY
 from fairtrial.models.main_loop import prompt_task
 from fairtrial.report.report import EvalReport
+from fairtrial.runs.baseline import Baseline, describe_code
 from fairtrial.runs.events import Observer
-from fairtrial.runs.identity import evaluator_digest, identify
+from fairtrial.runs.identity import identify
 from fairtrial.runs.request import Lifespan, RunRequest
 from fairtrial.runs.rescore import rescore_run
 from fairtrial.runs.runner import Interrupt, OnResult, execute_run, prepare
@@ -166,7 +167,8 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         self.traces = traces
         self.home = _calling_file(self)  # The file it was made in.
         self._feeds: set[Feed] = set()
-        self._request(None, EMPTY, ())  # Report invalid settings now instead of at the first run.
+        self._baseline = Baseline()
+        self._request(None, EMPTY, ())  # Describe the code, and report invalid settings now.
 
     def __repr__(self) -> str:
         variants = f", {len(self.experiments)} experiments" if self.experiments else ""
@@ -181,7 +183,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
     def _request(
         self,
         store: Any,
-        tags: Mapping[str, str],
+        tags: Mapping[str, str] | None,
         observers: Sequence[Observer],
         *,
         fresh: bool = False,
@@ -197,7 +199,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
             self.experiments,
             self.config,
             store=store,
-            tags=tags,
+            tags=EMPTY if tags is None else tags,
             observers=observers,
             adapter=self.adapter,
             lifespan=self.lifespan,
@@ -208,6 +210,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
             force=force,
             home=self.home,
             traces=self.traces,
+            baseline=self._baseline,
         )
 
     async def run(
@@ -215,8 +218,8 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         *,
         store: RunStore | str | None = None,
         mailbox: Broker | str | None = None,
-        bus: Observer | Sequence[Observer] = (),
-        tags: Mapping[str, str] = EMPTY,
+        bus: Observer | Sequence[Observer] | None = None,
+        tags: Mapping[str, str] | None = None,
         fresh: bool = False,
         retry_errors: bool = False,
         run_id: str | None = None,
@@ -260,15 +263,15 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         *,
         store: RunStore | str | None = None,
         mailbox: Broker | str | None = None,
-        bus: Observer | Sequence[Observer] = (),
-        tags: Mapping[str, str] = EMPTY,
+        bus: Observer | Sequence[Observer] | None = None,
+        tags: Mapping[str, str] | None = None,
         fresh: bool = False,
         retry_errors: bool = False,
         run_id: str | None = None,
         force: bool = False,
         progress: bool = False,
     ) -> EvalReport[OutputT]:
-        """`run`, from ordinary code."""
+        """Blocking version of `run`."""
         opened = _opened(store)
         with _show_progress(progress, opened, retry_errors) as observers:
             request = self._request(
@@ -291,8 +294,8 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         *,
         store: RunStore | str | None = None,
         mailbox: Broker | str | None = None,
-        bus: Observer | Sequence[Observer] = (),
-        tags: Mapping[str, str] = EMPTY,
+        bus: Observer | Sequence[Observer] | None = None,
+        tags: Mapping[str, str] | None = None,
         fresh: bool = False,
     ) -> ResultStream:
         """Run the suite and iterate over its results as they arrive: `async for result in suite.stream()`.
@@ -316,11 +319,11 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         *,
         store: RunStore | str | None = None,
         mailbox: Broker | str | None = None,
-        bus: Observer | Sequence[Observer] = (),
-        tags: Mapping[str, str] = EMPTY,
+        bus: Observer | Sequence[Observer] | None = None,
+        tags: Mapping[str, str] | None = None,
         fresh: bool = False,
     ) -> Iterator[EvalResult[OutputT]]:
-        """`stream`, from ordinary code: `for result in suite.stream_sync()`."""
+        """Blocking version of `stream`: `for result in suite.stream_sync()`."""
         results = EvalSuite.stream(self, store=store, mailbox=mailbox, bus=bus, tags=tags, fresh=fresh)
         try:
             while True:
@@ -371,7 +374,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         evaluator: Evaluator | Scorer | None = None,
         *,
         store: RunStore | str | None = None,
-        bus: Observer | Sequence[Observer] = (),
+        bus: Observer | Sequence[Observer] | None = None,
         fresh: bool = False,
     ) -> EvalReport[OutputT]:
         """Score the stored outputs and sessions of a run again, as a new run; the task is not called.
@@ -396,10 +399,10 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         evaluator: Evaluator | Scorer | None = None,
         *,
         store: RunStore | str | None = None,
-        bus: Observer | Sequence[Observer] = (),
+        bus: Observer | Sequence[Observer] | None = None,
         fresh: bool = False,
     ) -> EvalReport[OutputT]:
-        """`rescore`, from ordinary code."""
+        """Blocking version of `rescore`."""
         opened = _opened(store)
         request = self._rescoring(opened, evaluator, bus, fresh)
         run = run_interruptibly(
@@ -408,20 +411,21 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         )
         return EvalReport(opened, run, output_types=_output_types(request))
 
-    def _rescoring(
-        self, store: RunStore, evaluator: Evaluator | Scorer | None, bus: Observer | Sequence[Observer], fresh: bool
-    ) -> RunRequest:
+    def _rescoring(self, store: RunStore, evaluator: Evaluator | Scorer | None, bus: Any, fresh: bool) -> RunRequest:
         request = self._request(store, EMPTY, _observers(bus), fresh=fresh)
         if evaluator is None:
             return request
         scorer = resolve(evaluator)
-        return replace(
+        baseline = Baseline()
+        changed = replace(
             request,
             scorer=scorer,
             rules=replace(request.rules, scorer=scorer),
             evaluator=evaluator,
-            evaluator_digest=evaluator_digest(evaluator),
+            baseline=baseline,
         )
+        code = describe_code(self.name, self.home, self.version, changed.roots, baseline)
+        return replace(changed, code=code)
 
 
 def _calling_file(suite: EvalSuite) -> str:
@@ -465,8 +469,16 @@ def _opened(store: RunStore | str | None) -> RunStore:
     return open_store(store) if store is None or isinstance(store, str) else store
 
 
-def _observers(bus: Observer | Sequence[Observer]) -> Sequence[Observer]:
-    return bus if isinstance(bus, Sequence) else (bus,)
+def _observers(bus: Observer | Sequence[Observer] | None) -> Sequence[Observer]:
+    """Return the observers. Raises `ConfigurationError` for one that could receive nothing."""
+    observers = () if bus is None else tuple(bus) if isinstance(bus, Sequence) else (bus,)
+    for observer in observers:
+        if not callable(getattr(observer, "publish", None)):
+            raise ConfigurationError(
+                f"bus must be an object with publish(event), or several of them (got {observer!r:.100}): "
+                "a function is subscribed by ControlDispatcher().subscribe(EventType, function)"
+            )
+    return observers
 
 
 def _as_dataset(samples: Dataset[Any, Any] | Iterable[Sample[Any, Any]]) -> Dataset[Any, Any]:
@@ -516,7 +528,7 @@ async def evaluate[I, O, E](
     *,
     experiments: Sequence[Experiment] = (),
     store: RunStore | str | None = None,
-    tags: Mapping[str, str] = EMPTY,
+    tags: Mapping[str, str] | None = None,
 ) -> EvalReport[O]: ...
 @overload
 async def evaluate[I, O, E](
@@ -527,7 +539,7 @@ async def evaluate[I, O, E](
     *,
     experiments: Sequence[Experiment] = (),
     store: RunStore | str | None = None,
-    tags: Mapping[str, str] = EMPTY,
+    tags: Mapping[str, str] | None = None,
 ) -> EvalReport[O]: ...
 async def evaluate(
     samples: Dataset[Any, Any] | Iterable[Sample[Any, Any]],
@@ -537,7 +549,7 @@ async def evaluate(
     *,
     experiments: Sequence[Experiment] = (),
     store: RunStore | str | None = None,
-    tags: Mapping[str, str] = EMPTY,
+    tags: Mapping[str, str] | None = None,
 ) -> EvalReport:
     """Evaluate a task on samples, in memory unless a store is given."""
     suite = _evaluation(samples, task, evaluator, config, experiments)
@@ -553,7 +565,7 @@ def evaluate_sync[I, O, E](
     *,
     experiments: Sequence[Experiment] = (),
     store: RunStore | str | None = None,
-    tags: Mapping[str, str] = EMPTY,
+    tags: Mapping[str, str] | None = None,
 ) -> EvalReport[O]: ...
 @overload
 def evaluate_sync[I, O, E](
@@ -564,7 +576,7 @@ def evaluate_sync[I, O, E](
     *,
     experiments: Sequence[Experiment] = (),
     store: RunStore | str | None = None,
-    tags: Mapping[str, str] = EMPTY,
+    tags: Mapping[str, str] | None = None,
 ) -> EvalReport[O]: ...
 def evaluate_sync(
     samples: Dataset[Any, Any] | Iterable[Sample[Any, Any]],
@@ -574,8 +586,8 @@ def evaluate_sync(
     *,
     experiments: Sequence[Experiment] = (),
     store: RunStore | str | None = None,
-    tags: Mapping[str, str] = EMPTY,
+    tags: Mapping[str, str] | None = None,
 ) -> EvalReport:
-    """`evaluate`, from ordinary code and notebooks."""
+    """Blocking version of `evaluate`, for scripts and notebooks."""
     suite = _evaluation(samples, task, evaluator, config, experiments)
     return suite.run_sync(store="memory:" if store is None else store, tags=tags)

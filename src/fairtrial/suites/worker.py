@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
-from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.fleet.ops.group import LoopGroup
@@ -39,7 +37,6 @@ from fairtrial.suites.loading import load_suite
 from fairtrial.suites.suite import EvalSuite
 
 _log = logging.getLogger("fairtrial.fleet")
-_LOOKED_AT = 1000
 
 
 async def run_worker(
@@ -126,14 +123,15 @@ def make_loop(
     """Create the loop that executes a suite's trials."""
     request = suite.prepared()
     settings = config or EvalLoopConfig(concurrency=suite.config.max_concurrent)
-    input_type, expected_type = types_of(suite.dataset)
+    dataset = suite.dataset
     return EvalLoop(
         requests=requests,
         rules=replace(request.rules, shared=shared, threads=threads or DaemonThreads()),
         results=results,
         config=replace(settings, fingerprint=settings.fingerprint or identify(request, samples=False).fingerprint),
-        input_type=input_type,
-        expected_type=expected_type,
+        input_type=None if dataset.input_type is object else dataset.input_type,
+        expected_type=None if dataset.expected_type is object else dataset.expected_type,
+        dataset=dataset,
         isolated=isolated,
         name=name,
     )
@@ -182,22 +180,6 @@ async def _close_lifespan(lifespan: AbstractAsyncContextManager[Any]) -> None:
         await lifespan.__aexit__(None, None, None)
     except Exception:
         traceback.print_exc()  # The trial is done: this error must not discard its result.
-
-
-def types_of(dataset: Dataset[Any, Any]) -> tuple[Any, Any]:
-    """Return the types of the inputs and expected values of a dataset, declared or taken from its samples.
-
-    A dataset made in code has no declared types. If its first samples have values of one type, that type is used.
-    """
-    kinds = []
-    for said, name in ((dataset.input_type, "input"), (dataset.expected_type, "expected")):
-        if said is object:
-            seen = {type(getattr(sample, name)) for sample in islice(dataset, _LOOKED_AT)} - {type(None)}
-            only = next(iter(seen)) if len(seen) == 1 else object
-            # The element types of containers are not known; they are sent as plain JSON.
-            said = object if only in (dict, list, tuple, set, frozenset) else only
-        kinds.append(said)
-    return kinds[0], kinds[1]
 
 
 async def _supervised(

@@ -3,6 +3,7 @@
 The extra `otel` installs what it needs. docs/how-to/traces.md shows both directions.
 """
 
+from fairtrial.tracing.automatic import trace_every_run, trace_to_langsmith
 from fairtrial.tracing.exporter import ExportSummary, TraceExporter
 from fairtrial.tracing.in_process import TrialSpanProcessor
 from fairtrial.tracing.langsmith_upload import UploadTotals, upload_run, write_experiments
@@ -16,6 +17,8 @@ __all__ = [
     "TrialSpanProcessor",
     "UploadTotals",
     "send_run",
+    "trace_every_run",
+    "trace_to_langsmith",
     "upload_run",
     "write_experiments",
     "write_run",

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from fairtrial.session.conversation import result_of
 from fairtrial.session.events import MAX_CALL_TOKENS, TokenUsage
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 from fairtrial.tracing.received import ReceivedLog, ReceivedSpan
@@ -190,7 +191,7 @@ def conversation_of(span: ReceivedSpan, logs: Iterable[ReceivedLog] = ()) -> Con
     if system and not any(_mapping(message).get("role") == "system" for message in given):
         parts = system if isinstance(system, list) else [{"type": "text", "content": system}]
         given = [{"role": "system", "parts": parts}, *given]
-    return Conversation(_messages(given), _messages(answered))
+    return Conversation(read_messages(given), read_messages(answered))
 
 
 def _message_lists(attributes: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -239,7 +240,8 @@ def _event_messages(span: ReceivedSpan, logs: Iterable[ReceivedLog]) -> tuple[li
     return given, answered
 
 
-def _messages(messages: Iterable[Any]) -> tuple[ChatMessage, ...]:
+def read_messages(messages: Iterable[Any]) -> tuple[ChatMessage, ...]:
+    """Return messages that are written in any of the known ways."""
     found = []
     for message in messages:
         tree = _mapping(message)
@@ -345,12 +347,6 @@ def _arguments(value: Any) -> Mapping[str, Any]:
     if isinstance(found, Mapping):
         return found
     return {} if found in (None, "") else {"value": found}
-
-
-def result_of(value: Any) -> Any:
-    """Return the result of a tool: objects and arrays decoded, other text as it is."""
-    found = decoded(value)
-    return found if isinstance(found, dict | list) else value
 
 
 def _text(value: Any) -> str:

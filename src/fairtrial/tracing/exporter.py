@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from fairtrial.errors import ConfigurationError, TraceSendError
 from fairtrial.runs.events import EvalRunStarted, RunEvent, SampleEvaluated
 from fairtrial.store.redact import RedactingFilter
-from fairtrial.tracing.endpoint import resolve_endpoint
+from fairtrial.tracing.endpoint import OtlpEndpoint, resolve_endpoint
 from fairtrial.tracing.profiles import profile_named
 from fairtrial.tracing.protocol_buffers import otlp_messages
 from fairtrial.tracing.sender import OtlpSender
@@ -67,7 +67,7 @@ class TraceExporter:
 
     Args:
         url: The address, `http://host:4318` or with `/v1/traces`; "env" for OTEL_EXPORTER_OTLP_ENDPOINT. Headers come
-            from OTEL_EXPORTER_OTLP_HEADERS.
+            from OTEL_EXPORTER_OTLP_HEADERS. Or an endpoint with headers of its own.
         sample: The share of passed trials that is sent, from 0 to 1.
         content: Send inputs, outputs, messages, tool arguments, errors and reasons too; secrets are replaced.
         profile: "langsmith" or "langfuse" for additional attributes.
@@ -80,7 +80,7 @@ class TraceExporter:
 
     def __init__(
         self,
-        url: str,
+        url: str | OtlpEndpoint,
         *,
         sample: float = 1.0,
         content: bool = False,
@@ -92,7 +92,7 @@ class TraceExporter:
         if not 0.0 <= sample <= 1.0:
             raise ConfigurationError(f"the share of sampled trials must be from 0 to 1 (got {sample!r})")
         otlp_messages("sending traces")
-        self._endpoint = resolve_endpoint(url)
+        self._endpoint = url if isinstance(url, OtlpEndpoint) else resolve_endpoint(url)
         self._share = sample
         self._content = content
         self._profile = profile_named(profile)

@@ -129,7 +129,7 @@ class _RecordedTrial:
 def _recorded_trial(trace: _Trace, events: tuple[Envelope, ...]) -> _RecordedTrial:
     given, output = _exchange(trace, events)
     service = str(trace.top.resource.get("service.name") or "")
-    sample: Sample[Any, Any] = Sample(trace.trace_id, given, None, {"service": service} if service else {})
+    sample: Sample[Any, Any] = Sample(trace.trace_id, given, metadata={"service": service} if service else {})
     return _RecordedTrial(sample, output, trace.top, events)
 
 

@@ -18,6 +18,7 @@ from uuid import UUID
 from fairtrial._version import __version__
 from fairtrial.codec import dumps, to_json
 from fairtrial.store.redact import Redactor, current
+from fairtrial.store.totals import SampleSums, sample_means
 from fairtrial.tracing.facts import FAILED_OUTCOMES, error_type, evaluations_of, output_text, trials_with_samples
 from fairtrial.trials.trace_ids import trace_id_of
 
@@ -131,7 +132,8 @@ class _RunConverter:
         expected: dict[str, Any] | None = None
         if sample is not None:
             given = self._object("input", dumps(sample.input))
-            expected = None if sample.expected is None else self._object("output", dumps(sample.expected))
+            if sample.has_expected:
+                expected = self._object("output", dumps(sample.expected))
         tree: dict[str, Any] = {
             "row_id": self._row_id(key.sample_id, key.repeat, given, expected),
             "inputs": given,
@@ -208,7 +210,10 @@ def _summary(rows: list[_Row]) -> list[dict[str, Any]]:
     if not scored:
         return []
     comment = f"{sum(scored):,} of {len(scored):,} scored trials passed, {len(rows) - len(scored):,} without a score"
-    return [{"key": "pass_rate", "score": sum(scored) / len(scored), "comment": comment}]
+    samples = SampleSums()
+    for row in rows:
+        samples.add(row.sample_id, row.passed, 0.0, 0.0)
+    return [{"key": "pass_rate", "score": sample_means(samples.shares()).pass_rate, "comment": comment}]
 
 
 def _moment(seconds: float) -> str:

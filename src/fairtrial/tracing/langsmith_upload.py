@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from fairtrial.errors import ConfigurationError, TraceSendError
+from fairtrial.frozen import first_is
 from fairtrial.store.redact import register_guess
 from fairtrial.tracing.endpoint import FROM_ENVIRONMENT
 from fairtrial.tracing.files import write_whole
@@ -30,6 +31,7 @@ _TIMEOUT_SECONDS = 120.0
 _NAMED_ROWS = 3  # Rows that an error message names.
 
 
+@first_is(int)
 @dataclass(slots=True)
 class UploadTotals:
     """What became of the experiments of a run, and the number of trials in those that were created."""
@@ -103,19 +105,25 @@ def write_experiments(
 
 def resolve_langsmith(url: str, environ: Mapping[str, str] = os.environ) -> tuple[str, dict[str, str]]:
     """Return the address of the endpoint and the headers of its requests."""
-    base = (environ.get("LANGSMITH_ENDPOINT") or _CLOUD) if url == FROM_ENVIRONMENT else url
+    base, key = langsmith_address(environ, "upload experiments", None if url == FROM_ENVIRONMENT else url)
+    version = "" if base.endswith("/api/v1") else "/v1" if base.endswith("/api") else "/api/v1"
+    headers = {"Content-Type": "application/json", "x-api-key": key}
+    workspace = environ.get("LANGSMITH_WORKSPACE_ID", "").strip()
+    return f"{base}{version}{_PATH}", headers | ({"x-tenant-id": workspace} if workspace else {})
+
+
+def langsmith_address(environ: Mapping[str, str], purpose: str, url: str | None = None) -> tuple[str, str]:
+    """Return the address of LangSmith, from the environment unless it is given, and the key, a secret from then on."""
+    base = environ.get("LANGSMITH_ENDPOINT") or _CLOUD if url is None else url
     base = base.strip().rstrip("/").removesuffix(_PATH)
     parts = urlsplit(base)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(f"the address of LangSmith must be an http:// or https:// URL (got {base!r})")
-    version = "" if base.endswith("/api/v1") else "/v1" if base.endswith("/api") else "/api/v1"
     key = environ.get("LANGSMITH_API_KEY", "").strip()
     if not key:
-        raise ConfigurationError("LANGSMITH_API_KEY must be set to upload experiments (it is not set)")
+        raise ConfigurationError(f"LANGSMITH_API_KEY must be set to {purpose} (it is not set)")
     register_guess(key, "key", "the value of $LANGSMITH_API_KEY")
-    headers = {"Content-Type": "application/json", "x-api-key": key}
-    workspace = environ.get("LANGSMITH_WORKSPACE_ID", "").strip()
-    return f"{base}{version}{_PATH}", headers | ({"x-tenant-id": workspace} if workspace else {})
+    return base, key
 
 
 def _count(totals: UploadTotals, request: UploadRequest, answer: HttpAnswer) -> None:

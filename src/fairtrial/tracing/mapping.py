@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from fairtrial.codec import to_json
 from fairtrial.models.pricing import configured_prices, priced
+from fairtrial.session.conversation import ConversationLog
 from fairtrial.session.events import PromptExecuted, SpanClosed, TokenUsage, ToolInvoked
-from fairtrial.session.trajectory import ChatMessage
+from fairtrial.session.trajectory import ChatMessage, ToolCall
 from fairtrial.session.views import Envelope, kind_of
 from fairtrial.tracing.dialects import (
     Conversation,
@@ -19,7 +20,6 @@ from fairtrial.tracing.dialects import (
     kind_of_span,
     model_of,
     provider_of,
-    result_of,
     tool_of,
     usage_of,
 )
@@ -102,53 +102,31 @@ def _with_model_below(
 def _model_events(calls: Sequence[tuple[ReceivedSpan, Conversation]], tools: Sequence[ToolInvoked]) -> list[_Timed]:
     """Return messages, model calls and, where no span has them, tool calls; every message once."""
     found: list[_Timed] = []
-    said: list[tuple[Any, ...]] = []
-    requested: dict[str, tuple[Any, ReceivedSpan]] = {}
-    derived = _NotInSpans(tools)
+    log = ConversationLog[ReceivedSpan](_InSpans(tools).has)
     for span, conversation in calls:
-        known = list(said)
-        for message in conversation.given:
-            identity = _identity(message)
-            if identity in known:
-                known.remove(identity)
-                continue
-            said.append(identity)
-            if message.role == "tool" and message.name in requested:
-                call, _asked = requested.pop(message.name)
-                if derived.lacks(call.name, call.id):
-                    invoked = ToolInvoked(call.name, call.arguments, result_of(message.text), call_id=call.id)
-                    found.append(_Timed(span.start, invoked, span))
-            found.append(_Timed(span.start, message, span))
+        found += [_Timed(span.start, event, span) for event in log.given(conversation.given)]
         found.append(_Timed(span.end, _prompt_executed(span), span))
         for message in conversation.answered:
-            said.append(_identity(message))
+            log.answered(message, span)
             found.append(_Timed(span.end, message, span))
-            requested.update({call.id: (call, span) for call in message.tool_calls})
-    for call, span in requested.values():  # Requested in the last call: executed or not, no result was seen.
-        if derived.lacks(call.name, call.id):
-            found.append(_Timed(span.end, ToolInvoked(call.name, call.arguments, call_id=call.id), span))
+    found += [_Timed(span.end, invoked, span) for invoked, span in log.without_result()]
     return found
 
 
-class _NotInSpans:
-    """Tells which tool calls have no span: matched by the id of the call, else by the name of the tool."""
+class _InSpans:
+    """Tells which tool calls have a span: matched by the id of the call, else by the name of the tool."""
 
     def __init__(self, tools: Sequence[ToolInvoked]) -> None:
         self._ids = {tool.call_id for tool in tools if tool.call_id}
         self._names = [tool.name for tool in tools if not tool.call_id]
 
-    def lacks(self, name: str, call_id: str) -> bool:
-        if call_id in self._ids:
-            return False
-        if name in self._names:
-            self._names.remove(name)
-            return False
-        return True
-
-
-def _identity(message: ChatMessage) -> tuple[Any, ...]:
-    """Return what makes a message the same in two calls. Arguments may be written in several ways; ids are enough."""
-    return message.role, message.text, message.name, tuple((call.id, call.name) for call in message.tool_calls)
+    def has(self, call: ToolCall) -> bool:
+        if call.id in self._ids:
+            return True
+        if call.name in self._names:
+            self._names.remove(call.name)
+            return True
+        return False
 
 
 def _prompt_executed(span: ReceivedSpan) -> PromptExecuted:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from fairtrial._version import __version__
+from fairtrial.backoff import backoff
 from fairtrial.errors import MissingExtraError, TraceSendError
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ class HttpPoster:
             headers: Its headers.
         """
         deadline = time.monotonic() + self._patience
-        pause = _FIRST_PAUSE
-        attempts = 0
+        attempts = pauses = 0
         while True:
             attempts += 1
             wanted: float | None = None
@@ -98,8 +97,8 @@ class HttpPoster:
                     return answer
                 problem = str(answer)
             if wanted is None:
-                wanted = random.uniform(pause / 2, pause)  # noqa: S311 - a delay, not a secret
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                pauses += 1
+                wanted = backoff(pauses, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
             if time.monotonic() + wanted > deadline:
                 raise TraceSendError(f"{what} could not be sent within {self._patience:g} s: {problem}")
             await asyncio.sleep(wanted)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairtrial.codec import dumps, to_json
+from fairtrial.models.agent import AgentEnded
 from fairtrial.session.events import PromptExecuted, Retrieved, SpanClosed, ToolInvoked
 from fairtrial.session.snapshot import restore_session
 from fairtrial.session.trajectory import ChatMessage
@@ -36,7 +37,17 @@ EVALUATION_EVENT = "gen_ai.evaluation.result"
 _INTERNAL, _CLIENT = 1, 3  # Span kinds.
 _OK, _ERROR = 1, 2  # Status codes.
 _INFO, _WARN = 9, 13  # Severity numbers of log records.
-_SPANS = {kind_of(kind): kind for kind in (PromptExecuted, ToolInvoked, Retrieved, SpanClosed)}
+# Providers by the names that OpenTelemetry's registry gives them.
+_PROVIDERS = {
+    "google": "gcp.gemini",
+    "gemini": "gcp.gemini",
+    "vertex": "gcp.vertex_ai",
+    "azure": "azure.ai.openai",
+    "bedrock": "aws.bedrock",
+    "bedrock-runtime": "aws.bedrock",
+    "mistral": "mistral_ai",
+}
+_SPANS = {kind_of(kind): kind for kind in (PromptExecuted, ToolInvoked, Retrieved, AgentEnded, SpanClosed)}
 _MESSAGE = kind_of(ChatMessage)
 _MARKS = tuple(name.rpartition(":")[2].encode() for name in _SPANS)
 
@@ -60,6 +71,7 @@ class TrialConverter:
         evaluator: The name of its evaluator.
         content: Whether inputs, outputs, messages, arguments, errors and reasons are included.
         profile: Additional attributes for one product.
+        dataset: The name of its dataset.
         redactor: Replaces secrets; by default those of this process.
     """
 
@@ -68,12 +80,13 @@ class TrialConverter:
     evaluator: str = ""
     content: bool = False
     profile: Profile = PLAIN
+    dataset: str = ""
     redactor: Redactor = field(default_factory=current)
 
     @classmethod
     def of_run(cls, run: RunRecord, *, content: bool = False, profile: Profile = PLAIN) -> TrialConverter:
         """Return the converter for a stored run."""
-        return cls(run.run_id, run.suite, run.evaluator, content, profile)
+        return cls(run.run_id, run.suite, run.evaluator, content, profile, run.dataset_name)
 
     def convert(self, result: EvalResult, sample: Sample[Any, Any] | None = None) -> ConvertedTrial:
         """Convert one trial; its session is read from the result's snapshot, if it has one."""
@@ -117,6 +130,8 @@ class TrialConverter:
             ("fairtrial.attempt", result.attempt),
             ("fairtrial.outcome", result.outcome),
         ]
+        if self.dataset:
+            found.append(("fairtrial.dataset", self.dataset))
         if score is not None:
             found += (("fairtrial.score", score.value), ("fairtrial.passed", score.passed))
             # For servers that take no log records.
@@ -133,7 +148,7 @@ class TrialConverter:
                 found.append(("fairtrial.input", given))
             if output is not None:
                 found.append(("fairtrial.output", output))
-            if sample is not None and sample.expected is not None:
+            if sample is not None and sample.has_expected:
                 found.append(("fairtrial.expected", dumps(sample.expected)))
         found += self.profile.every_span(self.run_id, result)
         found += self.profile.trial(self.suite, result, given, output)
@@ -143,6 +158,7 @@ class TrialConverter:
         self, trace_id: bytes, root_id: bytes, recorded: Sequence[Envelope], shared: Attributes
     ) -> Iterable[Span]:
         known = {envelope.span_id for envelope in recorded if _SPANS.get(envelope.kind) is SpanClosed}
+        agents = _agents(recorded)
         for position, envelope in enumerate(recorded):
             kind = _SPANS.get(envelope.kind)
             if kind is None:
@@ -153,12 +169,17 @@ class TrialConverter:
             if kind is SpanClosed and envelope.span_id:
                 span_id = bytes.fromhex(envelope.span_id)
             parent_id = bytes.fromhex(parent) if parent in known and parent is not None else root_id
+            agent = next((each for each in agents if each.called(envelope, data)), None)
+            if agent is not None:
+                parent_id = event_span_id(trace_id, agent.ended.seq)
             if kind is PromptExecuted:
                 name, attributes, error = self._model_call(data, recorded, position)
             elif kind is ToolInvoked:
                 name, attributes, error = self._tool_call(data)
             elif kind is Retrieved:
                 name, attributes, error = self._retrieval(data)
+            elif kind is AgentEnded:
+                name, attributes, error = self._agent(data)
             else:
                 name, attributes, error = str(data["name"]), [], data.get("error")
             if envelope.actor == JUDGE:
@@ -180,10 +201,11 @@ class TrialConverter:
         self, data: Mapping[str, Any], recorded: Sequence[Envelope], position: int
     ) -> tuple[str, Attributes, str | None]:
         model = str(data.get("model") or "")
+        adapter = str(data.get("adapter") or "unknown")
         found: Attributes = [
             ("gen_ai.operation.name", "chat"),
-            ("gen_ai.provider.name", str(data.get("adapter") or "unknown")),
-            ("gen_ai.request.model", model),
+            ("gen_ai.provider.name", _PROVIDERS.get(adapter, adapter)),
+            ("gen_ai.request.model", str(data.get("requested_model") or model)),
             ("gen_ai.response.model", model),
         ]
         usage = data.get("usage") or {}
@@ -214,14 +236,29 @@ class TrialConverter:
             found.append(("gen_ai.tool.call.id", str(data["call_id"])))
         if self.content:
             found.append(("gen_ai.tool.call.arguments", dumps(data.get("params") or {})))
-            found.append(("gen_ai.tool.call.result", _as_text(data.get("result"))))
         found += self.profile.tool_call()
         error = data.get("error")
         if error is None and data.get("success") is False:
             error = "the tool reported a failure"
+        if self.content and (error is None or data.get("result") is not None):
+            found.append(("gen_ai.tool.call.result", _as_text(data.get("result"))))
         if error is not None:
             found.append(("error.type", error_type(str(error), "tool_error")))
         return f"execute_tool {name}", found, error
+
+    def _agent(self, data: Mapping[str, Any]) -> tuple[str, Attributes, str | None]:
+        name = str(data.get("name") or "")
+        found: Attributes = [
+            ("gen_ai.operation.name", "invoke_agent"),
+            ("fairtrial.agent.end", str(data["reason"])),
+            ("fairtrial.agent.turns", int(data["turns"])),
+        ]
+        if name:
+            found.append(("gen_ai.agent.name", name))
+        error = str(data.get("detail") or "") if data["reason"] == "error" else None
+        if error is not None:
+            found.append(("error.type", error_type(error, "agent_error")))
+        return f"invoke_agent {name}".rstrip(), found, error
 
     def _retrieval(self, data: Mapping[str, Any]) -> tuple[str, Attributes, str | None]:
         source = str(data.get("source") or "")
@@ -315,6 +352,29 @@ class TrialConverter:
 
     def _clean(self, text: str) -> str:
         return utf8(self.redactor.text(text))
+
+
+class _Agent(NamedTuple):
+    """The end of an agent's loop, and the name under which its calls were recorded."""
+
+    ended: Envelope
+    name: str
+
+    def called(self, envelope: Envelope, data: Mapping[str, Any]) -> bool:
+        """Return whether an event before the end is a model call or a tool call of this agent."""
+        ended = self.ended
+        return (
+            envelope.seq < ended.seq
+            and _SPANS[envelope.kind] in (PromptExecuted, ToolInvoked)
+            and data.get("prompt_name") == self.name != ""
+            and (envelope.span_id, envelope.actor, envelope.attempt) == (ended.span_id, ended.actor, ended.attempt)
+        )
+
+
+def _agents(recorded: Sequence[Envelope]) -> list[_Agent]:
+    """Return the agents of a session, in the order in which they ended."""
+    ends = [envelope for envelope in recorded if _SPANS.get(envelope.kind) is AgentEnded]
+    return [_Agent(envelope, str(to_json(envelope.data).get("name") or "")) for envelope in ends]
 
 
 _JSON_STARTS = frozenset("{[")

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import InitVar, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.trials.stopping import StopWhen
 
 _TIMEOUT_SECONDS = 300.0
+
+
+class _Converted(float):
+    """A time limit that was converted from the other unit, so that `replace` may give either of the two."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +27,12 @@ class EvalConfig:
         timeout_seconds: Time limit of a task, and separately of its scoring.
         max_retries: How often a trial whose task failed or timed out is retried.
         stop_on_error: End the run at the first trial that is not scored.
+        max_same_errors: Stop an experiment, so that it can be resumed, if its first trials to finish, this many, all
+            ended in the same programming error (a NameError, AttributeError, TypeError, ImportError, KeyError or
+            IndexError) at the same line of your code. 0 never stops it.
         repeats: How often every sample is executed in every experiment.
+        refusals: What becomes of a trial whose task ended because the model or a filter declined to answer: "error", or
+            "score", which gives the text of the refusal to the evaluator as the output. Reports count both.
         max_samples: Use only this many samples, from the start of the dataset.
         seed: The seed from which the seed of every trial is derived.
         warmup: Number of trials to execute first and discard, so that cold starts are not measured.
@@ -30,40 +41,53 @@ class EvalConfig:
             of judges. Calls without a known price count as 0, with a warning.
         strict_cost: Refuse a run with unknown costs: before the first trial if a model has no price, else at the first
             call without one.
+        strict_packages: Start a new run, and refuse requests of a fleet, if the version of an installed package that
+            the project imports has changed. Otherwise the change is only named.
         stop_when: End the run once it has enough results (`StopWhen`).
         max_output_bytes: The size limit of outputs; a larger output is an error of its trial.
         close_seconds: Time limit for closing a trial's resources.
         cluster: The metadata key whose value samples share when they are not independent (one passage, one
             repository): errors and intervals allow for it. "" if samples are independent whatever their metadata.
         grace_seconds: How long trials in flight may continue after an interrupt before they are cancelled.
-        timeout_per_sample_ms: `timeout_seconds` in milliseconds; only an argument, not an attribute.
+        timeout_per_sample_ms: `timeout_seconds` in milliseconds; give one of the two.
     """
 
     max_concurrent: int = 10
     timeout_seconds: float = _TIMEOUT_SECONDS
     max_retries: int = 0
     stop_on_error: bool = False
+    max_same_errors: int = 20
     repeats: int = 1
+    refusals: Literal["error", "score"] = "error"
     max_samples: int | None = None
     seed: int = 0
     warmup: int = 0
     experiment_name: str = ""
     max_cost_usd: float | None = None
     strict_cost: bool = False
+    strict_packages: bool = False
     stop_when: StopWhen | None = None
     max_output_bytes: int = 16 * 1024 * 1024
     close_seconds: float = 10.0
     grace_seconds: float = 5.0
     cluster: str = "cluster"
-    timeout_per_sample_ms: InitVar[float | None] = None
+    if TYPE_CHECKING:
+        timeout_per_sample_ms: float | None = None
+    else:
+        timeout_per_sample_ms: InitVar[float | None] = None
 
-    def __post_init__(self, timeout_per_sample_ms: float | None) -> None:
-        if timeout_per_sample_ms is not None:
-            if self.timeout_seconds != _TIMEOUT_SECONDS:
-                raise ConfigurationError("timeout_seconds and timeout_per_sample_ms are mutually exclusive")
-            if type(timeout_per_sample_ms) not in (int, float):
-                raise ConfigurationError(f"timeout_per_sample_ms must be a number (got {timeout_per_sample_ms!r})")
-            object.__setattr__(self, "timeout_seconds", timeout_per_sample_ms / 1000)
+    def __post_init__(self, timeout_per_sample_ms: float | None = None) -> None:  # noqa: RUF033 - an InitVar
+        seconds, milliseconds = self.timeout_seconds, timeout_per_sample_ms
+        # `replace` passes what it reads from the other object: that gives way to a value which was given.
+        if milliseconds is not None and (type(milliseconds) is not _Converted or seconds is _TIMEOUT_SECONDS):
+            if seconds != _TIMEOUT_SECONDS and type(seconds) is not _Converted:
+                raise ConfigurationError(
+                    "timeout_seconds and timeout_per_sample_ms are mutually exclusive "
+                    f"(got {seconds} s and {milliseconds} ms)"
+                )
+            if type(milliseconds) not in (int, float, _Converted):
+                raise ConfigurationError(f"timeout_per_sample_ms must be a number (got {milliseconds!r})")
+            object.__setattr__(self, "timeout_seconds", _Converted(milliseconds / 1000))
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in ("max_samples", "max_cost_usd"):
@@ -73,6 +97,8 @@ class EvalConfig:
             if not fits or isinstance(value, bool) or not math.isfinite(value) or value < least:
                 kind = "a whole number" if whole else "a number"
                 raise ConfigurationError(f"EvalConfig.{name} must be {kind} of at least {least} (got {value!r})")
+        if self.refusals not in ("error", "score"):
+            raise ConfigurationError(f'EvalConfig.refusals must be "error" or "score" (got {self.refusals!r})')
         if not isinstance(self.cluster, str):
             raise ConfigurationError(f"EvalConfig.cluster must be the name of a metadata key (got {self.cluster!r})")
         if self.timeout_seconds <= 0:
@@ -93,11 +119,18 @@ class EvalConfig:
         return getattr(self, name)
 
 
+# The field is only an argument, which dataclasses leave on the class as its default.
+if not TYPE_CHECKING:
+    EvalConfig.timeout_per_sample_ms = property(
+        lambda config: _Converted(config.timeout_seconds * 1000), doc="`timeout_seconds` in milliseconds."
+    )
+
 _REAL = frozenset({"timeout_seconds", "max_cost_usd", "close_seconds", "grace_seconds"})
 _LEAST: dict[str, float] = {
     "max_concurrent": 1,
     "timeout_seconds": 0,
     "max_retries": 0,
+    "max_same_errors": 0,
     "repeats": 1,
     "max_samples": 1,
     "seed": 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
@@ -13,11 +14,14 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import FairtrialError
 from fairtrial.session.session import Session
 from fairtrial.session.views import Envelope
+from fairtrial.trials.application_calls import ApplicationCalls
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.sample_types import TypeName, value_type_name
 from fairtrial.trials.trace_ids import traceparent_of
 
 _current: ContextVar[TrialContext | None] = ContextVar("fairtrial_trial", default=None)
+_making_calls = threading.Lock()
 
 
 class TrialContext:
@@ -33,9 +37,11 @@ class TrialContext:
         shared: The resources that the suite's lifespan opened.
         environment: The environment of the task, if it sets one; passed to evaluators, still open.
         trace_endpoint: The OTLP/HTTP address to which the application sends its spans; "" if none are received.
+        scoring: True while the output is scored.
     """
 
     __slots__ = (
+        "_application_calls",
         "_calls",
         "_resources",
         "_run_seed",
@@ -45,6 +51,7 @@ class TrialContext:
         "experiment",
         "key",
         "sample",
+        "scoring",
         "session",
         "shared",
         "trace_endpoint",
@@ -75,6 +82,8 @@ class TrialContext:
         self.environment: Any = None
         self._resources: AsyncExitStack | None = None
         self._calls: dict[str, int] = {}
+        self._application_calls: ApplicationCalls | None = None
+        self.scoring = False
 
     @property
     def seed(self) -> int:
@@ -121,6 +130,19 @@ class TrialContext:
         self._calls[content] = count + 1
         return count
 
+    @property
+    def application_calls(self) -> ApplicationCalls:
+        """The recorder of model calls that the task makes with its own client."""
+        with _making_calls:
+            if self._application_calls is None:
+                self._application_calls = ApplicationCalls(self.session)
+            return self._application_calls
+
+    def end_task(self) -> None:
+        """Record what is left of the task's own model calls, before its session is looked at."""
+        if self._application_calls is not None:
+            self._application_calls.finish()
+
     def parts(self, *, shared: bool) -> ContextParts:
         """Return the parts from which a child process builds its own context, optionally with the shared resources."""
         return ContextParts(
@@ -157,8 +179,8 @@ class ContextParts(NamedTuple):
 
 def call_task_in_child(
     fn: Callable[..., Any], given: Any, parts: ContextParts, takes_context: bool
-) -> tuple[Any, tuple[Envelope, ...]]:
-    """Call a task in a child process; returns its output and its recorded events."""
+) -> tuple[Any, TypeName, tuple[Envelope, ...]]:
+    """Call a task in a child process; returns its output, the name of its type and the recorded events."""
     session = Session(tags=parts.tags)
     context = TrialContext(
         parts.key,
@@ -175,12 +197,14 @@ def call_task_in_child(
     try:
         output = fn(given, context) if takes_context else fn(given)
     except BaseException as error:
+        context.end_task()
         with contextlib.suppress(Exception):
             error.isolated_details = session.everything().envelopes  # type: ignore[attr-defined]  # see IsolatedError
         raise
     finally:
         _current.reset(token)
-    return output, session.everything().envelopes
+    context.end_task()
+    return output, value_type_name(output), session.everything().envelopes
 
 
 def running_trial() -> TrialContext | None:

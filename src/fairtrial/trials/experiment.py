@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY, FrozenDict, freeze
+from fairtrial.frozen import EMPTY, FrozenDict, first_is, freeze
 from fairtrial.trials.task import Task
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """A named variant: parameters that the task reads from `ctx.experiment`, or a separate task."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, Literal, Protocol, get_args
 from uuid import UUID
 
 from typing_extensions import TypeVar
@@ -27,6 +27,8 @@ type RedactedPart = Literal["output", "transcript", "error", "reason", "score", 
 type Stage = Literal["setup", "task", "output", "score", "delivery", "store"]
 """The stage at which a trial failed: setup, task, output encoding, scoring, delivery or storing."""
 
+_OUTCOMES = frozenset(get_args(Outcome.__value__))
+
 # With a default, which the syntax of PEP 695 has only from Python 3.13: a plain `EvalResult` is one of any output.
 OutputT = TypeVar("OutputT", default=Any, covariant=True)
 
@@ -44,25 +46,84 @@ class ResultSource(Protocol):
 
 
 class ResultMetadata(FrozenDict[str, Any]):
-    """The metadata of a trial; `metadata[key]` falls back to the sample's metadata.
+    """The metadata of a trial, then those of its sample, as one mapping; the sample is loaded when it is needed."""
 
-    Everything else, such as `in`, `get` and iteration, only covers the trial's own metadata.
-    """
-
-    __slots__ = ("_key", "_ordinal", "_source")
+    __slots__ = ("_key", "_ordinal", "_source", "own")
 
     def __init__(self, own: Mapping[str, Any], source: ResultSource, key: TrialKey, ordinal: int) -> None:
         super().__init__(own)
-        self._source, self._key, self._ordinal = source, key, ordinal
+        self.own = own if type(own) is FrozenDict else FrozenDict(own)
+        self._source: ResultSource | None = source
+        self._key, self._ordinal = key, ordinal
+
+    def _loaded(self) -> dict[str, Any]:
+        if self._source is not None:
+            result: EvalResult = EvalResult(key=self._key, ordinal=self._ordinal, outcome="not_run")
+            sample = self._source.load_sample(result)
+            self._source = None
+            # Not `self.update`, which a frozen mapping refuses.
+            dict.update(self, {name: value for name, value in sample.metadata.items() if name not in self.own})
+        return self
 
     def __missing__(self, name: str) -> Any:
-        sample = self._source.load_sample(EvalResult(self._key, self._ordinal, "not_run"))
-        if name not in sample.metadata:
+        if self._source is None:
             raise KeyError(name)
-        return sample.metadata[name]
+        return self._loaded()[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value, the default if there is none."""
+        return dict.get(self if name in self.own else self._loaded(), name, default)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or dict.__contains__(self._loaded(), name)
+
+    def __iter__(self) -> Iterator[str]:
+        return dict.__iter__(self._loaded())
+
+    def __reversed__(self) -> Iterator[str]:
+        return dict.__reversed__(self._loaded())
+
+    def __len__(self) -> int:
+        return dict.__len__(self._loaded())
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]  # dict_keys is one
+        """Return the keys."""
+        return dict.keys(self._loaded())
+
+    def values(self) -> ValuesView[Any]:  # type: ignore[override]
+        """Return the values."""
+        return dict.values(self._loaded())
+
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
+        """Return keys and values."""
+        return dict.items(self._loaded())
+
+    def copy(self) -> dict[str, Any]:
+        """Return the mapping as a dict."""
+        return dict(self.items())
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
+    def __eq__(self, other: object) -> bool:
+        return dict.__eq__(self._loaded(), other._loaded() if isinstance(other, ResultMetadata) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = FrozenDict.__hash__
+
+    def __repr__(self) -> str:
+        try:
+            return dict.__repr__(self._loaded())
+        except FairtrialError:  # The sample is not stored, or the store is closed: debuggers and logs must not fail.
+            return dict.__repr__(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FrozenDict, (dict(self),)
+        return FrozenDict, (self.copy(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +140,22 @@ class _Given:
         return RecordedView(UUID(int=0), EMPTY, ()) if self.session is None else self.session
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, init=False, eq=False)
 class EvalResult(Generic[OutputT]):
     """The result of one trial. `score` is None unless the outcome is "scored": an error is not a score of 0.
 
     `usage` is the usage of the task; the cost of judges is in `judge_cost_usd`. `cache_hits` counts model calls
     answered by the response cache, `unpriced_calls` and `unpriced_judge_calls` those with unknown cost: if there are
-    any, the costs are lower bounds. `cut_off_calls` counts model answers truncated at a token limit.
+    any, the costs are lower bounds. `cut_off_calls` counts model answers truncated at a token limit, `refused_calls`
+    those that the model or a filter declined, and `unknown_endings` those that ended with an unknown reason, by name.
 
     `ordinal` is the position of the trial in the plan and `execution` a random id of this execution. Until a result is
     stored, `output_json` and `snapshot` have the encoded output and session; results read from a store load `sample`,
     `session` and `trajectory` lazily. `redacted_parts` names the parts in which the store has replaced secrets.
 
-    A result created directly needs no key: `EvalResult(sample_id="7", score=Score(1.0))`, or `sample=` instead of the
-    id, `scores=` instead of one score, `tokens_used=` instead of `usage`, and `trajectory=` for the messages.
+    A result created directly needs no key: `EvalResult("7", Score(1.0), 12)` has the id of the sample, the score and
+    the latency, and a fourth argument is the error; everything else is given by name. There may be `sample=` instead of
+    the id, `scores=` instead of one score, `tokens_used=` instead of `usage`, and `trajectory=` for the messages.
     `EvalReport.of` creates a report from such results.
     """
 
@@ -114,6 +177,8 @@ class EvalResult(Generic[OutputT]):
     unpriced_calls: int = 0
     unpriced_judge_calls: int = 0
     cut_off_calls: int = 0
+    refused_calls: int = 0
+    unknown_endings: Mapping[str, int] = EMPTY
     redacted_parts: tuple[RedactedPart, ...] = ()
     code: int = 0  # The index of the code version that executed the trial.
     output_json: str | None = field(default=None, repr=False, compare=False)
@@ -122,15 +187,16 @@ class EvalResult(Generic[OutputT]):
 
     def __init__(
         self,
+        sample_id: str | None = None,
+        score: Score | None = None,
+        latency_ms: int = 0,
+        error: str | None = None,
+        *,
         key: TrialKey | None = None,
         ordinal: int = 0,
         outcome: Outcome | None = None,
-        score: Score | None = None,
         output: OutputT = None,  # type: ignore[assignment]
-        *,
-        latency_ms: int = 0,
         usage: TokenUsage = NO_USAGE,
-        error: str | None = None,
         stage: Stage | None = None,
         attempt: int = 1,
         execution: int = 0,
@@ -141,18 +207,21 @@ class EvalResult(Generic[OutputT]):
         unpriced_calls: int = 0,
         unpriced_judge_calls: int = 0,
         cut_off_calls: int = 0,
+        refused_calls: int = 0,
+        unknown_endings: Mapping[str, int] = EMPTY,
         redacted_parts: tuple[RedactedPart, ...] = (),
         code: int = 0,
         output_json: str | None = None,
         snapshot: bytes | None = None,
         source: ResultSource | None = None,
-        sample_id: str | None = None,
         sample: Sample[Any, Any] | None = None,
         trajectory: Trajectory | None = None,
         scores: Sequence[Score] = (),
         tokens_used: int | None = None,
         success: bool | None = None,
     ) -> None:
+        if sample_id is not None or type(key) is not TrialKey or type(latency_ms) is not int:
+            _check_arguments(key, sample_id, score, latency_ms, error)
         if key is None:
             key = TrialKey("", "baseline", _sample_id(sample_id, sample))
         elif sample_id is not None and sample_id != key.sample_id:
@@ -167,6 +236,8 @@ class EvalResult(Generic[OutputT]):
                 raise ValueError("a result must have a score or an error")
             outcome = "scored" if error is None else "task_error"
             score = score if error is None else None  # An error is not a score of 0.
+        elif outcome not in _OUTCOMES:
+            raise ValueError(f"outcome must be one of {', '.join(sorted(_OUTCOMES))} (got {outcome!r})")
         if success is not None and success is not (outcome == "scored"):
             raise ValueError(f"success must be {outcome == 'scored'} (got {success}): it follows from the outcome")
         if tokens_used is not None:
@@ -194,11 +265,24 @@ class EvalResult(Generic[OutputT]):
         set_field(self, "unpriced_calls", unpriced_calls)
         set_field(self, "unpriced_judge_calls", unpriced_judge_calls)
         set_field(self, "cut_off_calls", cut_off_calls)
+        set_field(self, "refused_calls", refused_calls)
+        set_field(self, "unknown_endings", unknown_endings)
         set_field(self, "redacted_parts", redacted_parts)
         set_field(self, "code", code)
         set_field(self, "output_json", output_json)
         set_field(self, "snapshot", snapshot)
         set_field(self, "source", source)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what the trial gave: a stored result, which knows its sample, equals the one that was stored."""
+        return self._compared() == other._compared() if type(other) is EvalResult else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[Any, ...]:
+        values = (getattr(self, name) for name in _COMPARED)
+        return (*values, self.own_metadata)
 
     def __repr__(self) -> str:
         """Return a line: the key, and what came of the trial. Output, metrics and usage are asked for by name."""
@@ -225,9 +309,14 @@ class EvalResult(Generic[OutputT]):
         return self.key.repeat
 
     @property
+    def own_metadata(self) -> Mapping[str, JSON]:
+        """The metadata of the trial without those of its sample."""
+        return self.metadata.own if type(self.metadata) is ResultMetadata else self.metadata
+
+    @property
     def known_latency_ms(self) -> int | None:
         """The duration of the trial; None if unknown (`metadata["untimed"]` is True)."""
-        return None if self.metadata.get("untimed") is True else self.latency_ms
+        return None if self.own_metadata.get("untimed") is True else self.latency_ms
 
     @property
     def success(self) -> bool:
@@ -295,6 +384,23 @@ class EvalResult(Generic[OutputT]):
 allow_type_arguments(EvalResult)
 
 
+def _check_arguments(key: Any, sample_id: Any, score: Any, latency_ms: Any, error: Any) -> None:
+    expected = (
+        ("key", key, TrialKey, "a TrialKey"),
+        ("sample_id", sample_id, str, "text"),
+        ("score", score, Score, "a Score"),
+        ("error", error, str, "text"),
+    )
+    for name, value, kind, what in expected:
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{name} of a result must be {what} (got {value!r:.80})\n{_POSITIONS}")
+    if type(latency_ms) is not int:
+        raise TypeError(f"latency_ms of a result must be an int (got {latency_ms!r:.80})\n{_POSITIONS}")
+
+
+_POSITIONS = "by position, it takes the id of the sample, the score, the latency and the error; give the rest by name"
+
+
 def _sample_id(sample_id: str | None, sample: Sample[Any, Any] | None) -> str:
     named = sample.id if sample_id is None and sample is not None else sample_id
     if named is None:
@@ -311,3 +417,6 @@ def _session_of(trajectory: Trajectory | None) -> SessionView | None:
     for message in trajectory.messages:
         session.record(message)
     return session.view()
+
+
+_COMPARED = tuple(each.name for each in fields(EvalResult) if each.compare and each.name != "metadata")

@@ -18,15 +18,16 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import anyio
 
+from fairtrial.backoff import longest_pause
 from fairtrial.clock import SYSTEM_CLOCK, Clock
 from fairtrial.codec import canonical, dumps, from_json, to_json
 from fairtrial.codec.escape import MARK
 from fairtrial.data.sample import Sample
-from fairtrial.errors import CodecError, ConfigurationError
+from fairtrial.errors import CodecError, ConfigurationError, ModelRefusedError, is_programming_error
 from fairtrial.isolation import Function, IsolatedError, IsolatedRunner, check_sendable
 from fairtrial.isolation.runner import START_SECONDS
 from fairtrial.offload import DaemonThreads, TimeLimit, on_trio, supervise
@@ -35,10 +36,19 @@ from fairtrial.session.dispatcher import ControlDispatcher
 from fairtrial.session.events import TraceIncomplete
 from fairtrial.session.session import NO_CALLS, Session
 from fairtrial.session.views import Envelope, RecordedView
+from fairtrial.trials.application_calls import without_recorded
 from fairtrial.trials.context import TrialContext, _current, call_task_in_child
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, Stage
+from fairtrial.trials.sample_types import (
+    OUTPUT_TYPE,
+    KnownTypes,
+    TypeName,
+    UnknownTypeError,
+    restores,
+    value_type_name,
+)
 from fairtrial.trials.task import ResolvedTask
 from fairtrial.trials.traces import TraceSource, slot_released
 
@@ -72,6 +82,7 @@ class TrialRules:
     max_retries: int = 0
     close_seconds: float = 10.0
     max_output_bytes: int = 16 * 1024 * 1024
+    refusals: Literal["error", "score"] = "error"
     seed: int = 0
     tags: tuple[tuple[str, str], ...] = ()
     adapter: Any = None
@@ -121,6 +132,7 @@ class _Attempt:
     error: BaseException | str | None = None
     output: Any = None
     output_json: str | None = None
+    output_type: TypeName | None = None  # Where the output type of the task would not restore the output.
     score: Any = None
     latency: float = 0.0
     waited: float = 0.0
@@ -145,6 +157,7 @@ class _Trial:
     state: _Attempt = field(default_factory=_Attempt)
     limit: TimeLimit = field(default_factory=TimeLimit)
     orphaned: bool = False
+    earlier_attempts: int = 0
 
     async def finish(self, rules: TrialRules, work: Coroutine[Any, Any, None]) -> None:
         """Run the work to its end, or orphan it."""
@@ -176,8 +189,9 @@ async def run_trial(
     if rules.tags:
         tags.update(rules.tags)
     trial = _Trial(
-        key, ordinal, rules.clock.time(), Session(tags=tags, clock=rules.clock, dispatcher=rules.dispatcher), attempt
-    )
+        key, ordinal, rules.clock.time(), Session(tags=tags, clock=rules.clock, dispatcher=rules.dispatcher), attempt,
+        earlier_attempts=attempt - 1,
+    )  # fmt: skip
     await trial.finish(rules, _attempts(rules, trial, sample, experiment))
     return _result(trial)
 
@@ -219,7 +233,6 @@ async def score_again(
     stored: EvalResult,
     recorded: RecordedView | None,
     *,
-    output_type: Any = object,
     attempt: int = 1,
 ) -> EvalResult:
     """Score a stored output without calling the task; its cost and latency are kept."""
@@ -231,19 +244,22 @@ async def score_again(
     # In a separate run, scores only include the cost of their own judges; earlier ones belong to the other run.
     judges_since = len(session) if key.run_id != stored.key.run_id else 0
     state = _Attempt(output_json=dumps(stored.output), latency=stored.latency_ms / 1000)
-    trial = _Trial(key, ordinal, stored.started_at, session, attempt, state)
+    trial = _Trial(key, ordinal, stored.started_at, session, attempt, state, earlier_attempts=attempt - 1)
+    place, experiment = next((at, one) for at, one in enumerate(rules.experiments) if one.name == key.experiment)
     try:
-        state.output = stored.output if output_type is object else from_json(output_type, to_json(stored.output))
+        state.output_type = cast("TypeName | None", stored.own_metadata.get(OUTPUT_TYPE))
+        state.output = _read_output(rules, rules.tasks[place], sample, stored.output, state.output_type)
+    except UnknownTypeError as error:
+        state.fail("scorer_error", "score", str(error))
     except CodecError as error:
         state.fail("scorer_error", "score", f"the stored output does not match the output type of the task: {error}")
     else:
-        experiment = next(found for found in rules.experiments if found.name == key.experiment)
         context = TrialContext(
             key, sample, experiment, session, run_seed=rules.seed, attempt=attempt, shared=rules.shared
         )
         await trial.finish(rules, _attempt(rules, trial, context, None))
     result = _result(trial, judges_since=judges_since)
-    metadata = result.metadata if stored.known_latency_ms is not None else {**result.metadata, "untimed": True}
+    metadata = result.own_metadata if stored.known_latency_ms is not None else {**result.own_metadata, "untimed": True}
     return replace(result, usage=stored.usage, unpriced_calls=stored.unpriced_calls, metadata=metadata)
 
 
@@ -281,7 +297,8 @@ async def _call_traced_task(
             trial.limit.check()
         if collected is None:  # The task failed, and its events are for people to read; or the source took too long.
             collected = expected.collected()
-        context.session.extend(collected.envelopes)
+        recorded = context.session.view(attempt=context.session.attempt)
+        context.session.extend(without_recorded(recorded, collected.envelopes))
         if collected.problem is not None and trial.state.error is None:
             context.session.record(TraceIncomplete(collected.problem, collected.spans), actor="framework")
     finally:
@@ -312,11 +329,15 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
                     state.output = await _invoke(rules, task, (given, context) if task.takes_context else (given,))
             finally:
                 state.latency = max(0.0, rules.clock.monotonic() - started - state.waited)
+                context.end_task()
     except BaseException as error:
         await _raise_if_external(error)
-        state.retry_after = _retry_after(error)
-        state.fail("task_error", "task", error)
-        return
+        refusal = error.refusal if isinstance(error, ModelRefusedError | IsolatedError) else None
+        if refusal is None or rules.refusals == "error":
+            state.retry_after = _retry_after(error)
+            state.fail("task_error", "task", error)
+            return
+        state.output = refusal
     # The second case: it blocked the event loop, so that it could not be cancelled, and returned late.
     if limit.expired or monotonic() > limit.deadline:
         state.output = None
@@ -331,7 +352,7 @@ async def _call_task(rules: TrialRules, trial: _Trial, context: TrialContext, ta
         state.fail("task_error", "task", "the task modified its input; modify a copy instead")
         return
     state.step = "output"
-    await _check_output(rules, state)
+    await _check_output(rules, state, task)
 
 
 async def _invoke(rules: TrialRules, task: ResolvedTask, args: tuple[Any, ...]) -> Any:
@@ -346,18 +367,18 @@ async def _invoke_isolated(
 ) -> Any:
     """Run the task in a child process, and copy its recorded events, however it ends."""
     function = rules.isolated.function(task.fn, f"task {task.name!r}", call_task_in_child)
-    kind: Any = types.GenericAlias(tuple, (task.output_type, tuple[Envelope, ...]))
+    kind: Any = tuple[object, object, tuple[Envelope, ...]]
     async with _ready_child(rules, trial, function) as child:
         context.deadline = trial.limit.deadline
         args = (given, context.parts(shared=task.takes_context), task.takes_context)
         try:
-            output, envelopes = await child.call(function, args, kind=kind)
+            output, name, envelopes = await child.call(function, args, kind=kind)
         except IsolatedError as error:
             if error.details is not None:
                 context.session.extend(from_json(tuple[Envelope, ...], error.details))
             raise
     context.session.extend(envelopes)
-    return output
+    return _read_output(rules, task, context.sample, output, name)
 
 
 @contextlib.asynccontextmanager
@@ -381,6 +402,17 @@ async def _offload(rules: TrialRules, trial: _Trial, call: OffloadedCall) -> Any
         return await child.call(function, (call.name, *call.args), call.kwargs, kind=call.kind)
 
 
+def _read_output(
+    rules: TrialRules, task: ResolvedTask, sample: Sample[Any, Any], output: Any, name: TypeName | None
+) -> Any:
+    """Return an output that was JSON, read under its name or, without one, as the output type of the task."""
+    if name is None:
+        return output if task.output_type is object else from_json(task.output_type, to_json(output))
+    values = (sample.input, sample.expected)
+    known = KnownTypes(task.fn, rules.scorer.function, output=task.output_type, values=values)
+    return known.read(name, output, "output")
+
+
 def _changed(given: Any, original: Any) -> bool:
     try:
         return bool(given != original) and canonical(given) != canonical(original)
@@ -388,13 +420,15 @@ def _changed(given: Any, original: Any) -> bool:
         return False
 
 
-async def _check_output(rules: TrialRules, state: _Attempt) -> None:
+async def _check_output(rules: TrialRules, state: _Attempt, task: ResolvedTask) -> None:
     """Encode the output, so that an output that cannot be stored is an error of its trial."""
     output = state.output
     limit = rules.max_output_bytes
     try:
         size = len(output) if isinstance(output, str | bytes) else 0
         text = dumps(output) if size <= limit else ""
+        name = value_type_name(output) if text else ""
+        restored = restores(task.output_type, name, output)
     except BaseException as error:  # Encoding calls user code: properties, iterators, serializers.
         await _raise_if_external(error)
         why = str(error) if isinstance(error, CodecError) else describe_error(error)
@@ -406,6 +440,7 @@ async def _check_output(rules: TrialRules, state: _Attempt) -> None:
             state.fail("task_error", "output", "the output contains NaN or an infinity")
         else:
             state.output_json = text
+            state.output_type = None if restored else name
     if state.error is not None:
         state.output = None
 
@@ -413,6 +448,7 @@ async def _check_output(rules: TrialRules, state: _Attempt) -> None:
 async def _score(rules: TrialRules, trial: _Trial, context: TrialContext) -> None:
     state, limit = trial.state, trial.limit
     state.step = "score"
+    context.scoring = True
     scorer, key, sample, session = rules.scorer, context.key, context.sample, context.session
     try:
         if scorer.quick and not scorer.needs_session:
@@ -519,7 +555,7 @@ def _backoff(failures: int, retry_after: float | None) -> float:
     # Full jitter spreads the retries of trials that failed together.
     if retry_after is not None:
         return min(retry_after, _MAX_PAUSE)
-    return random.uniform(0.0, min(30.0, 0.5 * 2**failures))  # noqa: S311 - a delay, not a secret
+    return random.uniform(0.0, longest_pause(failures, first=1.0, longest=30.0))  # noqa: S311 - a delay, not a secret
 
 
 def describe_error(error: BaseException | str | None) -> str:
@@ -536,6 +572,8 @@ def describe_error(error: BaseException | str | None) -> str:
 def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
     session, state = trial.session, trial.state
     metadata: dict[str, Any] = {}
+    if trial.attempt > 1:
+        metadata["earlier_attempts"] = trial.earlier_attempts
     if session.late_events:
         metadata["late_events"] = session.late_events
     if trial.orphaned:
@@ -544,6 +582,8 @@ def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
         metadata["close_error"] = state.close_error
     if state.trace_incomplete:
         metadata["trace_incomplete"] = True
+    if state.output_type is not None and state.output_json is not None:
+        metadata[OUTPUT_TYPE] = state.output_type
     calls, snapshot = NO_CALLS, None
     if len(session):
         try:
@@ -555,6 +595,14 @@ def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
     if isinstance(state.error, BaseException) and state.error.__traceback__ is not None:
         frames = traceback.format_list(traceback.extract_tb(state.error.__traceback__)[-8:])
         metadata["traceback"] = "".join(frames)[-4000:]
+        if isinstance(state.error, IsolatedError):
+            if state.error.traceback:
+                metadata["traceback"] = state.error.traceback[-4000:]
+            mistake = state.error.mistake
+        else:
+            mistake = is_programming_error(state.error)
+        if mistake:
+            metadata["programming_error"] = True
     return EvalResult(
         key=trial.key,
         ordinal=trial.ordinal,
@@ -574,6 +622,8 @@ def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
         unpriced_calls=calls.unpriced_calls,
         unpriced_judge_calls=calls.unpriced_judge_calls,
         cut_off_calls=calls.cut_off_calls,
+        refused_calls=calls.refused_calls,
+        unknown_endings=calls.unknown_endings,
         output_json=state.output_json,
         snapshot=snapshot,
     )

@@ -77,7 +77,14 @@ def routes(viewer: Viewer) -> list[Route]:
 
 def make_app(viewer: Viewer) -> Any:
     """Return the application, with the guard before everything."""
-    inside = Starlette(routes=[Mount(f"/{viewer.access.prefix}", routes=routes(viewer))])
+
+    async def unknown_page(request: Request, _error: Exception) -> Response:
+        if viewer.visitor(request).review_only:
+            return PlainTextResponse("not found\n", 404)
+        return _problem(viewer, request, 404, "There is no such page.", "The list of runs leads to all pages.")
+
+    mount = Mount(f"/{viewer.access.prefix}", routes=routes(viewer))
+    inside = Starlette(routes=[mount], exception_handlers={404: unknown_page})
     inside.router.redirect_slashes = False
     return Guard(inside, viewer.access)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fairtrial.analysis.trial_columns import Condition, TrialColumns
+from fairtrial.codec import digest
 from fairtrial.render.session_text import value_text
+from fairtrial.store.numbers import NumberStore
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.types import JSON
 from fairtrial.viewer.question import Question
@@ -27,12 +29,16 @@ def needs_building(store: RunStore, run: RunRecord) -> bool:
     return run.planned > BUILT_HERE and TrialColumns.open_existing(store, run) is None
 
 
-def state_of(store: RunStore, run: RunRecord) -> tuple[Any, ...]:
-    """Return what changes whenever the results of a run change: of a finished run, its id and its end."""
-    if run.status != "running" and run.finished_at is not None:
-        return run.run_id, run.finished_at, run.status
-    stored = [tuple(sorted(part.outcomes.items())) for part in store.totals(run.run_id)]
-    return run.run_id, run.finished_at, run.status, tuple(stored)
+def state_of(store: RunStore, run: RunRecord, *, samples: bool = True) -> tuple[Any, ...]:
+    """Return what changes whenever the results of a run change, or what its pages say of it.
+
+    The last part is how many samples are stored, which runs of the same dataset share; None without `samples`.
+    """
+    # Until its end, a run gets more results without a new revision.
+    totals = () if run.finished_at is not None else store.totals(run.run_id)
+    stored = tuple(tuple(sorted(part.outcomes.items())) for part in totals)
+    known = tuple(store.sample_state(run.run_id)) if samples and isinstance(store, NumberStore) else None
+    return run.run_id, run.revision, run.finished_at, run.status, digest(dict(run.notes)), stored, known
 
 
 def accepted_values(columns: TrialColumns, key: str, texts: tuple[str, ...]) -> list[JSON]:

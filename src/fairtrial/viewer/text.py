@@ -9,8 +9,8 @@ import difflib
 import html
 import json
 import re
-import time
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +26,9 @@ _INVISIBLE = re.compile(
 )
 _WORDS = re.compile(r"\S+\s*|\s+")
 _MAX_WORDS = 5_000
-_DIFF_SECONDS = 0.5
+# Pairs of equal pieces that may be looked at. The comparison takes at least this many steps, and its square if one word
+# is repeated: models that fall into a loop write such texts.
+_MAX_PAIRS = 20_000
 
 
 class Html:
@@ -154,16 +156,34 @@ def differences(first: str, second: str) -> tuple[list[DiffPart], list[DiffPart]
     if first == second:
         return [DiffPart(first, False)], [DiffPart(second, False)], "the texts are equal"
     words: list[list[str]] = [_WORDS.findall(text) for text in (first, second)]
-    pieces = words if max(map(len, words)) <= _MAX_WORDS else [first.splitlines(True), second.splitlines(True)]
-    start = time.process_time()
-    matcher = difflib.SequenceMatcher(None, pieces[0], pieces[1], autojunk=max(map(len, pieces)) > _MAX_WORDS)
-    if matcher.quick_ratio() < 0.1 and max(map(len, pieces)) > 200:
+    for pieces in (words, [first.splitlines(True), second.splitlines(True)]):
+        before = _common(*pieces)
+        after = _common(*(side[before:][::-1] for side in pieces))
+        changed: list[list[str]] = [side[before : len(side) - after] for side in pieces]
+        counts = [Counter(side) for side in changed]
+        pairs = sum(count * counts[1][piece] for piece, count in counts[0].items())
+        if max(map(len, changed)) <= _MAX_WORDS and pairs <= _MAX_PAIRS:
+            break
+    else:
+        return [DiffPart(first, False)], [DiffPart(second, False)], "the texts are too long or repetitive to mark"
+    matcher = difflib.SequenceMatcher(None, changed[0], changed[1], autojunk=False)
+    if not before + after and matcher.quick_ratio() < 0.1 and max(map(len, changed)) > 200:
         return [DiffPart(first, False)], [DiffPart(second, False)], "the texts are too different to mark"
-    left: list[DiffPart] = []
-    right: list[DiffPart] = []
+    sides: tuple[list[DiffPart], list[DiffPart]] = ([], [])
+    if before:
+        for parts in sides:
+            parts.append(DiffPart("".join(pieces[0][:before]), False))
     for kind, a, b, c, d in matcher.get_opcodes():
-        for side, text in ((left, "".join(pieces[0][a:b])), (right, "".join(pieces[1][c:d]))):
+        for parts, text in zip(sides, ("".join(changed[0][a:b]), "".join(changed[1][c:d])), strict=True):
             if text:
-                side.append(DiffPart(text, kind != "equal"))
-    late = time.process_time() - start > _DIFF_SECONDS
-    return left, right, "long texts: compared line by line" if late or pieces is not words else ""
+                parts.append(DiffPart(text, kind != "equal"))
+    if after:
+        for parts in sides:
+            parts.append(DiffPart("".join(pieces[0][-after:]), False))
+    return *sides, "" if pieces is words else "long texts: compared line by line"
+
+
+def _common(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return the number of pieces that both begin with."""
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))

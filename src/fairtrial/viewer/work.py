@@ -10,14 +10,21 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import batched
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairtrial.errors import FairtrialError
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.viewer.question import read_question
 
+if TYPE_CHECKING:
+    from fairtrial.analysis.comparison import ComparisonRecord
+    from fairtrial.analysis.pairing import ChangeKind
+    from fairtrial.analysis.source import ExperimentSource
+
+CHANGES: tuple[ChangeKind, ...] = ("lost", "gained", "changed")
+"""The kinds of changes of which the samples are shown, in this order."""
 _FLIPS = 500
 _BATCH = 256
 
@@ -123,7 +130,7 @@ class Jobs:
             "about": list(document.about),
             "html": str(fragment(Document(document.title, (), blocks))),
             "json": comparison.to_json(),
-            **self._flips(baseline[job["a_experiment"]].source, candidate[job["b_experiment"]].source),
+            **_changed(comparison),
         }
 
     def _calibration(self, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,53 +163,6 @@ class Jobs:
         question, _ = read_question(job["query"])
         ordinals = chosen_ordinals(open_columns_of(self._store, run), question)
         return {"rows": export_results(self._store, run.run_id, job["path"], "parquet", ordinals=ordinals)}
-
-    def _flips(self, baseline: Any, candidate: Any) -> dict[str, Any]:
-        """Return the samples whose pass rate or score changed, the largest change first."""
-        import numpy as np
-
-        from fairtrial.analysis.column_reader import read_columns, sample_ordinals
-        from fairtrial.analysis.metrics import FAILED, PASSED, VALUE
-
-        sides = [read_columns(source, metrics=[PASSED, VALUE]) for source in (baseline, candidate)]
-        rates: list[Any] = []
-        values: list[Any] = []
-        for side in sides:
-            # As in a comparison: an error of the system is a failure, anything else without a score says nothing.
-            scored = np.isfinite(side.values[PASSED]) | (side.outcomes == FAILED)
-            count = np.maximum(scored.sum(axis=1), 1)
-            empty = ~scored.any(axis=1)
-            for kept, name in ((rates, PASSED), (values, VALUE)):
-                means = np.nan_to_num(np.where(scored, side.values[name], 0)).sum(axis=1) / count
-                means[empty] = np.nan
-                kept.append(means)
-        left, right = _paired_places(sides[0].ids, sides[1].ids)
-        known = np.isfinite(rates[0][left]) & np.isfinite(rates[1][right])
-        left, right = left[known], right[known]
-        change = rates[1][right] - rates[0][left]
-        by_value = values[1][right] - values[0][left]
-        chosen = {
-            "lost": change < 0, "gained": change > 0, "changed": (change == 0) & (by_value != 0),
-        }  # fmt: skip
-        counts = {kind: int(np.count_nonzero(mask)) for kind, mask in chosen.items()}
-        counts["same"] = left.size - sum(counts.values())
-        counts["missing"] = len(sides[0].ids) - left.size
-        ordinals = [sample_ordinals(source) for source in (baseline, candidate)]
-        flips = []
-        for kind, mask in chosen.items():
-            found = np.flatnonzero(mask)
-            largest = np.lexsort((-np.abs(by_value[found]), -np.abs(change[found])))[:_FLIPS]
-            for at in found[largest].tolist():
-                before, after = int(left[at]), int(right[at])
-                flips.append(
-                    {
-                        "id": sides[0].ids[before], "kind": kind,
-                        "a": [float(rates[0][before]), float(values[0][before])],
-                        "b": [float(rates[1][after]), float(values[1][after])],
-                        "samples": [int(ordinals[0][before]), int(ordinals[1][after])],
-                    }
-                )  # fmt: skip
-        return {"counts": counts, "flips": flips}
 
     def _search(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Search input, output, reason, error and transcript of the selected trials until the time is over."""
@@ -250,16 +210,30 @@ class Jobs:
         return texts
 
 
-def _paired_places(left: Sequence[str], right: Sequence[str]) -> tuple[Any, Any]:
-    """Return the places of the samples that both sides have, on either side."""
-    import numpy as np
+def _changed(comparison: ComparisonRecord) -> dict[str, Any]:
+    """Return how many samples changed, and those that did, the largest change first."""
+    (changes,) = comparison.changes
+    counts = {kind: changes.count(kind) for kind in (*CHANGES, "same")} | {"missing": changes.missing}
+    flips = [
+        {
+            "id": changes.ids[at], "kind": kind, "a": [float(changes.passed[0][at]), float(changes.values[0][at])],
+            "b": [float(changes.passed[1][at]), float(changes.values[1][at])],
+        }
+        for kind in CHANGES
+        for at in changes.places(kind)[:_FLIPS].tolist()
+    ]  # fmt: skip
+    places = [_sample_places(source, {flip["id"] for flip in flips}) for source in comparison.sources]
+    for flip in flips:
+        flip["samples"] = [known[flip["id"]] for known in places]
+    return {"counts": counts, "flips": flips}
 
-    if left == right:
-        return np.arange(len(left)), np.arange(len(left))
-    places = {sample_id: place for place, sample_id in enumerate(right)}
-    pairs = [(place, places[sample_id]) for place, sample_id in enumerate(left) if sample_id in places]
-    both = np.array(pairs, dtype=np.intp).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
+
+def _sample_places(source: ExperimentSource, ids: set[str]) -> dict[str, int]:
+    """Return the places of samples in the dataset, by their ids."""
+    from fairtrial.analysis.column_reader import read_columns, sample_ordinals
+
+    known = zip(read_columns(source, metrics=()).ids, sample_ordinals(source).tolist(), strict=True)
+    return {sample_id: place for sample_id, place in known if sample_id in ids}
 
 
 def _needle(text: str) -> str:

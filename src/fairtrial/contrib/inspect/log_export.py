@@ -15,6 +15,7 @@ from fairtrial.codec import dumps
 from fairtrial.data.sample import Sample
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.store.protocol import RunRecord, RunStore
+from fairtrial.store.totals import SampleSums, sample_means
 from fairtrial.tracing.facts import trials_with_samples
 from fairtrial.trials.result import EvalResult
 
@@ -45,7 +46,7 @@ class _ExperimentLog:
         self.store, self.run, self.experiment, self.archive = store, run, experiment, archive
         self.summaries: list[dict[str, Any]] = []
         self.values: dict[str, list[float]] = {}
-        self.passed = 0
+        self.samples = SampleSums()
         self.ended = run.created_at
         parameters = run.params.get(experiment)
         named = parameters.get("model") if isinstance(parameters, Mapping) else None
@@ -93,7 +94,8 @@ class _ExperimentLog:
         scores = _scores(result)
         for name, score in scores.items():
             self.values.setdefault(name, []).append(score["value"])
-        self.passed += result.score is not None and result.passed
+        if result.score is not None:
+            self.samples.add(result.sample_id, result.score.passed, result.score.value, result.score.reward)
         self.ended = max(self.ended, result.started_at + result.latency_ms / 1000)
         given = None if sample is None else sample.input
         messages = [_message(message, place) for place, message in enumerate(result.trajectory.messages)]
@@ -140,8 +142,8 @@ class _ExperimentLog:
         scores = []
         for name, values in self.values.items():
             figures = {"mean": fsum(values) / len(values)}
-            if name == _VALUE:
-                figures["pass_rate"] = self.passed / len(values)
+            if name == _VALUE and (rate := sample_means(self.samples.shares()).pass_rate) is not None:
+                figures["pass_rate"] = rate
             metrics = {key: {"name": key, "value": value, "params": {}} for key, value in figures.items()}
             scores.append({"name": name, "scorer": "fairtrial", "params": {}, "metrics": metrics})
         return {"total_samples": len(self.summaries), "completed_samples": len(scored), "scores": scores}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
@@ -62,7 +63,8 @@ async def collect_results(
     `report.run.notes["missing"]` name the missing trials.
 
     Late results of other runs are left to other collectors for some seconds, and then moved to the dead letters of the
-    mailbox.
+    mailbox. If results are missing and those of another run were seen, the warning names that run: each call collects
+    one run. A run of which nothing has arrived can be collected again without its `run_id`.
 
     Args:
         results: The mailbox that was given as `reply_to`. Its messages are `EvalReply`s, with results and samples.
@@ -82,8 +84,10 @@ async def collect_results(
         ConfigurationError: replies do not match the plan that these arguments describe. They are handed back.
     """
     require_asyncio("a fleet", "collect from a program that runs under it")
-    if expected_count < 1 or repeats < 1:
-        raise ConfigurationError(f"expected_count and repeats must be at least 1 (got {expected_count} and {repeats})")
+    if expected_count < 0 or repeats < 1:
+        raise ConfigurationError(
+            f"expected_count must be at least 0 and repeats at least 1 (got {expected_count} and {repeats})"
+        )
     if requests is not None and (store is None or run_id is None):
         raise ConfigurationError("requests must be given with the run_id and the store of submit_dataset(store=...)")
     replies = cast("Mailbox[EvalReply]", results)
@@ -128,6 +132,7 @@ class _Collector:
         self._count = 0
         self._places: dict[str, int] = {}  # Positions of samples without a plan, in order of arrival.
         self._free_places: Iterator[int] = count()
+        self._others: dict[TrialKey, bool] = {}  # Results of other runs, and whether they are still in the mailbox.
 
     @property
     def complete(self) -> bool:
@@ -189,7 +194,9 @@ class _Collector:
         if self._run_id is None:
             self._run_id = _chosen_run(messages)
         others = [message for message in messages if message.body.result.key.run_id != self._run_id]
-        await asyncio.gather(*map(_leave_to_others, others))
+        left = await asyncio.gather(*map(_leave_to_others, others))
+        for message, in_mailbox in zip(others, left, strict=True):
+            self._others[message.body.result.key] = in_mailbox
         messages = [message for message in messages if message not in others] if others else messages
         if not messages or self._run_id is None:
             return
@@ -241,9 +248,10 @@ class _Collector:
     async def report(self) -> EvalReport:
         """Report the results that have arrived; warn if some are missing."""
         run = self._run or await self._nothing_came()
-        if run.run_id in submitted or is_run_by_hand(run.run_id):
-            remember(run.run_id, collected=True)
-        end_run_by_hand(run.run_id)
+        if self._count or self.complete:  # Else nothing would be mixed: the next call may collect it.
+            if run.run_id in submitted or is_run_by_hand(run.run_id):
+                remember(run.run_id, collected=True)
+            end_run_by_hand(run.run_id)
         missing: MissingNote | None = None
         if not self.complete:
             names = await in_thread(lambda: self._names(run))
@@ -252,7 +260,7 @@ class _Collector:
             more = ", ..." if lacking > len(names) else ""
             warnings.warn(
                 f"{lacking} of {self._expected} results of run {run.run_id} did not arrive in time: "
-                f"{', '.join(names)}{more}",
+                f"{', '.join(names)}{more}{self._seen_of_others()}",
                 stacklevel=2,
             )
 
@@ -271,15 +279,30 @@ class _Collector:
 
     async def _nothing_came(self) -> RunRecord:
         """Create a run without results, so that the missing trials are reported as usual."""
-        log.warning(
-            "none of the %d results arrived: check that workers are running and that this mailbox was the reply_to",
-            self._expected,
-        )
+        if self._expected:
+            advice = "check that workers are running and that this mailbox was the reply_to"
+            log.warning("none of the %d results arrived%s", self._expected, self._seen_of_others() or f": {advice}")
         run_id = self._run_id or next(reversed(_uncollected()), None) or uuid4().hex[:12]
+        stored = await self._open(run_id)  # By `submit_dataset(store=...)`.
+        if stored is not None:
+            return stored
         planned = self._planned(run_id, self._experiments or ("default",))
         self._run = await in_thread(lambda: self._store.create_run(planned))
         self._done = bytearray((planned.planned + 7) // 8)
         return self._run
+
+    def _seen_of_others(self) -> str:
+        """Say which other runs have results in the mailbox; empty if none was seen."""
+        if not self._others:
+            return ""
+        runs = Counter(key.run_id for key in self._others)
+        counts = ", ".join(f"{seen} of run {run_id}" for run_id, seen in islice(runs.items(), _NAMED))
+        dead = sum(not in_mailbox for in_mailbox in self._others.values())
+        letters = f" {dead} of them are dead letters by now: retry those first." if dead else ""
+        return (
+            f"; the mailbox has results of other runs: {counts}. Each call collects one run; for the first of these "
+            f"pass run_id={next(iter(runs))!r}.{letters}"
+        )
 
     async def lost_requests(self) -> list[EvalRequest]:
         """Build requests for the trials without a result from the record that `submit_dataset` stored."""
@@ -360,11 +383,15 @@ def _uncollected() -> list[str]:
     return [run_id for run_id, collected in submitted.items() if not collected] + ([by_hand] if by_hand else [])
 
 
-async def _leave_to_others(message: Message[EvalReply]) -> None:
-    """Hand a reply of another run back to its own collector; after several attempts make it a dead letter."""
+async def _leave_to_others(message: Message[EvalReply]) -> bool:
+    """Hand a reply of another run back to its own collector; after several attempts make it a dead letter.
+
+    Returns whether it is still in the mailbox.
+    """
     key = message.body.result.key
     if message.delivery_count < _OFFERED:
         await message.nack(_OFFER_SECONDS)
-    else:
-        log.warning("the result of trial %s belongs to run %s, which is not collected here", key, key.run_id)
-        await message.dead_letter(f"a result of run {key.run_id}, which was not collected from this mailbox")
+        return True
+    log.warning("the result of trial %s belongs to run %s, which is not collected here", key, key.run_id)
+    await message.dead_letter(f"a result of run {key.run_id}, which was not collected from this mailbox")
+    return False

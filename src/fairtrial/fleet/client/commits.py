@@ -64,6 +64,14 @@ class ResultCommitter:
         """Store error results for trials that could not be delivered to a worker."""
         await self.commit([_undelivered(trial, reason) for trial in trials])
 
+    def is_stopped(self, trial: PlannedTrial) -> bool:
+        """Whether the experiment of a trial was stopped."""
+        return self._limits.is_stopped(trial.key.experiment)
+
+    def end_stopped(self) -> None:
+        """End the run as incomplete because experiments were stopped."""
+        self._limits.end_stopped(self._fleet.stop)
+
     @property
     def has_listeners(self) -> bool:
         """Whether anything needs every result: observers, limits, adaptive stopping, a stream."""
@@ -89,9 +97,9 @@ class ResultCommitter:
 def _undelivered(trial: PlannedTrial, reason: str) -> EvalReply:
     """Build the error result of a trial that no worker answered."""
     result = EvalResult(
-        trial.key,
-        trial.ordinal,
-        "dead_letter",
+        key=trial.key,
+        ordinal=trial.ordinal,
+        outcome="dead_letter",
         error=reason,
         stage="delivery",
         attempt=trial.attempt,

@@ -189,6 +189,7 @@ class Dispatch:
                 return
             if await self._submission.send_next():
                 continue
+            self._submission.end_stopped()
             pause = self._looked + max(self._submission.poll_seconds, self._pause_seconds) - time.monotonic()
             if pause <= 0:
                 await self._look()

@@ -17,13 +17,14 @@ from fairtrial.fleet.client.commits import ResultCommitter
 from fairtrial.fleet.client.fleet_run import FleetRun
 from fairtrial.fleet.client.ledger import Ledger
 from fairtrial.fleet.client.window import Window
-from fairtrial.fleet.messages import PLAIN, EvalRequest
+from fairtrial.fleet.messages import EvalRequest
 from fairtrial.mailbox.protocol import MailboxDepth
 from fairtrial.runs.events import TrialStarted
 from fairtrial.runs.plan import PlannedTrial
 from fairtrial.store.notes import FleetNote, write_notes
 from fairtrial.store.redact import Redactor, current
 from fairtrial.store.rows import refuse_secrets
+from fairtrial.trials.sample_types import PLAIN
 
 _STARVED_LOOKS = 4
 _BATCHES_AHEAD = 4
@@ -66,6 +67,7 @@ class Submission:
         self._committer = committer
         self._window = Window(fleet.config.floor)
         self._unsent: Iterator[PlannedTrial] = ledger.to_send()
+        self._held_back = bytearray((fleet.run.planned + 7) // 8)  # Trials of experiments that were stopped.
         self._was_full = False  # Whether the window was the limit since it was last adjusted.
         self._queued: float = math.inf  # Requests in the mailbox at the last look and sent since; unknown before.
         self._received = 0  # Replies received before that look.
@@ -110,7 +112,7 @@ class Submission:
     def _next(self, count: int) -> list[PlannedTrial]:
         """Return the next trials to send, up to the horizon of adaptive stopping."""
         adaptive = self._fleet.stop.adaptive
-        missing = (trial for trial in self._unsent if not self._ledger.is_done(trial.ordinal))
+        missing = (trial for trial in self._unsent if self._is_wanted(trial))
         if adaptive is None:
             return list(islice(missing, count))
         trials: list[PlannedTrial] = []
@@ -120,6 +122,20 @@ class Submission:
                 break
             trials.append(trial)
         return trials
+
+    def _is_wanted(self, trial: PlannedTrial) -> bool:
+        if self._ledger.is_done(trial.ordinal):
+            return False
+        if self._committer.is_stopped(trial):
+            self._held_back[trial.ordinal >> 3] |= 1 << (trial.ordinal & 7)
+            return False
+        return True
+
+    def end_stopped(self) -> None:
+        """End the run if nothing is missing but the trials of experiments that were stopped."""
+        held_back = sum(byte.bit_count() for byte in self._held_back)
+        if held_back and self._ledger.missing <= held_back:
+            self._committer.end_stopped()
 
     async def _send(self, trials: list[PlannedTrial]) -> None:
         fleet, ledger = self._fleet, self._ledger
@@ -146,6 +162,10 @@ class Submission:
         request = self._fleet.work.request
         tags = dict(request.rules.tags)
         shared, redactor = self._fleet.shared is not None, current()
+        dataset = request.dataset
+        # Workers of the suite know declared types; what samples made in code are is said with each request.
+        declared = dataset.input_type is not object and dataset.expected_type is not object
+        types = PLAIN if declared else None
         return [
             EvalRequest(
                 trial.key,
@@ -157,7 +177,7 @@ class Submission:
                 self._fleet.run.suite,
                 self._fleet.fingerprint,
                 tags=tags,
-                types=PLAIN,  # Workers know the types from the suite's dataset.
+                types=types,
                 commit=shared and _may_be_stored_by_worker(trial, redactor),
                 code=self._fleet.work.code,
             )

@@ -15,7 +15,7 @@ from fairtrial.codec import to_json
 from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError, UnknownRunError
 from fairtrial.fleet.client.batches import send_all
-from fairtrial.fleet.messages import PLAIN, EvalRequest
+from fairtrial.fleet.messages import EvalRequest
 from fairtrial.mailbox.body import bind_body_type
 from fairtrial.mailbox.protocol import Mailbox
 from fairtrial.offload import in_thread, require_asyncio
@@ -25,7 +25,7 @@ from fairtrial.sync_bridge import make_sync
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
-from fairtrial.trials.sample_types import sample_type_names
+from fairtrial.trials.sample_types import PLAIN, sample_type_names
 
 _BATCH = 500
 _REMEMBERED = 1000
@@ -96,14 +96,16 @@ async def submit_dataset(
         await opening()  # A reply never creates a mailbox, so it must exist before the first reply is sent.
     bodies = _bodies(dataset, variant, chosen, repeats, suite, fingerprint)
     refused = []
+    sent = 0
     while batch := list(islice(bodies, _BATCH)):
+        sent += len(batch)
         refused += await send_all(mailbox, batch, reply_to=reply_to)
     if refused:
         body, problem = refused[0]
         raise ConfigurationError(
             f"{len(refused)} requests cannot be sent; the first is for trial {body.key}: {problem}"
         )
-    remember(chosen, collected=False)
+    remember(chosen, collected=not sent)  # Of an empty dataset there is nothing to collect.
     return chosen
 
 

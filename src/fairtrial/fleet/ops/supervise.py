@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from fairtrial.backoff import backoff
 from fairtrial.errors import ConfigurationError, LoopCrashedError, MailboxAccessError
+from fairtrial.frozen import first_is
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Bound:
         return self.loop.stop()
 
 
+@first_is(int, float)
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """When and how crashed loops are restarted.

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from fairtrial.frozen import first_is
 
+
+@first_is(int)
 @dataclass(slots=True)
 class LoopCounters:
     """Counts since the loop was created; they only grow, except `in_flight`.

@@ -8,12 +8,13 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Generic
 
+from fairtrial.data.dataset import Dataset
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.messages import EvalRequest, ExpectedT, InputT, MainLoopRequest, MainLoopResult, new_id
 from fairtrial.fleet.worker.code_version import FingerprintCheck, WorkerAnnouncement
 from fairtrial.fleet.worker.config import EvalLoopConfig
 from fairtrial.fleet.worker.counters import LoopCounters
-from fairtrial.fleet.worker.execution import SuspectExecutor, TrialExecutor, executor_of_task
+from fairtrial.fleet.worker.execution import SuspectExecutor, TrialExecutor, executor_of_task, known_types
 from fairtrial.fleet.worker.isolated import ExecuteInChild
 from fairtrial.fleet.worker.one_transaction import delivery_to
 from fairtrial.fleet.worker.outbox import Outbox
@@ -28,7 +29,6 @@ from fairtrial.scoring.evaluator import Evaluator, Scorer
 from fairtrial.store.protocol import RunStore
 from fairtrial.trials.result import EvalResult, OutputT
 from fairtrial.trials.run_trial import TrialRules
-from fairtrial.trials.sample_types import KnownTypes
 
 
 class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have defaults
@@ -55,6 +55,7 @@ class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have 
             (see `emit_answers`). By default, the task and the evaluator are sent to the child; a worker that knows the
             location of its suite loads it there instead.
         name: The name of this worker in results.
+        dataset: The dataset of the suite, with `rules`. A sample of it that equals the requested one is used itself.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have 
         sessions: SessionStore | None = None,
         isolated: ExecuteInChild | None = None,
         name: str | None = None,
+        dataset: Dataset[Any, Any] | None = None,
     ) -> None:
         if sum(given is not None for given in (rules, loop, mainloop_requests)) != 1:
             raise ConfigurationError("EvalLoop requires exactly one of loop, mainloop_requests and rules")
@@ -95,13 +97,15 @@ class EvalLoop(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have 
                 timeout_seconds=settings.mainloop_timeout,
                 sessions=sessions,
                 output_type=output_type,
+                evaluator=evaluator,
                 seed=settings.seed,
             )
         types = (input_type, expected_type)
         if rules is None:
             self._executor = executor_of_task(loop, self._remote, evaluator, settings, types, counters)
         else:
-            self._executor = TrialExecutor(rules, None, None, types, counters, KnownTypes(output_type, rules.scorer))
+            known = known_types(rules, dataset)
+            self._executor = TrialExecutor(rules, None, None, types, counters, known, dataset)
         self._suspects = SuspectExecutor(self._executor, settings, counters, isolated)
         self._announcement = WorkerAnnouncement(requests, self.name, settings)
         self._delivery = delivery_to(results, requests, counters)

@@ -8,8 +8,11 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
+from fairtrial.codec import canonical
+from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, ConfigurationError
 from fairtrial.fleet.messages import EvalReply, EvalRequest
@@ -17,7 +20,7 @@ from fairtrial.fleet.worker.config import EvalLoopConfig
 from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.fleet.worker.isolated import ExecuteInChild, SuspectPool, emit_answers
 from fairtrial.fleet.worker.jobs import Job
-from fairtrial.fleet.worker.remote import RemoteMainLoop, transport_problem
+from fairtrial.fleet.worker.remote import RemoteMainLoop, input_type_name, transport_problem
 from fairtrial.isolation import ChildDiedError, IsolatedError, NotSendableError
 from fairtrial.lru import LruCache
 from fairtrial.scoring.evaluator import resolve
@@ -26,11 +29,12 @@ from fairtrial.trials.context import TrialContext
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.result import EvalResult, Outcome, Stage
 from fairtrial.trials.run_trial import TrialRules, run_trial
-from fairtrial.trials.sample_types import KnownTypes, UnknownTypeError
+from fairtrial.trials.sample_types import PLAIN, KnownTypes, TypeName, UnknownTypeError
 from fairtrial.trials.task import ResolvedTask, resolve_task
 
 _log = logging.getLogger("fairtrial.fleet")
 _CACHED_EXPERIMENTS = 256
+_LOOKED_AT = 1000
 
 
 class TrialExecutor:
@@ -44,7 +48,8 @@ class TrialExecutor:
         remote: The remote MainLoop that executes inputs, if any.
         types: The types of inputs and expected values; None to use those that the request names.
         counters: The counters to update.
-        known: Resolves the types that requests name.
+        known: Reads values by the names of their types.
+        dataset: The dataset of the worker's suite. A sample of it that equals the requested one is used itself.
     """
 
     def __init__(
@@ -55,12 +60,14 @@ class TrialExecutor:
         types: tuple[Any, Any],
         counters: LoopCounters,
         known: KnownTypes,
+        dataset: Dataset[Any, Any] | None = None,
     ) -> None:
         self.rules = rules
         self._task = task
         self._remote = remote
         self._types = types
         self._known = known
+        self._dataset = dataset
         self._counters = counters
         self._indexes = {experiment.name: index for index, experiment in enumerate(rules.experiments)}
         self._rules_of_experiments: LruCache[Any, TrialRules] = LruCache(_CACHED_EXPERIMENTS)
@@ -85,7 +92,7 @@ class TrialExecutor:
         except (CodecError, ConfigurationError) as error:
             return failed(request, "task_error", "setup", str(error))
         result = await run_trial(rules, request.key, request.ordinal, sample, experiment, attempt=request.attempt)
-        if result.metadata.get("orphaned"):
+        if result.own_metadata.get("orphaned"):
             self._counters.hung += 1
         return result
 
@@ -116,14 +123,37 @@ class TrialExecutor:
             return request.typed(input_type, expected_type)
         if request.types is None:
             return request.sample  # Passed by reference, so it has its original types.
+        if (own := self._own_sample(request)) is not None:
+            return own
+        sample = request.typed(input_type or object, expected_type or object)
         input_name, expected_name = request.types
+        given, wanted = sample.input, sample.expected
         if input_type is None:
-            # A remote MainLoop decodes the input itself.
-            name = "" if self._remote is not None else input_name
-            input_type = self._known.find(name, "the input", "input_type")
+            given = self._input(input_name, given)
         if expected_type is None:
-            expected_type = self._known.find(expected_name, "the expected value", "expected_type")
-        return request.typed(input_type, expected_type)
+            wanted = self._known.read(expected_name, wanted, "expected")
+        return Sample(sample.id, given, wanted, sample.metadata)
+
+    def _input(self, name: TypeName, given: Any) -> Any:
+        if self._remote is None:
+            return self._known.read(name, given, "input")
+        try:
+            given = self._known.read(name, given, "input")
+        except UnknownTypeError:
+            if self._known.evaluator_reads_input:
+                raise  # Plain JSON might compare as different.
+            input_type_name.set(name)  # The MainLoop reads the input, under the name it was sent with.
+        return given
+
+    def _own_sample(self, request: EvalRequest) -> Sample[Any, Any] | None:
+        """Return the requested sample from the worker's own dataset, if it is there unchanged."""
+        place = request.sample_ordinal
+        if self._dataset is None or request.types == PLAIN or place >= len(self._dataset):
+            return None
+        own, sent = self._dataset[place], request.sample
+        if own.id != sent.id or canonical([own.input, own.expected]) != canonical([sent.input, sent.expected]):
+            return None
+        return own if own.metadata == sent.metadata else replace(own, metadata=sent.metadata)
 
     def _rules_for(self, request: EvalRequest) -> tuple[TrialRules, int]:
         name = request.key.experiment
@@ -139,6 +169,18 @@ class TrialExecutor:
             rules = replace(self.rules, tasks=(self._task,), experiments=(Experiment(name, request.params),))
             self._rules_of_experiments.put(cached, rules)
         return rules, 0
+
+
+def known_types(rules: TrialRules, dataset: Dataset[Any, Any] | None) -> KnownTypes:
+    """Return the types that a suite's task and the first samples of its dataset have."""
+    first = () if dataset is None else tuple(islice(dataset, _LOOKED_AT))
+    task = rules.tasks[0] if len(rules.tasks) == 1 else None
+    return KnownTypes(
+        None if task is None else task.fn,
+        rules.scorer.function,
+        output=None if task is None else task.output_type,
+        values=[value for sample in first for value in (sample.input, sample.expected)],
+    )
 
 
 def executor_of_task(
@@ -161,7 +203,12 @@ def executor_of_task(
         seed=config.seed,
     )
     resolved = resolve_task(task if remote is None else remote)
-    known = KnownTypes(getattr(task, "input_type", None), resolved.fn, resolved.output_type, evaluator)
+    known = KnownTypes(
+        None if remote is not None else resolved.fn,
+        evaluator,
+        input=getattr(task, "input_type", None),
+        output=resolved.output_type,
+    )
     return TrialExecutor(rules, resolved, remote, types, counters, known)
 
 

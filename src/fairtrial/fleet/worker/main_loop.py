@@ -40,6 +40,7 @@ from fairtrial.trials.context import TrialContext, _current
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.run_trial import describe_error
+from fairtrial.trials.sample_types import KnownTypes, changes_parts, value_type_name
 from fairtrial.trials.task import ResolvedTask, Task, resolve_task
 
 _log = logging.getLogger("fairtrial.fleet")
@@ -90,12 +91,12 @@ class InputExecutor:
         )
 
     async def _execute(self, request: MainLoopRequest, session: Session) -> Any:
-        given = request.typed(self._input_type)
+        given = self._given(request)
         key = request.key or TrialKey("", request.experiment, request.request_id or "input")
         limit = min(self._timeout_seconds, request.timeout_seconds or self._timeout_seconds)
         context = TrialContext(
             key,
-            Sample(key.sample_id, given, None, request.metadata),
+            Sample(key.sample_id, given, metadata=request.metadata),
             Experiment(request.experiment, request.params),
             session,
             run_seed=request.seed,
@@ -116,6 +117,16 @@ class InputExecutor:
             _current.reset(token)
             if context.has_resources:
                 await _close(context)
+
+    def _given(self, request: MainLoopRequest) -> Any:
+        """Return the input, by the input type of the loop or, where that would change it, by the name of its type."""
+        if request.type is None and value_type_name(request.input):
+            return request.input  # Passed by reference, so it has its original type.
+        given = request.typed(self._input_type)
+        if not request.type or not changes_parts(request.type, value_type_name(given)):
+            return given
+        task = None if self._task is None else self._task.fn
+        return KnownTypes(task, input=self._input_type).read(request.type, request.input, "input")
 
 
 class MainLoop(TaskLoop[InputT, OutputT]):
@@ -269,11 +280,11 @@ class MainLoop(TaskLoop[InputT, OutputT]):
         return {**self.__dict__, "_worker": None, "_sessions": None, "_suspects": None}
 
     async def _save_session(self, result: MainLoopResult) -> MainLoopResult:
-        if self._sessions is None or result.session is None:
+        if self._sessions is None or result.session_snapshot is None:
             return result
         session_id = new_id()
-        await self._sessions.save(session_id, result.session)
-        return replace(result, session=None, session_id=session_id)
+        await self._sessions.save(session_id, result.session_snapshot)
+        return replace(result, session_snapshot=None, session_id=session_id)
 
     async def _reply(self, job: Job[MainLoopRequest], result: MainLoopResult) -> bool:
         """Reply, with retries while the mailbox is unavailable; False if the answer cannot be sent and an error was."""
@@ -286,7 +297,7 @@ class MainLoop(TaskLoop[InputT, OutputT]):
             except (LeaseLostError, ReplyNotAvailableError):
                 raise
             except BodyError as error:
-                if result.output is None and result.session is None:
+                if result.output is None and result.session_snapshot is None:
                     raise
                 whole = False
                 result = MainLoopResult(result.request_id, error=f"the answer cannot be sent: {error}")

@@ -27,6 +27,7 @@ from fairtrial.fleet.worker.sessions import SessionStore, discard_session
 from fairtrial.mailbox.protocol import Mailbox, Message
 from fairtrial.session.snapshot import restore_session
 from fairtrial.trials.context import TrialContext
+from fairtrial.trials.sample_types import KnownTypes, TypeName
 from fairtrial.trials.task import ResolvedTask, Task, resolve_task, task
 
 _log = logging.getLogger("fairtrial.fleet")
@@ -37,6 +38,8 @@ _REPLY_TTL = 120.0
 
 transport_problem: ContextVar[list[BaseException] | None] = ContextVar("fairtrial_transport", default=None)
 """Collects transport errors so that the request is retried instead of being recorded as a task error."""
+input_type_name: ContextVar[TypeName | None] = ContextVar("fairtrial_input_type", default=None)
+"""The name under which the input of this trial was sent, if this worker cannot read it."""
 
 
 class MainLoopError(Exception):
@@ -68,6 +71,7 @@ class RemoteMainLoop:
         worker: str = "",
         sessions: SessionStore | None = None,
         output_type: Any = object,
+        evaluator: Any = None,
         seed: int = 0,
     ) -> None:
         self._requests = requests
@@ -76,6 +80,7 @@ class RemoteMainLoop:
         self._timeout = timeout_seconds
         self._sessions = sessions
         self._output_type = output_type
+        self._known = KnownTypes(evaluator=evaluator, output=output_type)
         self._seed = seed
         self._waiting: dict[str, asyncio.Future[MainLoopResult]] = {}
         self._settling: set[asyncio.Future[None]] = set()
@@ -107,11 +112,11 @@ class RemoteMainLoop:
         return task(name=f"mailbox {self._requests.name}")(remote_main_loop)
 
     async def _call(self, input: Any, ctx: TrialContext) -> Any:
-        return _take_over(await self.ask(input, ctx), self._output_type, ctx)
+        return _take_over(await self.ask(input, ctx), self._output_type, self._known, ctx)
 
     def answered(self, result: MainLoopResult) -> ResolvedTask:
         """Return a task with a fixed answer, which can be sent to a child process."""
-        return resolve_task(_Answered(result, self._output_type))
+        return resolve_task(_Answered(result, self._output_type, self._known))
 
     async def ask(self, input: Any, ctx: TrialContext) -> MainLoopResult:
         """Call the MainLoop and return its answer, including the session."""
@@ -124,6 +129,7 @@ class RemoteMainLoop:
             seed=self._seed,
             attempt=ctx.attempt,
             timeout_seconds=self._timeout,
+            type=input_type_name.get(),
         )
         answer: asyncio.Future[MainLoopResult] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = answer
@@ -152,7 +158,7 @@ class RemoteMainLoop:
             # The session is loaded or the answer is given up, so the stored one is no longer needed. If this worker
             # dies before its result is delivered, another worker has the input executed again.
             self._in_background(self._discard_loaded(result.session_id))
-        return replace(result, session=snapshot, session_id=None)
+        return replace(result, session_snapshot=snapshot, session_id=None)
 
     async def _listen(self) -> None:
         failures = 0
@@ -199,17 +205,20 @@ class RemoteMainLoop:
 class _Answered:
     result: MainLoopResult
     output_type: Any
+    known: KnownTypes
 
     async def __call__(self, input: Any, ctx: TrialContext) -> Any:
-        return _take_over(self.result, self.output_type, ctx)
+        return _take_over(self.result, self.output_type, self.known, ctx)
 
 
-def _take_over(result: MainLoopResult, output_type: Any, ctx: TrialContext) -> Any:
+def _take_over(result: MainLoopResult, output_type: Any, known: KnownTypes, ctx: TrialContext) -> Any:
     """Return the output of an answer, after recording its session events here."""
-    if result.session is not None:
-        ctx.session.extend(restore_session(result.session).everything().envelopes)
+    if result.session_snapshot is not None:
+        ctx.session.extend(restore_session(result.session_snapshot).everything().envelopes)
     if result.error is not None:
         raise MainLoopError(result.error)
+    if result.type:
+        return known.read(result.type, result.output, "output")
     if output_type is object:
         return result.output
     return from_json(output_type, to_json(result.output))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from fairtrial.errors import LeaseLostError
 from fairtrial.fleet.messages import EvalRequest
@@ -88,6 +89,8 @@ class RequestHandler:
             return  # Too late: a timeout is being delivered as its result.
         TRIAL_SECONDS.observe(time.monotonic() - began, result.outcome)
         job.executed()
+        if message.delivery_count > 1:
+            result = replace(result, metadata={**result.metadata, "deliveries": message.delivery_count})
         self._outbox.put(job, result)
 
     async def handle_late(self, job: Job[EvalRequest]) -> None:

@@ -15,12 +15,16 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from fairtrial.backoff import longest_pause
 from fairtrial.errors import FairtrialError
 
 _log = logging.getLogger(__name__)
 _PROBE_SECONDS = 2.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+# After a probe that did not arrive: the server may have been busy, or a PgBouncer loses all notifications.
+_FIRST_PROBE_PAUSE = 60.0
+_LONGEST_PROBE_PAUSE = 3600.0
 
 type Connect = Callable[[], Awaitable[psycopg.AsyncConnection[Any]]]
 
@@ -83,27 +87,35 @@ class Listener:
             self._wake(channel)
 
     async def _run(self) -> None:
-        pause = _FIRST_PAUSE
+        failures = lost_probes = 0
         while True:
             try:
                 connection = await self._connect()
                 try:
-                    if not await self._receives(connection):
-                        _log.warning(
-                            "PostgreSQL's notifications do not arrive here, so mailboxes look for messages at short "
-                            "intervals; for a PgBouncer in transaction mode, add ?pgbouncer=true to the address"
-                        )
-                        return
-                    pause = _FIRST_PAUSE
-                    await self._listen(connection)
+                    if await self._receives(connection):
+                        failures = lost_probes = 0
+                        await self._listen(connection)
+                    else:
+                        lost_probes += 1
                 finally:
                     self._listened.clear()
                     self._wake_all()
                     await connection.close()
             except (psycopg.Error, OSError, FairtrialError) as error:
                 _log.debug("listening for messages failed: %s", error)
+            failures += 1
+            pause = longest_pause(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
+            if lost_probes:
+                pause = longest_pause(lost_probes, first=_FIRST_PROBE_PAUSE, longest=_LONGEST_PROBE_PAUSE)
+                _log.log(
+                    logging.WARNING if lost_probes == 1 else logging.DEBUG,
+                    "PostgreSQL's notifications do not arrive here within %g s, so mailboxes look for messages often; "
+                    "notifications are tried again in %.0f s. Behind a PgBouncer in transaction mode, add "
+                    "?pgbouncer=true to the address",
+                    _PROBE_SECONDS,
+                    pause,
+                )
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _receives(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Return whether a notification that is sent by another connection arrives at this one."""

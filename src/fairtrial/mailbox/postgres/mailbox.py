@@ -111,7 +111,7 @@ class PostgresMailbox(ServerMailbox[T]):
         if self._id is not None and not again:
             return self._id
         if self._id is None:
-            await self.connection.change("removing expired mailboxes", sql.REMOVE_EXPIRED, {})
+            await self._remove_expired()
         self._id = await self._refresh()
         if self._ttl is not None and self._refresher is None:
             self._refresher = asyncio.get_running_loop().create_task(self._keep_alive(self._ttl))
@@ -250,7 +250,7 @@ class PostgresMailbox(ServerMailbox[T]):
             self.connection.listener.forget(f"{sql.CHANNEL}{self._id}")
             try:
                 if self._ttl is not None:
-                    await self._change("closing", sql.REMOVE)
+                    await self._remove_messages(await self._run("closing", sql.REMOVE))
             except MailboxError:
                 pass  # The server is unavailable; the mailbox expires.
         self._closed = True
@@ -314,6 +314,20 @@ class PostgresMailbox(ServerMailbox[T]):
                 break
             removed += step
         return removed
+
+    async def _remove_expired(self) -> None:
+        """Remove expired mailboxes, what an interrupted removal has left behind, and old dead letters."""
+        doing = "removing expired mailboxes"
+        await self.connection.run(doing, sql.REMOVE_EXPIRED, {})
+        await self._remove_messages(await self.connection.run(doing, sql.ABANDONED, {}))
+        await self.connection.change(doing, sql.REMOVE_OLD_LETTERS, {})
+
+    async def _remove_messages(self, queues: Sequence[tuple[Any, ...]]) -> None:
+        """Remove the messages of mailboxes that no longer exist, in batches: each is a short transaction."""
+        values = {"queues": [queue for (queue,) in queues], "most": _PURGED_AT_ONCE}
+        for statement in (sql.REMOVE_UNSETTLED, sql.REMOVE_DEAD) if queues else ():
+            while await self._change("removing the messages of", statement, **values) == _PURGED_AT_ONCE:
+                pass
 
     async def _refresh(self) -> int:
         rows = await self._run("opening", sql.OPEN, ttl=self._ttl)

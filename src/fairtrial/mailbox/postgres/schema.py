@@ -97,6 +97,11 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             used_at timestamptz NOT NULL DEFAULT clock_timestamp()
         ) WITH (fillfactor = 50)""",
     ),
+    (
+        """CREATE INDEX mailbox_messages_reply ON mailbox_messages (queue, reply_to)
+            WHERE death IS NULL AND reply_to IS NOT NULL""",
+        "CREATE INDEX mailbox_messages_died ON mailbox_messages (died_at) WHERE death IS NOT NULL",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)

@@ -47,24 +47,64 @@ EXPIRE: Final[LiteralString] = """
     UPDATE mailbox_queues SET expires_at = clock_timestamp() + make_interval(secs => %(ttl)s) WHERE name = %(name)s
 """
 
-REMOVE: Final[LiteralString] = """
-    WITH gone AS (DELETE FROM mailbox_queues WHERE name = %(name)s RETURNING id)
-    DELETE FROM mailbox_messages USING gone WHERE queue = gone.id
+_REMOVE: Final = """
+    WITH gone AS (DELETE FROM mailbox_queues WHERE {which} RETURNING id),
+    workers AS (DELETE FROM mailbox_workers USING gone WHERE queue = gone.id)
+    SELECT id FROM gone
 """
 
-REMOVE_EXPIRED: Final[LiteralString] = """
-    WITH gone AS (DELETE FROM mailbox_queues WHERE expires_at < (SELECT clock_timestamp()) RETURNING id),
-    workers AS (DELETE FROM mailbox_workers USING gone WHERE queue = gone.id),
-    letters AS (
-        DELETE FROM mailbox_messages WHERE death IS NOT NULL AND died_at < clock_timestamp() - interval '30 days'
+REMOVE: Final = _REMOVE.format(which="name = %(name)s")
+REMOVE_EXPIRED: Final = _REMOVE.format(which=f"expires_at < {_NOW}")
+
+# Both indexes of messages are partial: one statement for all messages of a queue would read the whole table.
+_OF_QUEUES: Final = """
+    DELETE FROM mailbox_messages WHERE id IN (
+        SELECT id FROM mailbox_messages WHERE queue = ANY(%(queues)s) AND death IS {death}
+        LIMIT %(most)s FOR UPDATE SKIP LOCKED
     )
-    DELETE FROM mailbox_messages USING gone WHERE queue = gone.id
 """
+
+REMOVE_UNSETTLED: Final = _OF_QUEUES.format(death="NULL")
+REMOVE_DEAD: Final = _OF_QUEUES.format(death="NOT NULL")
+
+REMOVE_OLD_LETTERS: Final[LiteralString] = """
+    DELETE FROM mailbox_messages
+    WHERE death IS NOT NULL AND died_at < (SELECT clock_timestamp() - interval '30 days')
+"""
+
+# The queues that messages name, each found by one step in an index, as there are many messages and few queues.
+_NAMED_QUEUES: Final = """(
+    SELECT queue FROM mailbox_messages WHERE death IS {death} {after} ORDER BY queue, {order} LIMIT 1
+)"""
+_NAMED: Final = """
+    {name} AS (
+        {first}
+        UNION ALL SELECT {next} FROM {name} WHERE {name}.queue IS NOT NULL
+    )
+"""
+_WAITING: Final = _NAMED.format(
+    name="waiting",
+    first=_NAMED_QUEUES.format(death="NULL", after="", order="visible_at"),
+    next=_NAMED_QUEUES.format(death="NULL", after="AND queue > waiting.queue", order="visible_at"),
+)
+_DEAD: Final = _NAMED.format(
+    name="dead",
+    first=_NAMED_QUEUES.format(death="NOT NULL", after="", order="death"),
+    next=_NAMED_QUEUES.format(death="NOT NULL", after="AND queue > dead.queue", order="death"),
+)
+
+ABANDONED: Final = f"""
+    WITH RECURSIVE {_WAITING}, {_DEAD}
+    SELECT queue FROM (SELECT queue FROM waiting UNION SELECT queue FROM dead) AS named
+    WHERE queue IS NOT NULL AND NOT EXISTS (SELECT FROM mailbox_queues WHERE id = named.queue)
+"""
+"""The ids of queues that were removed and have messages: the process that removed them was killed meanwhile."""
 
 SEND: Final[LiteralString] = f"""
     WITH queues AS MATERIALIZED (
         SELECT id FROM mailbox_queues
         WHERE name = %(name)s AND (expires_at IS NULL OR expires_at > clock_timestamp())
+        FOR KEY SHARE  -- So that the queue is not removed before the messages are committed.
     ), sent AS (
         INSERT INTO mailbox_messages (queue, kept, body, reply_to)
         SELECT queues.id, row.kept, row.body, NULLIF(row.reply_to, '')
@@ -166,12 +206,13 @@ DEAD_LETTER: Final = (
 
 COUNT: Final[LiteralString] = f"SELECT count(*) FROM {_UNSETTLED}"
 
+# Waiting messages, of which there may be very many, are counted in the index alone.
 DEPTH: Final[LiteralString] = f"""
-    SELECT count(*) FILTER (WHERE visible_at <= moment),
-        count(*) FILTER (WHERE visible_at > moment AND lease = 0),
-        count(*) FILTER (WHERE visible_at > moment AND lease <> 0),
+    WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS moment)
+    SELECT (SELECT count(*) FROM {_UNSETTLED} AND visible_at <= (SELECT moment FROM clock)),
+        count(*) FILTER (WHERE lease = 0), count(*) FILTER (WHERE lease <> 0),
         (SELECT count(*) FROM mailbox_messages WHERE queue = {_QUEUE} AND death IS NOT NULL)
-    FROM (SELECT clock_timestamp() AS moment) AS clock, {_UNSETTLED}
+    FROM {_UNSETTLED} AND visible_at > (SELECT moment FROM clock)
 """
 
 OLDEST: Final[LiteralString] = f"""

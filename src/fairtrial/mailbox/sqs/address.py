@@ -8,6 +8,7 @@ from typing import Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.frozen import first_is
 
 MAX_POLL_SECONDS: Final = 20
 MAX_SHARDS: Final = 64
@@ -18,6 +19,7 @@ _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class SqsAddress:
     """Where the queues of a fleet are. Credentials are not part of it: they come from the AWS credential chain.

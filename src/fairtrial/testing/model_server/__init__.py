@@ -1,6 +1,7 @@
 """A real HTTP model server for tests and demos, on loopback.
 
-It implements OpenAI's chat completions and Responses and Anthropic's messages. It returns configured replies (`Reply`,
+It implements OpenAI's chat completions and Responses, Anthropic's messages, Google's `generateContent` and Amazon
+Bedrock's `Converse`. It returns configured replies (`Reply`,
 `Script`, `Rule`, a function) or echoes the last user message, and injects faults (`FaultRule`) that depend on a seed.
 It can also serve a project of OpenAI's hosted Evals (`HostedEvals`), for tests of importers.
 In this process: `ModelServer`. In another: `spawn_model_server`. From the shell: `python -m` this package.
@@ -13,6 +14,7 @@ from fairtrial.testing.model_server.faults import (
     ContextTooLong,
     CutOff,
     EmptyBody,
+    EncryptedRefused,
     Fault,
     HalfSent,
     Hang,
@@ -24,6 +26,7 @@ from fairtrial.testing.model_server.faults import (
     ServerFailed,
     Slow,
     StreamFailed,
+    StreamOptionsRefused,
     TemperatureRefused,
     TokensDamaged,
     ToolsNeedResponses,
@@ -85,6 +88,8 @@ __all__ = [
     "ToolsNeedResponses",
     "ReasoningNotReturned",
     "TemperatureRefused",
+    "StreamOptionsRefused",
+    "EncryptedRefused",
     "CutOff",
     "Slow",
     "TokensDamaged",

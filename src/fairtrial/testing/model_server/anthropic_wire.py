@@ -154,6 +154,11 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens,
         "cache_creation_input_tokens": usage.cache_write_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation": {
+            "ephemeral_1h_input_tokens": usage.hour_write_tokens,
+            "ephemeral_5m_input_tokens": usage.cache_write_tokens - usage.hour_write_tokens,
+        },
+        "service_tier": usage.service_tier or "standard",
         **_output_usage(usage),
     }
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fairtrial.testing.model_server.latency import Latency
+from fairtrial.frozen import first_is
+from fairtrial.testing.model_server.latency import FixedLatency, Latency, LogNormalLatency, UniformLatency
 from fairtrial.testing.model_server.record import Record
 from fairtrial.testing.model_server.reply import TokenDamage
 
 
+@first_is(int, float, NoneType)
 @dataclass(frozen=True, slots=True)
 class RateLimited(Record):
-    """Status 429. `retry_after` seconds are sent in the header that `form` names; None sends no header."""
+    """Status 429. `retry_after` seconds are sent in the form that `form` names; None sends none.
+
+    `reset` is OpenAI's `x-ratelimit-reset-requests` and Anthropic's counterpart, `body` Google's `retryDelay`.
+    """
 
     retry_after: float | None = None
-    form: Literal["seconds", "milliseconds", "date"] = "seconds"
+    form: Literal["seconds", "milliseconds", "date", "reset", "body"] = "seconds"
     kind: Literal["rate_limited"] = field(default="rate_limited", kw_only=True, repr=False)
 
 
+@first_is(int)
 @dataclass(frozen=True, slots=True)
 class ServerFailed(Record):
     """A 5xx status with a well-formed error body; 529 is Anthropic's "overloaded"."""
@@ -34,6 +41,7 @@ class ServerFailed(Record):
             raise ValueError(f"the status of ServerFailed must be from 500 to 599 (got {self.status})")
 
 
+@first_is(int)
 @dataclass(frozen=True, slots=True)
 class NotAuthorised(Record):
     """Status 401 (an unknown key) or 403 (a key without the right)."""
@@ -42,6 +50,7 @@ class NotAuthorised(Record):
     kind: Literal["not_authorised"] = field(default="not_authorised", kw_only=True, repr=False)
 
 
+@first_is(int)
 @dataclass(frozen=True, slots=True)
 class ContextTooLong(Record):
     """Status 400: the prompt has more tokens than the model accepts."""
@@ -50,6 +59,7 @@ class ContextTooLong(Record):
     kind: Literal["context_too_long"] = field(default="context_too_long", kw_only=True, repr=False)
 
 
+@first_is(int, float)
 @dataclass(frozen=True, slots=True)
 class Hang(Record):
     """No answer. After `seconds`, or when the server stops, the connection is dropped."""
@@ -65,6 +75,7 @@ class ConnectionReset(Record):
     kind: Literal["connection_reset"] = field(default="connection_reset", kw_only=True, repr=False)
 
 
+@first_is(int, float)
 @dataclass(frozen=True, slots=True)
 class HalfSent(Record):
     """Status 200 and the declared length, or a stream, but the connection ends after this part of the body."""
@@ -106,6 +117,7 @@ class ContentFiltered(Record):
     kind: Literal["content_filtered"] = field(default="content_filtered", kw_only=True, repr=False)
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class Refused(Record):
     """The model declines: the `refusal` field (OpenAI), the stop reason `refusal` (Anthropic)."""
@@ -121,6 +133,7 @@ class StreamFailed(Record):
     kind: Literal["stream_failed"] = field(default="stream_failed", kw_only=True, repr=False)
 
 
+@first_is(FixedLatency, UniformLatency, LogNormalLatency)
 @dataclass(frozen=True, slots=True)
 class Slow(Record):
     """A valid answer, delayed by this latency."""
@@ -155,6 +168,21 @@ class TemperatureRefused(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class StreamOptionsRefused(Record):
+    """Status 422 for a request with `stream_options`, as from Mistral; others are answered."""
+
+    kind: Literal["stream_options_refused"] = field(default="stream_options_refused", kw_only=True, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EncryptedRefused(Record):
+    """Status 400 for a request of encrypted reasoning, as from models that do not reason; others are answered."""
+
+    kind: Literal["encrypted_refused"] = field(default="encrypted_refused", kw_only=True, repr=False)
+
+
+@first_is(int, NoneType)
+@dataclass(frozen=True, slots=True)
 class CutOff(Record):
     """An answer of at most this many tokens, reasoning included; by default the limit of the request."""
 
@@ -162,6 +190,7 @@ class CutOff(Record):
     kind: Literal["cut_off"] = field(default="cut_off", kw_only=True, repr=False)
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class TokensDamaged(Record):
     """A valid answer whose token ids cannot be trained on, from a server with `token_ids`.
@@ -192,6 +221,8 @@ type Fault = Annotated[
     | ToolsNeedResponses
     | ReasoningNotReturned
     | TemperatureRefused
+    | StreamOptionsRefused
+    | EncryptedRefused
     | CutOff
     | Slow
     | TokensDamaged,

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairtrial.frozen import first_is
 from fairtrial.testing.model_server.openai_wire import OpenAIWire
 from fairtrial.testing.model_server.record import Record
 from fairtrial.testing.model_server.reply import Reply, Usage
 from fairtrial.testing.model_server.request import ParsedMessage, ParsedRequest, digest_of
 
 
+@first_is(list)
 @dataclass(frozen=True, slots=True)
 class HostedEvals(Record):
     """The evals, runs, output items (by run id) and files (by file id) of one project, as the API returns them.

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fairtrial.frozen import first_is
 from fairtrial.testing.model_server.record import Record
 
 _NORMAL = NormalDist()
@@ -20,6 +21,7 @@ def _not_negative(**seconds: float) -> None:
             raise ValueError(f"{name} must be a finite number of seconds, at least 0 (got {value!r})")
 
 
+@first_is(int, float)
 @dataclass(frozen=True, slots=True)
 class FixedLatency(Record):
     """The same number of seconds every time."""
@@ -35,6 +37,7 @@ class FixedLatency(Record):
         return self.seconds
 
 
+@first_is(int, float)
 @dataclass(frozen=True, slots=True)
 class UniformLatency(Record):
     """Uniformly distributed between two numbers of seconds."""
@@ -53,6 +56,7 @@ class UniformLatency(Record):
         return self.low + (self.high - self.low) * quantile
 
 
+@first_is(int, float)
 @dataclass(frozen=True, slots=True)
 class LogNormalLatency(Record):
     """Log-normal with a long tail, as on real servers: `median` and `maximum` in seconds, `sigma` of the logarithm."""

@@ -75,7 +75,7 @@ class OpenAIWire:
             "choices": [{"index": index, **choice} for index in range(_choices(request))],
             "usage": _usage(usage),
             "system_fingerprint": "fp_test",
-            "service_tier": "default",
+            "service_tier": usage.service_tier or "default",
         }
 
     def events(self, request: ParsedRequest, reply: Reply, usage: Usage) -> list[bytes]:
@@ -88,6 +88,7 @@ class OpenAIWire:
             "created": EPOCH,
             "model": request.model,
             "system_fingerprint": "fp_test",
+            "service_tier": usage.service_tier or "default",
         }
         # If usage was requested, all chunks before the last one have `"usage": null`.
         tail = {"usage": None} if with_usage else {}
@@ -114,11 +115,11 @@ class OpenAIWire:
                 sent.extend(chunk({"refusal": piece}) for piece in pieces(reply.refusal))
             for at, call in enumerate(_tool_calls(request, reply)):
                 arguments = call["function"]["arguments"]
-                opening = {**call, "index": at, "function": {"name": call["function"]["name"], "arguments": ""}}
+                place = _place(reply, at)
+                opening = {**call, **place, "function": {"name": call["function"]["name"], "arguments": ""}}
                 sent.append(chunk({"tool_calls": [opening]}))
                 sent.extend(
-                    chunk({"tool_calls": [{"index": at, "function": {"arguments": piece}}]})
-                    for piece in pieces(arguments)
+                    chunk({"tool_calls": [{**place, "function": {"arguments": piece}}]}) for piece in pieces(arguments)
                 )
             sent.append(chunk({}, _finish_reason(reply)))
             if tokens is not None:
@@ -142,6 +143,10 @@ class OpenAIWire:
         return f"data: {data}\n\n".encode()
 
 
+def _place(reply: Reply, index: int) -> dict[str, int]:
+    return {} if reply.stream_index == "missing" else {"index": 0 if reply.stream_index == "zero" else index}
+
+
 def _choices(request: ParsedRequest) -> int:
     count = request.body.get("n")
     return count if isinstance(count, int) and 1 <= count <= 128 else 1
@@ -159,10 +164,13 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "prompt_tokens_details": {
             "cached_tokens": usage.cached_tokens,
             "cache_write_tokens": usage.cache_write_tokens,
-            "audio_tokens": 0,
+            "audio_tokens": usage.audio_input_tokens,
         },
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens, "audio_tokens": 0},
-    }
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "audio_tokens": usage.audio_output_tokens,
+        },
+    } | ({} if usage.cost is None else {"cost": usage.cost})
 
 
 def _tool_calls(request: ParsedRequest, reply: Reply) -> list[dict[str, Any]]:

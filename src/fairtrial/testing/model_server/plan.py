@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fairtrial.frozen import first_is
 from fairtrial.testing.model_server.draw import draw
 from fairtrial.testing.model_server.faults import Fault
 from fairtrial.testing.model_server.record import Record
@@ -13,6 +14,7 @@ from fairtrial.testing.model_server.request import ParsedRequest
 from fairtrial.testing.model_server.rules import Predicate, Where, check_pattern, matches
 
 
+@first_is(Record)
 @dataclass(frozen=True, slots=True)
 class FaultRule(Record):
     """A fault for requests that meet all given conditions; without conditions, for all requests.

@@ -13,6 +13,7 @@ from http.client import HTTPConnection
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
+from fairtrial.frozen import first_is
 from fairtrial.testing.model_server.config import ServerConfig, ServerOptions
 from fairtrial.testing.model_server.rules import Replies
 from fairtrial.testing.model_server.stats import ServerStats, stats_from_json
@@ -21,6 +22,7 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class ModelServerProcess:
     """A model server in another process."""

@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fairtrial.lru import LruCache
-from fairtrial.testing.model_server.faults import Fault, ReasoningNotReturned, TemperatureRefused, ToolsNeedResponses
+from fairtrial.testing.model_server import bedrock_wire, gemini_wire
+from fairtrial.testing.model_server.faults import (
+    EncryptedRefused,
+    Fault,
+    ReasoningNotReturned,
+    StreamOptionsRefused,
+    TemperatureRefused,
+    ToolsNeedResponses,
+)
 from fairtrial.testing.model_server.request import ParsedRequest
 
 _MAX_CALLS = 100_000
@@ -16,10 +24,11 @@ _THINKING = ("thinking", "redacted_thinking")
 
 
 class Refusal(NamedTuple):
-    """Why a request is refused with status 400, and the provider's code for it."""
+    """Why a request is refused, and the provider's code and status for it."""
 
     message: str
     code: str | None = None
+    status: int = 400
 
 
 class SentReasoning:
@@ -70,6 +79,11 @@ def refusal(fault: Fault, request: ParsedRequest, sent: SentReasoning) -> Refusa
                 f"Function tools with reasoning_effort are not supported for {request.model} in /v1/chat/completions. "
                 "To use function tools, use /v1/responses or set reasoning_effort to 'none'."
             )
+        case StreamOptionsRefused():
+            return Refusal("Extra inputs are not permitted", status=422) if "stream_options" in body else None
+        case EncryptedRefused():
+            wanted = "reasoning.encrypted_content" in (body.get("include") or ())
+            return Refusal("Encrypted content is not supported with this model.") if wanted else None
         case TemperatureRefused():
             given = body.get("temperature")
             if given is None or given == 1:
@@ -101,6 +115,8 @@ def _not_returned(request: ParsedRequest, index: int, sent: Any, returned: Any) 
             "not be decrypted or parsed.",
             "invalid_encrypted_content",
         )
+    if request.protocol == "gemini":
+        return Refusal("Function call is missing a thought_signature in functionCall parts.")
     place = f"messages.{index - (request.body.get('system') is not None)}.content.0"
     if not returned:
         return Refusal(
@@ -135,7 +151,13 @@ def _message_parts(message: Mapping[str, Any]) -> tuple[list[str], Any]:
     return calls, [block for block in blocks if block.get("type") in _THINKING]
 
 
-_PARTS = {"openai": _chat_parts, "responses": _response_parts, "anthropic": _message_parts}
+_PARTS = {
+    "openai": _chat_parts,
+    "responses": _response_parts,
+    "anthropic": _message_parts,
+    "gemini": gemini_wire.call_parts,
+    "bedrock": bedrock_wire.call_parts,
+}
 
 
 def _canonical(value: Any) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
+from fairtrial.frozen import first_is
 from fairtrial.testing.model_server.record import Record
 
 _PIECES = re.compile(r"\S+\s*|\s+")
@@ -25,10 +26,14 @@ def pieces(text: str) -> list[str]:
     return _PIECES.findall(text)
 
 
+type StreamIndex = Literal["counted", "missing", "zero"]
+"""The `index` of tool calls in a stream of chat completions: as documented, as from Gemini, as from its gateways."""
+
 type TokenDamage = Literal["ids_missing", "logprob_missing", "not_a_number", "clamped", "retokenized"]
 """What can be wrong with the token ids and log-probabilities of an answer."""
 
 
+@first_is(int)
 @dataclass(frozen=True, slots=True)
 class Usage(Record):
     """The token counts that a reply reports."""
@@ -38,8 +43,14 @@ class Usage(Record):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     cache_write_tokens: int = 0
+    audio_input_tokens: int = 0  # Of the input.
+    audio_output_tokens: int = 0  # Of the output.
+    hour_write_tokens: int = 0  # Of `cache_write_tokens`, those for one hour; only Anthropic's protocol has them.
+    service_tier: str = ""
+    cost: float | None = None  # OpenRouter's own cost, for chat completions only.
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class ToolCallReply(Record):
     """One call of a tool. If `arguments` is text, it is sent unchanged, so that a test can send invalid JSON.
@@ -58,12 +69,14 @@ class ToolCallReply(Record):
         return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class Reply(Record):
     """One reply of the model, independent of the protocol.
 
     `output` is JSON to be sent as the text. `finish_reason` is one of OpenAI's names (`stop`, `length`, `tool_calls`,
-    `content_filter`) or `refusal`, translated for Anthropic's protocol; None derives it from the content.
+    `content_filter`) or `refusal`, translated for Anthropic's protocol; None derives it from the content. Any other
+    name is sent as it is: as the status of a response, in Responses.
 
     `reasoning` is sent as `reasoning_content` (chat completions), as a `reasoning` item with encrypted content
     (Responses) or as a `thinking` block with a signature (Anthropic). `signature` is that signature, or the encrypted
@@ -83,6 +96,7 @@ class Reply(Record):
     signature: str | None = None
     redacted_reasoning: str = ""
     tokens: TokenDamage | None = None
+    stream_index: StreamIndex = "counted"
 
     def __post_init__(self) -> None:
         if self.output is not None and self.text:

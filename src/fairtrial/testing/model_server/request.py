@@ -7,16 +7,19 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
 
+from fairtrial.frozen import first_is
 from fairtrial.testing.model_server.reply import count_tokens
 
-type Protocol = Literal["openai", "responses", "anthropic"]
-"""The protocols the server speaks: OpenAI's chat completions and Responses, Anthropic's messages."""
+type Protocol = Literal["openai", "responses", "anthropic", "gemini", "bedrock"]
+"""The protocols the server speaks: OpenAI's chat completions and Responses, Anthropic's messages, Google's
+`generateContent`, Amazon Bedrock's `Converse`."""
 
 
 class InvalidRequestError(Exception):
     """A request is invalid; the server answers with status 400 and this message."""
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class ParsedMessage:
     """One message: its role, its text with all text parts joined, and the message as it was sent."""
@@ -26,6 +29,7 @@ class ParsedMessage:
     raw: Mapping[str, Any]
 
 
+@first_is(str)
 @dataclass(frozen=True, slots=True)
 class ParsedTool:
     """A tool the client offers."""
@@ -35,6 +39,7 @@ class ParsedTool:
     parameters: Mapping[str, Any]
 
 
+@first_is(int)
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
     """A completion request as received. `body` is the whole request; the other fields are derived from it.

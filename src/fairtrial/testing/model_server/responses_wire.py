@@ -20,6 +20,7 @@ from fairtrial.testing.model_server.request import Protocol as ProtocolName
 from fairtrial.testing.model_server.wire import EPOCH, to_bytes
 
 _ENCRYPTED = "reasoning.encrypted_content"
+_HOSTED = frozenset({"web_search", "file_search", "code_interpreter", "image_generation"})
 _SPOKEN = frozenset({"reasoning", "function_call"})
 
 
@@ -60,9 +61,11 @@ class ResponsesWire:
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
         """The body of an answer."""
         incomplete = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(reply.reason)
+        ended = "completed" if reply.reason in ("stop", "tool_calls", "refusal") else reply.reason
         return {
             **_response(request),
-            "status": "completed" if incomplete is None else "incomplete",
+            "service_tier": usage.service_tier or "default",
+            "status": ended if incomplete is None else "incomplete",
             "incomplete_details": None if incomplete is None else {"reason": incomplete},
             "output": _items(request, reply),
             "usage": _usage(usage),
@@ -245,6 +248,8 @@ def _tools(raw: object) -> tuple[ParsedTool, ...]:
         raise InvalidRequestError("tools: must be a list")
     tools = []
     for tool in raw:
+        if isinstance(tool, dict) and tool.get("type") in _HOSTED:
+            continue
         if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
             raise InvalidRequestError("tools: each must be a function with a name")
         parameters = tool.get("parameters") or {"type": "object"}

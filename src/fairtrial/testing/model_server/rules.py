@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fairtrial.frozen import first_is
 from fairtrial.testing.model_server.record import Record
 from fairtrial.testing.model_server.reply import Reply, ToolCallReply
 from fairtrial.testing.model_server.request import ParsedRequest
@@ -23,6 +24,7 @@ type Where = Literal["last_user", "last", "system", "conversation", "anywhere"]
 """The text that a pattern is searched in."""
 
 
+@first_is(tuple, list)
 @dataclass(frozen=True, slots=True)
 class Script(Record):
     """Replies in order.
@@ -42,6 +44,7 @@ class Script(Record):
             raise ValueError("a Script must have at least one reply (got none)")
 
 
+@first_is(str, Callable)  # type: ignore[arg-type]  # `isinstance` takes it
 @dataclass(frozen=True, slots=True)
 class Rule(Record):
     """A reply for the requests that match.

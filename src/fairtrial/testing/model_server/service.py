@@ -10,12 +10,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from email.utils import formatdate
 from typing import Any
 
 from aiohttp import web
 
 from fairtrial.testing.model_server.anthropic_wire import AnthropicWire
+from fairtrial.testing.model_server.bedrock_wire import BedrockWire
 from fairtrial.testing.model_server.config import ServerConfig
 from fairtrial.testing.model_server.draw import draw
 from fairtrial.testing.model_server.embeddings_wire import EmbeddingsWire
@@ -25,6 +27,7 @@ from fairtrial.testing.model_server.faults import (
     ContextTooLong,
     CutOff,
     EmptyBody,
+    EncryptedRefused,
     Fault,
     HalfSent,
     Hang,
@@ -36,11 +39,13 @@ from fairtrial.testing.model_server.faults import (
     ServerFailed,
     Slow,
     StreamFailed,
+    StreamOptionsRefused,
     TemperatureRefused,
     TokensDamaged,
     ToolsNeedResponses,
     WrongShape,
 )
+from fairtrial.testing.model_server.gemini_wire import GeminiWire
 from fairtrial.testing.model_server.hosted_evals import ResourceWire
 from fairtrial.testing.model_server.openai_wire import OpenAIWire
 from fairtrial.testing.model_server.plan import FaultPlan
@@ -53,9 +58,11 @@ from fairtrial.testing.model_server.rules import Speaker
 from fairtrial.testing.model_server.stats import RequestLog, request_to_json, stats_to_json
 from fairtrial.testing.model_server.wire import EPOCH, Wire, to_bytes
 
-_RULES = (ToolsNeedResponses, ReasoningNotReturned, TemperatureRefused)
+_RULES = (ToolsNeedResponses, ReasoningNotReturned, TemperatureRefused, StreamOptionsRefused, EncryptedRefused)
 _MAX_BODY = 256 * 1024 * 1024
-_SECRET_HEADERS = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
+_SECRET_HEADERS = frozenset(
+    {"authorization", "x-api-key", "api-key", "x-goog-api-key", "x-amz-security-token", "cookie"}
+)
 
 # Answers with faults do not consume replies of a script: a client that retries gets each scripted reply once.
 _LOST = Reply("This answer is about to be lost on its way to the client.")
@@ -111,7 +118,10 @@ class Service:
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer an HTTP request."""
         key = (http.method, http.path)
-        if (wire := self._wires.get(key)) is not None:
+        wire: Wire | None = self._wires.get(key)
+        if wire is None and http.method == "POST":  # Protocols with the model in the path.
+            wire = GeminiWire.at(http.path) or BedrockWire.at(http.path)
+        if wire is not None:
             return await self._complete(http, wire)
         if (page := self._pages.get(key)) is not None:
             return _json_response(page(http))
@@ -248,9 +258,15 @@ class Service:
                 claimed = max(request.input_tokens, limit + 1)
                 message = f"prompt is too long: {claimed} tokens > {limit} maximum"
                 return self._error(wire, 400, message, code="context_length_exceeded")
-            case ToolsNeedResponses() | ReasoningNotReturned() | TemperatureRefused():
+            case (
+                ToolsNeedResponses()
+                | ReasoningNotReturned()
+                | TemperatureRefused()
+                | StreamOptionsRefused()
+                | EncryptedRefused()
+            ):
                 found = refusal(fault, request, self._sent_reasoning) or Refusal("The request is refused.")
-                return self._error(wire, 400, found.message, code=found.code)
+                return self._error(wire, found.status, found.message, code=found.code)
             case Hang(seconds):
                 try:
                     await asyncio.wait_for(self._closing.wait(), seconds)
@@ -305,6 +321,9 @@ class Service:
         return self._error(wire, 400, str(problem))
 
     def _rate_limited(self, wire: Wire, fault: RateLimited) -> web.Response:
+        if fault.form == "body" and fault.retry_after is not None:
+            self.ledger.answered(429)
+            return _json_response(_google_error(fault.retry_after), status=429)
         headers = {} if fault.retry_after is None else _retry_after(fault.retry_after, fault.form)
         return self._error(wire, 429, "Too many requests.", headers=headers)
 
@@ -321,7 +340,20 @@ def _retry_after(seconds: float, form: str) -> dict[str, str]:
     if form == "date":
         # The header has whole seconds; if rounded down, the client would retry too early.
         return {"retry-after": formatdate(math.ceil(time.time() + seconds), usegmt=True)}
+    if form == "reset":
+        at = datetime.fromtimestamp(time.time() + seconds, UTC).isoformat()
+        openai = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": f"{seconds:g}s"}
+        unrelated = {"x-ratelimit-remaining-tokens": "9000", "x-ratelimit-reset-tokens": "6m0s"}
+        anthropic = {"anthropic-ratelimit-requests-remaining": "0", "anthropic-ratelimit-requests-reset": at}
+        return openai | unrelated | anthropic
     return {"retry-after": f"{seconds:g}"}
+
+
+def _google_error(seconds: float) -> list[dict[str, Any]]:
+    """The body of Google's rate limits, which is a list."""
+    detail = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{seconds:g}s"}
+    error = {"code": 429, "message": "You exceeded your quota.", "status": "RESOURCE_EXHAUSTED", "details": [detail]}
+    return [{"error": error}]
 
 
 def _headers(number: int, content_type: str) -> dict[str, str]:

@@ -7,10 +7,12 @@ from collections import Counter, deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fairtrial.frozen import first_is
 from fairtrial.testing.model_server.reply import Usage
 from fairtrial.testing.model_server.request import ParsedRequest
 
 
+@first_is(int)
 @dataclass(frozen=True, slots=True)
 class ServerStats:
     """A snapshot of the counters. All but `in_flight` and `connections` count since the start or the last reset.

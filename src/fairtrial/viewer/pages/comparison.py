@@ -18,10 +18,10 @@ from fairtrial.viewer.pages.context import PageNotFound, Viewer, json_answer, wa
 from fairtrial.viewer.pages.trial import verdict_of
 from fairtrial.viewer.run_columns import open_columns_of
 from fairtrial.viewer.text import SHOWN, DiffPart, Html, differences, shown
+from fairtrial.viewer.work import CHANGES
 
 _ON_A_PAGE = 50
 _PREVIEW = 600
-KINDS = ("lost", "gained", "changed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ async def compare_page(viewer: Viewer, request: Request) -> Response:
     found = await viewer.workbench.answer(job, state)
     if wants_json(request):
         return json_answer(found["json"])
-    kind = kind if kind in KINDS else next((name for name in KINDS if found["counts"][name]), "lost")
+    kind = kind if kind in CHANGES else next((name for name in CHANGES if found["counts"][name]), "lost")
     flips = [flip for flip in found["flips"] if flip["kind"] == kind]
     start = _start(request.query_params.get("from", ""))
     page = flips[start : start + _ON_A_PAGE]
@@ -69,12 +69,14 @@ async def compare_page(viewer: Viewer, request: Request) -> Response:
     ]
     links = viewer.links(request)
     names = (str(baseline), str(candidate))
-    rows = [_flip(flip, outputs, links.pair(*names, flip["id"])) for flip in page]
+    addresses = [links.pair(*names, flip["id"]) for flip in page]
+    # In a thread: comparing the words of many outputs takes a while.
+    rows = await viewer.read(lambda: [_flip(*one, outputs) for one in zip(page, addresses, strict=True)])
     await viewer.prepare_columns(baseline.run)
     keys = (await viewer.read(open_columns_of, viewer.store, baseline.run)).metadata
     return viewer.render(
         request, "compare.html", title=found["title"], about=found["about"], report=Html(found["html"]), rows=rows,
-        counts=found["counts"], kind=kind, kinds=KINDS, names=names, by=by, keys=keys, start=start,
+        counts=found["counts"], kind=kind, kinds=CHANGES, names=names, by=by, keys=keys, start=start,
         following=start + _ON_A_PAGE if start + _ON_A_PAGE < len(flips) else 0,
         swapped=links.compare(names[1], names[0]), runs=(baseline.run, candidate.run),
     )  # fmt: skip
@@ -117,7 +119,7 @@ def _outputs(viewer: Viewer, side: RunName, samples: dict[int, str]) -> dict[str
     return found
 
 
-def _flip(flip: dict[str, Any], outputs: list[dict[str, str]], address: str | None) -> FlipShown:
+def _flip(flip: dict[str, Any], address: str | None, outputs: list[dict[str, str]]) -> FlipShown:
     left, right, _ = differences(*(shown(side.get(flip["id"], "")).text for side in outputs))
     before, after = (_in_words(*flip[letter]) for letter in ("a", "b"))
     return FlipShown(flip["id"], flip["kind"], before, after, (left, right), address)
@@ -153,7 +155,7 @@ async def pair_page(viewer: Viewer, request: Request) -> Response:
     return viewer.render(
         request, "pair.html", title=f"{sample_id}: {sides[1]} against {sides[0]}", sides=made, remark=remark,
         sample_id=sample_id, input=shown(value_text(sample.input)).text,
-        expected=None if sample.expected is None else shown(value_text(sample.expected)).text,
+        expected=None if not sample.has_expected else shown(value_text(sample.expected)).text,
         back=links.compare(str(sides[0]), str(sides[1])), tools_differ=made[0].tools != made[1].tools,
     )  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shlex
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -72,7 +71,7 @@ def make_environment() -> jinja2.Environment:
         money=formatting.money,
         cost=formatting.cost,
         count=formatting.count,
-        ago=ago,
+        ago=formatting.ago,
         shown=shown,
         plain=plain,
         visitor=Visitor(""),
@@ -80,15 +79,6 @@ def make_environment() -> jinja2.Environment:
         exports=("csv", "jsonl", *(["parquet"] if find_spec("pyarrow") else [])),
     )
     return environment
-
-
-def ago(moment: float) -> str:
-    """Return a time as an age."""
-    seconds = max(time.time() - moment, 0)
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
 
 
 class ReviewDesk:
@@ -128,6 +118,7 @@ class Viewer:
         self._limiter: CapacityLimiter | None = None
         self._totals: dict[Any, list[Totals]] = {}
         self._counts: LruCache[Any, TableCounts] = LruCache(_KEPT_COUNTS)
+        self._complete: LruCache[Any, bool] = LruCache(_KEPT_TOTALS)  # Runs that have all samples of their dataset.
         self.reviews = ReviewDesk()
 
     async def read[T](self, function: Callable[..., T], *args: Any, **options: Any) -> T:
@@ -149,7 +140,7 @@ class Viewer:
         """Return the sums of a run; those of finished runs are kept."""
         if run.finished_at is None or run.status == "running":
             return self.store.totals(run.run_id)
-        key = (run.run_id, run.finished_at, run.status)
+        key = (run.run_id, run.finished_at, run.revision)
         if key not in self._totals:
             self._totals[key] = run_totals(self.store, run)
             while len(self._totals) > _KEPT_TOTALS:
@@ -193,7 +184,14 @@ class Viewer:
 
     async def state_of(self, run: RunRecord) -> tuple[Any, ...]:
         """Return what changes whenever the results of a run change."""
-        return await self.read(state_of, self.store, run)
+        return await self.read(self._state_of, run)
+
+    def _state_of(self, run: RunRecord) -> tuple[Any, ...]:
+        key = (run.run_id, run.revision)
+        state = state_of(self.store, run, samples=self._complete.get(key) is None)
+        if state[-1] == (run.dataset_size, run.dataset_size):
+            self._complete.put(key, True)
+        return state[:-1] if self._complete.get(key) else state
 
     def links(self, request: Request) -> Links:
         """Return the links of a page."""

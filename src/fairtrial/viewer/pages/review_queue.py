@@ -91,7 +91,7 @@ def blind_values(
     review, sample = opened.review, result.sample
     whole = more.get("whole") == "1"
     blocks = [text_block("input", sample.input, form, False, whole)]
-    has_expected = sample.expected is not None
+    has_expected = sample.has_expected
     shows_expected = has_expected and ("expected" in review.shows or more.get("expected") == "1")
     blocks.append(text_block("output", result.output, form, False, whole))
     if shows_expected:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fairtrial.analysis.experiment import TotalsAnalysis
 from fairtrial.formatting import open_range, rate
 from fairtrial.render.document import Bar
 from fairtrial.render.html import bar_svg
@@ -57,6 +58,7 @@ class RunShown:
     stored: int
     tokens: int
     cost_usd: float | None
+    unpriced: bool
     rates: tuple[RateShown, ...]
     owner: str | None = None
     resume: str = ""
@@ -98,6 +100,7 @@ async def _row(viewer: Viewer, run: RunRecord, totals: list[Totals]) -> RunShown
         stored,
         sum(part.input_tokens + part.output_tokens for part in totals),
         sum(costs) if costs else None,
+        any(part.unpriced_calls for part in totals),
         () if running else await _rates(viewer, run, totals, _PATIENCE_SECONDS),
         await viewer.read(active_owner, viewer.store, run.run_id) if running else None,
         resume_command(run) if run.status in RESUMABLE and not run.imported else "",
@@ -114,9 +117,8 @@ async def _rates(viewer: Viewer, run: RunRecord, totals: list[Totals], patience:
         found = await viewer.workbench.soon(job, state, patience) or {"rates": {}}
     made = []
     for part in totals:
-        scored = part.outcomes.get("scored", 0)
         estimate = found["rates"].get(part.experiment)
-        value = part.passed / scored if scored else None
+        value = TotalsAnalysis(part).pass_rate
         made.append(
             RateShown(part.experiment, value) if estimate is None else _with_interval(part.experiment, estimate)
         )

@@ -15,7 +15,7 @@ from fairtrial.codec import to_json
 from fairtrial.errors import FairtrialError
 from fairtrial.formatting import cost, count, duration
 from fairtrial.judging.rebuild import rebuild_prompt
-from fairtrial.render.session_text import envelopes, value_text
+from fairtrial.render.session_text import REPEATED_KEYS, envelopes, executions_text, value_text
 from fairtrial.render.trial_json import trial_record
 from fairtrial.report.rerun import rerun_command
 from fairtrial.scoring.score import Metric
@@ -111,7 +111,7 @@ def trial_values(run: RunRecord, result: EvalResult, query: dict[str, str]) -> d
     )
     sample = result.sample
     blocks = [text_block("input", sample.input, form, named, whole)]
-    if sample.expected is not None:
+    if sample.has_expected:
         blocks.append(text_block("expected", sample.expected, form, named, whole))
     if result.output is not None or result.outcome in ("scored", "scorer_error"):
         blocks.append(text_block("output", result.output, form, named, whole))
@@ -156,6 +156,8 @@ def _facts(run: RunRecord, result: EvalResult) -> list[tuple[str, str]]:
         facts.append(("judge cost", cost(result.judge_cost_usd, result.unpriced_judge_calls)))
     if result.attempt > 1:
         facts.append(("attempt", str(result.attempt)))
+    if reasons := executions_text(result):
+        facts.append(("repeated", reasons))
     if result.stage:
         facts.append(("stage", result.stage))
     if result.cache_hits:
@@ -163,7 +165,7 @@ def _facts(run: RunRecord, result: EvalResult) -> list[tuple[str, str]]:
     if result.redacted_parts:
         facts.append(("redacted", ", ".join(result.redacted_parts)))
     facts += [(key, value_text(value)) for key, value in result.sample.metadata.items()]
-    own = {key: value for key, value in result.metadata.items() if key != "traceback"}
+    own = {key: value for key, value in result.own_metadata.items() if key not in ("traceback", *REPEATED_KEYS)}
     facts += [(f"trial: {key}", value_text(value)) for key, value in own.items()]
     return facts
 

@@ -1,0 +1,307 @@
+"""An adapter for Google's own API, `generateContent`, of the Gemini API and of Vertex AI."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, ClassVar, Unpack
+from uuid import uuid4
+
+from fairtrial.codec import to_json
+from fairtrial.data.attachment import Attachment
+from fairtrial.errors import ConfigurationError, InvalidCallError, ModelUnavailableError
+from fairtrial.models.adapter import AnswerT
+from fairtrial.models.http import HttpAdapter, server_sent_events
+from fairtrial.models.pricing import priced
+from fairtrial.models.reply import ModelCall, ModelReply
+from fairtrial.models.schema import output_schema
+from fairtrial.models.sdk import (
+    SdkOptions,
+    base64_text,
+    check_one_answer,
+    count_of,
+    instruction,
+    sendable,
+    text_of,
+    tool_call,
+)
+from fairtrial.session.events import TokenUsage
+from fairtrial.session.trajectory import ChatMessage, ToolCall
+
+# Why an answer ended, by what that means. Reasons that are in none of them are passed on.
+_ENDINGS = {"STOP": "stop", "MAX_TOKENS": "length"}
+_REFUSED = frozenset(
+    {
+        "SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT",
+        "IMAGE_RECITATION",
+    }
+)  # fmt: skip
+_FAILED = frozenset(
+    {
+        "FINISH_REASON_UNSPECIFIED", "MALFORMED_FUNCTION_CALL", "MALFORMED_RESPONSE", "UNEXPECTED_TOOL_CALL",
+        "TOO_MANY_TOOL_CALLS", "OTHER", "IMAGE_OTHER", "NO_IMAGE", "LANGUAGE",
+    }
+)  # fmt: skip
+# Parameters beside `generationConfig`; all others go inside it.
+_OUTER = frozenset({"safetySettings", "tools", "toolConfig", "cachedContent", "labels", "serviceTier", "store"})
+_RENAMED = {"maxTokens": "maxOutputTokens", "maxCompletionTokens": "maxOutputTokens", "stop": "stopSequences"}
+_MADE = "made-"  # The start of ids that we made, because the API gave none; they are not sent.
+_INLINE = ("image/", "audio/", "video/", "application/pdf")
+
+
+class GeminiAdapter(HttpAdapter[AnswerT]):
+    """A model at Google's own API: thoughts and their signatures, audio, video and files are sent as the API has them.
+
+    Args:
+        model: The model, such as "gemini-3.8-flash".
+        options: The options of `OpenAIAdapter`: `base_url` (GOOGLE_GEMINI_BASE_URL), `api_key` (GEMINI_API_KEY or
+            GOOGLE_API_KEY), `params` and so on. Parameters are those of `generationConfig`, in either spelling
+            (`{"thinkingConfig": {"includeThoughts": True}}`), and fields beside it such as `safetySettings`.
+    """
+
+    provider = "gemini"
+    extra = "google"
+    key_variables: ClassVar[tuple[str, ...]] = ("GEMINI_API_KEY", "GOOGLE_API_KEY")
+    url_variable = "GOOGLE_GEMINI_BASE_URL"
+    default_url = "https://generativelanguage.googleapis.com/v1beta"
+    price_list = "google"
+
+    def __init__(self, model: str, **options: Unpack[SdkOptions]) -> None:
+        super().__init__(model, **options)
+        name = model.removeprefix("models/")
+        self.path = f"/models/{name}:generateContent"
+        self.stream_path = f"/models/{name}:streamGenerateContent?alt=sse"
+
+    async def _request_headers(self, url: str, content: bytes) -> dict[str, str]:
+        return {"x-goog-api-key": await self._current_key()}
+
+    def _events(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        return server_sent_events(chunks)
+
+    def _body(self, call: ModelCall) -> dict[str, Any]:
+        system: list[str] = []
+        contents: list[dict[str, Any]] = []
+        names = {made.id: made.name for message in call.messages for made in message.tool_calls}
+        for message in call.messages:
+            if message.role in ("system", "developer"):
+                system.append(sendable(message.text))
+                continue
+            role = "model" if message.role == "assistant" else "user"
+            parts = self._parts(message, names)
+            if contents and contents[-1]["role"] == role:
+                contents[-1]["parts"].extend(parts)
+            else:
+                contents.append({"role": role, "parts": parts})
+        config: dict[str, Any] = {}
+        schema = output_schema(call.output_type)
+        if schema is not None and self._structured == "native":
+            config = {"responseMimeType": "application/json", "responseJsonSchema": schema.schema}
+        elif schema is not None:
+            system.append(instruction(schema))
+        body: dict[str, Any] = {"contents": contents}
+        if system:
+            body["systemInstruction"] = {"parts": [{"text": "\n\n".join(system)}]}
+        if call.tools:
+            declared = [
+                {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parametersJsonSchema": tool.parameters or {"type": "object", "properties": {}},
+                }
+                for tool in call.tools
+            ]
+            body["tools"] = [{"functionDeclarations": declared}]
+        return _with_params(body, config, call.params)
+
+    def _parts(self, message: ChatMessage, names: Mapping[str, str]) -> list[dict[str, Any]]:
+        if message.role == "tool":
+            return [self._result(message, names)]
+        echoed = self._echoed(message.echo)
+        if echoed is not None and _spoken(echoed) == (message.text, _unnamed(message.tool_calls)):
+            return list(echoed)  # Unchanged, with signatures; not used if the message was edited.
+        content = message.content
+        parts = [self._part(part) for part in ((content,) if isinstance(content, str) else content) if part != ""]
+        parts.extend(
+            {"functionCall": _with_id(call.id, {"name": call.name, "args": _plain(call)})}
+            for call in message.tool_calls
+        )
+        return parts or [{"text": ""}]
+
+    def _result(self, message: ChatMessage, names: Mapping[str, str]) -> dict[str, Any]:
+        answer: dict[str, Any] = {
+            "name": names.get(message.name, message.name),
+            "response": {"result": sendable(message.text)},
+        }
+        if not isinstance(message.content, str):
+            files = [self._part(part) for part in message.content if isinstance(part, Attachment)]
+            if files:
+                answer["parts"] = files
+        return {"functionResponse": _with_id(message.name, answer)}
+
+    def _part(self, part: str | Attachment) -> dict[str, Any]:
+        if isinstance(part, str):
+            return {"text": sendable(part)}
+        content = self._bytes(part)
+        if part.media_type.startswith("text/"):
+            return {"text": content.decode("utf-8", "replace")}
+        if part.media_type.startswith(_INLINE):
+            return {"inlineData": {"mimeType": part.media_type, "data": base64_text(content)}}
+        raise InvalidCallError(f"Google's API does not support attachments of type {part.media_type}")
+
+    def _read(self, tree: Mapping[str, Any]) -> ModelReply:
+        named = tree.get("modelVersion")
+        model = named if isinstance(named, str) and named else self._model
+        usage = self._usage(tree.get("usageMetadata"), model)
+        blocked = (tree.get("promptFeedback") or {}).get("blockReason")
+        if blocked and not tree.get("candidates"):
+            return ModelReply(ChatMessage("assistant", ""), usage, "content_filter", model, f"the prompt: {blocked}")
+        candidate = tree["candidates"][0]
+        reason = candidate.get("finishReason")
+        if reason in _FAILED:
+            raise ModelUnavailableError(f"{self._where()} failed while it was answering: {reason}")
+        parts: Sequence[Mapping[str, Any]] = (candidate.get("content") or {}).get("parts") or []
+        if not parts and reason not in ("STOP", "MAX_TOKENS", *_REFUSED):
+            raise KeyError("content")
+        text, calls = _spoken(parts)
+        calls = tuple(
+            call if call.id else ToolCall(call.name, call.arguments, f"{_MADE}{uuid4().hex[:12]}") for call in calls
+        )
+        thoughts = [text_of(part["text"]) for part in parts if part.get("thought") and "text" in part]
+        refusal = f"cut off by Google's filter: {reason}" if reason in _REFUSED else None
+        ending = "content_filter" if refusal else "tool_calls" if calls else _ENDINGS.get(reason, reason)
+        signed = any("thoughtSignature" in part or part.get("thought") for part in parts)
+        files = [
+            self._kept_part(part["inlineData"]) for part in parts if "inlineData" in part and not part.get("thought")
+        ]
+        content: Any = (*((text,) if text else ()), *files) if files else text
+        message = ChatMessage(
+            "assistant",
+            content,
+            calls,
+            reasoning="".join(thoughts),
+            echo=self._echo(list(parts)) if signed else None,
+        )
+        return ModelReply(message, usage, ending, model, refusal)
+
+    def _kept_part(self, data: Mapping[str, Any]) -> Attachment:
+        found = self._from_data_url(f"data:{data['mimeType']};base64,{data['data']}")
+        if not isinstance(found, Attachment):
+            raise TypeError("inlineData must be base64")
+        return found
+
+    def _usage(self, usage: Any, model: str, *extras: Any) -> TokenUsage | None:
+        if not isinstance(usage, Mapping):
+            return None
+        thoughts = count_of(usage.get("thoughtsTokenCount"))
+        counted = TokenUsage(
+            count_of(usage.get("promptTokenCount")) + count_of(usage.get("toolUsePromptTokenCount")),
+            count_of(usage.get("candidatesTokenCount")) + thoughts,
+            count_of(usage.get("cachedContentTokenCount")),
+            reasoning_tokens=thoughts,
+        )
+        details = [*(usage.get("promptTokensDetails") or ()), *(usage.get("candidatesTokensDetails") or ())]
+        if any(detail.get("modality") in ("AUDIO", "VIDEO") for detail in details):
+            return counted  # They have prices of their own, so that the cost is not known.
+        return priced(counted, model, provider=self._prices_of, base_url=self._base_url)
+
+    async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
+        answer: dict[str, Any] = {}
+        parts: list[dict[str, Any]] = []
+        reason: str | None = None
+        async for chunk in events:
+            if "error" in chunk:
+                problem = chunk["error"].get("message")
+                raise ModelUnavailableError(f"{self._where()} failed while it was answering: {problem}")
+            answer |= {key: value for key, value in chunk.items() if key != "candidates"}
+            for candidate in chunk.get("candidates") or ():
+                if candidate.get("index"):
+                    continue  # Only the first of several answers is used.
+                reason = candidate.get("finishReason") or reason
+                for part in (candidate.get("content") or {}).get("parts") or ():
+                    if parts and _continues(parts[-1], part):
+                        parts[-1]["text"] += part["text"]
+                    else:
+                        parts.append(dict(part))
+        blocked = (answer.get("promptFeedback") or {}).get("blockReason")
+        if reason is None and not blocked:
+            raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete")
+        if reason is not None:
+            answer["candidates"] = [{"content": {"role": "model", "parts": parts}, "finishReason": reason}]
+        return answer
+
+
+class VertexAdapter(GeminiAdapter):
+    """A Gemini model at Vertex AI. GOOGLE_CLOUD_PROJECT and GOOGLE_CLOUD_LOCATION are the project and the region.
+
+    `api_key` is a function that returns an access token, because tokens end after an hour: with google-auth,
+    `credentials.refresh(Request())` and `credentials.token`.
+    """
+
+    provider = "vertex"
+    key_variables = ("GOOGLE_CLOUD_ACCESS_TOKEN",)
+    url_variable = "GOOGLE_CLOUD_PROJECT"
+    default_url = ""
+
+    @classmethod
+    def _url_from_environment(cls) -> str | None:
+        project = os.environ.get(cls.url_variable)
+        if not project:
+            return None
+        location = os.environ.get("GOOGLE_CLOUD_LOCATION") or "global"
+        host = "aiplatform.googleapis.com" if location == "global" else f"{location}-aiplatform.googleapis.com"
+        return f"https://{host}/v1/projects/{project}/locations/{location}/publishers/google"
+
+    async def _request_headers(self, url: str, content: bytes) -> dict[str, str]:
+        return {"authorization": f"Bearer {await self._current_key()}"}
+
+
+def _with_params(body: dict[str, Any], config: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Add parameters: fields of `generationConfig`, or beside it; tools are added to those of the call."""
+    for name, value in params.items():
+        key = _camel(name)
+        key = _RENAMED.get(key, key)
+        if key == "generationConfig":
+            config |= value
+        elif key == "tools":
+            body["tools"] = [*body.get("tools", ()), *value]
+        elif key in _OUTER:
+            body[key] = value
+        elif key == "stopSequences" and isinstance(value, str):
+            config[key] = [value]
+        elif key == "contents":
+            raise ConfigurationError("params must have parameters of the API (got 'contents', which are the messages)")
+        else:
+            config[key] = value
+    check_one_answer(config)
+    return {**body, "generationConfig": config} if config else body
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+def _spoken(parts: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return the text and the tool calls of an answer."""
+    text = "".join(text_of(part["text"]) for part in parts if "text" in part and not part.get("thought"))
+    called = (part["functionCall"] for part in parts if "functionCall" in part)
+    return text, tuple(tool_call(call["name"], call.get("args") or {}, call.get("id")) for call in called)
+
+
+def _unnamed(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(call.name, call.arguments, "" if call.id.startswith(_MADE) else call.id) for call in calls)
+
+
+def _with_id(call_id: str, content: dict[str, Any]) -> dict[str, Any]:
+    return content if not call_id or call_id.startswith(_MADE) else {"id": call_id, **content}
+
+
+def _plain(call: ToolCall) -> Any:
+    return json.loads(sendable(json.dumps(call.arguments, ensure_ascii=False, default=to_json)))
+
+
+def _continues(last: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    """Return whether a part of a stream continues the text before it; signatures belong to the part that has them."""
+    kinds = [{*each} - {"thought"} for each in (last, part)]
+    return kinds == [{"text"}, {"text"}] and bool(last.get("thought")) == bool(part.get("thought"))

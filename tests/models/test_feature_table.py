@@ -1,0 +1,42 @@
+"""docs/reference/providers.md: every cell that says that something works names a test that exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reference" / "providers.md"
+PROTOCOLS = "RCAGB"
+PLAIN = {"yes", "parameter", "refused", "n/a"}
+
+
+def rows() -> list[list[str]]:
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+def test_every_cell_has_its_test_or_a_reason(row: list[str]) -> None:
+    feature, *cells, tests = row
+    covered: dict[str, str] = {}
+    for letters, reference in re.findall(r"((?:[RCAGB] ?)+): `([^`]+)`", tests):
+        path, _, name = reference.partition("::")
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert not name or re.search(rf"def {re.escape(name)}\(", text), f"{feature}: there is no test {reference}"
+        covered |= dict.fromkeys(letters.split(), reference)
+    page = PAGE.read_text(encoding="utf-8")
+    assert len(cells) == len(PROTOCOLS)
+    for protocol, cell in zip(PROTOCOLS, cells, strict=True):
+        note = re.fullmatch(r"(no|later|yes|refused) \((\d+)\)", cell)
+        assert cell in PLAIN or note, f"{feature}, {protocol}: {cell!r} is not a value of the table"
+        if note:
+            assert re.search(rf"^{note[2]}\. ", page, re.M), f"{feature}, {protocol}: note {note[2]} is missing"
+        if cell != "n/a" and not (note and note[1] in ("no", "later")):
+            assert protocol in covered, f"{feature}, {protocol}: no test is named"
+
+
+def test_the_table_is_there() -> None:
+    assert len(rows()) > 20

@@ -1,0 +1,168 @@
+"""Cells of the table of providers (docs/reference/providers.md) for all protocols alike: what is sent, and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
+from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
+from pydantic import BaseModel, Field, TypeAdapter
+
+from fairtrial.data.attachment import BlobFolder
+from fairtrial.errors import InvalidCallError
+from fairtrial.models import AnthropicAdapter, OpenAIAdapter
+from fairtrial.models.adapter import ToolSpec
+from fairtrial.models.bedrock import ConverseAdapter
+from fairtrial.models.gemini import GeminiAdapter
+from fairtrial.models.limiter import Unlimited
+from fairtrial.models.retry import NO_RETRY
+from fairtrial.models.sdk import SdkAdapter
+from fairtrial.session.trajectory import ChatMessage
+from fairtrial.testing.model_server import ModelServer, Reply, ToolCallReply
+
+pytestmark = pytest.mark.anyio
+WEATHER = ToolSpec("weather", "The weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
+TYPES: Mapping[str, Any] = {
+    "responses": ResponseCreateParamsNonStreaming,
+    "chat": CompletionCreateParamsNonStreaming,
+    "anthropic": MessageCreateParamsNonStreaming,
+}
+every_protocol = pytest.mark.parametrize("protocol", ["responses", "chat", "anthropic", "gemini", "bedrock"])
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def adapter(protocol: str, server: ModelServer, **more: Any) -> SdkAdapter:
+    given: dict[str, Any] = {"api_key": "k", "retry": NO_RETRY, "limiter": Unlimited(), **more}
+    match protocol:
+        case "anthropic":
+            return AnthropicAdapter("claude", base_url=server.base_url, **given)
+        case "gemini":
+            return GeminiAdapter("gemini-3.8-flash", base_url=f"{server.base_url}/v1beta", **given)
+        case "bedrock":
+            return ConverseAdapter("eu.anthropic.claude-opus-5-v1:0", base_url=server.base_url, **given)
+    return OpenAIAdapter("gpt-6", base_url=f"{server.base_url}/v1", api=protocol, **given)  # type: ignore[arg-type]
+
+
+def exhaust(value: object) -> None:
+    """Validate what pydantic validates only when it is read: the items of an `Iterable`."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, str | bytes | int | float | bool | None):
+        for item in value:  # type: ignore[attr-defined]
+            exhaust(item)
+
+
+class Author(BaseModel):
+    name: str
+
+
+class Book(BaseModel):
+    author: Author = Field(description="Who wrote it")
+
+
+@pytest.mark.parametrize("protocol", TYPES)
+async def test_requests_are_valid_by_the_vendors_types(protocol: str, tmp_path: Path) -> None:
+    blobs = BlobFolder(tmp_path)
+    picture = blobs.put(b"\x89PNG", media_type="image/png")
+    call = ToolCallReply("weather", {"city": "Oslo"})
+    with ModelServer([Reply("", (call,), reasoning="Look."), Reply(output={"author": {"name": "Ada"}})]) as server:
+        # The types of Anthropic's SDK have no temperature any more.
+        params = {"max_tokens": 99} if protocol == "anthropic" else {"max_tokens": 99, "temperature": 0.5}
+        model = adapter(protocol, server, blobs=blobs, params=params)
+        said = [ChatMessage("system", "Be brief."), ChatMessage("user", ("Who?", picture))]
+        said.append((await model.complete(said, tools=[WEATHER])).message)
+        said.append(ChatMessage("tool", "snow", name=said[-1].tool_calls[0].id, failed=True))
+        found = await model.complete(said, tools=[WEATHER], output_type=Book)
+        bodies = [request.body for request in server.requests()]
+    assert found.output == Book(author=Author(name="Ada"))
+    kind: TypeAdapter[Any] = TypeAdapter(TYPES[protocol])
+    for body in bodies:
+        assert body.keys() <= TYPES[protocol].__annotations__.keys() | {"stream"}
+        exhaust(kind.validate_python(dict(body)))
+
+
+@every_protocol
+async def test_described_nested_models_are_asked_for_and_read(protocol: str) -> None:
+    with ModelServer(Reply(output={"author": {"name": "Ada"}})) as server:
+        found = await adapter(protocol, server).complete("Who?", output_type=Book)
+        (request,) = server.requests()
+    assert found.output == Book(author=Author(name="Ada"))
+    assert request.output_schema is not None
+    author = request.output_schema["properties"]["author"]
+    assert (author["description"], list(author["properties"])) == ("Who wrote it", ["name"])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "expected"),
+    [
+        ("responses", {"temperature": 0.5, "max_output_tokens": 99}),
+        ("chat", {"temperature": 0.5, "max_tokens": 99}),
+        ("anthropic", {"temperature": 0.5, "max_tokens": 99}),
+    ],
+)
+async def test_temperature_and_limits_are_sent_under_the_names_of_the_protocol(protocol: str, expected: Any) -> None:
+    with ModelServer("hi") as server:
+        await adapter(protocol, server, params={"temperature": 0.5}).complete("q", params={"max_tokens": 99})
+        body = server.requests()[0].body
+    assert {name: value for name, value in body.items() if name == "temperature" or "max" in name} == expected
+
+
+@pytest.mark.parametrize("protocol", ["responses", "chat", "anthropic", "bedrock"])
+async def test_tools_are_not_sent_as_strict(protocol: str) -> None:
+    with ModelServer("hi") as server:
+        await adapter(protocol, server).complete("q", tools=[WEATHER])
+        body = server.requests()[0].body
+    sent = body["toolConfig"]["tools"][0]["toolSpec"] if protocol == "bedrock" else body["tools"][0]
+    assert (sent["function"] if protocol == "chat" else sent)["name"] == "weather"
+    assert not (sent["function"] if protocol == "chat" else sent).get("strict")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "hosted"),
+    [
+        ("responses", {"type": "web_search"}),
+        ("anthropic", {"type": "web_search_20250305", "name": "web_search"}),
+    ],
+)
+async def test_hosted_tools_stand_beside_own_tools(protocol: str, hosted: Any) -> None:
+    with ModelServer("hi") as server:
+        await adapter(protocol, server, params={"tools": [hosted]}).complete("q", tools=[WEATHER])
+        own, given = server.requests()[0].body["tools"]
+    assert (own["name"], given) == ("weather", hosted)
+
+
+async def test_log_probabilities_of_responses_are_refused() -> None:
+    with ModelServer("hi") as server:
+        with pytest.raises(InvalidCallError, match=r'only supported by chat completions: use .*api="chat"'):
+            await adapter("responses", server, params={"logprobs": True}).complete("q")
+        assert server.stats().requests == 0
+
+
+@pytest.mark.parametrize("protocol", ["responses", "anthropic", "bedrock"])
+async def test_sound_is_refused_where_the_protocol_has_none(protocol: str, tmp_path: Path) -> None:
+    blobs = BlobFolder(tmp_path)
+    sound = ChatMessage("user", (blobs.put(b"x", media_type="audio/mpeg"),))
+    with ModelServer("hi") as server:
+        with pytest.raises(InvalidCallError, match="audio/mpeg"):
+            await adapter(protocol, server, blobs=blobs).complete([sound])
+        assert server.stats().requests == 0
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name"), [("chat", "n"), ("gemini", "candidateCount"), ("gemini", "candidate_count")]
+)
+async def test_several_answers_to_one_request_are_refused(protocol: str, name: str) -> None:
+    with ModelServer("hi") as server:
+        model = adapter(protocol, server)
+        assert (await model.complete("q", params={name: 1})).text == "hi"
+        with pytest.raises(InvalidCallError, match=r"(n|candidateCount) must be 1 \(got 2\)(.|\n)*repeats"):
+            await model.complete("q", params={name: 2})
+        assert server.stats().requests == 1
