@@ -75,8 +75,8 @@ def by_hand(connection: sqlite3.Connection, start: int, snapshot: bytes) -> floa
     samples = [(1, n, f"s-{n:09d}", f'"{QUESTION}"', f'"{ANSWER}"', facts, HASH) for n in numbers]
     results = [
         (
-            *(1, n, 0, n, 0, 1, 1, 1, 1.0, 1234, 1_767_225_600.1, 100, 20, 0, 0.001, None, 0, 0, 0, 0, 0, 0, 1),
-            *(None, execution, None, 0, None, None, 0),
+            *(1, n, 0, n, 0, 1, 1, 1, 1.0, 1234, 1_767_225_600.1, 100, 20, 0, 0.001, None, 0, 0, 0, 0, 0, 0, 0, 1),
+            *(None, execution, None, 0, None, None, 0, None),
         )
         for n, execution in zip(numbers, executions, strict=True)
     ]
