@@ -41,13 +41,14 @@ from fairtrial.models.sdk import SdkAdapter
 from fairtrial.models.tools import Tool, tool_message
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.session import Session
-from fairtrial.session.trajectory import ChatMessage
+from fairtrial.session.trajectory import ChatMessage, ToolCall
 from fairtrial.testing.model_server import (
     ConnectionReset,
     ContentFiltered,
     ContextTooLong,
     EmptyBody,
     Fault,
+    FaultRule,
     HalfSent,
     MalformedJson,
     ModelServer,
@@ -315,17 +316,77 @@ def test_the_servers_answers_are_those_of_the_vendors_own_clients() -> None:
     assert converse["stopReason"] == "tool_use"
 
 
-async def test_audio_has_no_cost_and_text_has_one() -> None:
+async def test_audio_has_its_own_price_and_what_has_none_makes_the_cost_unknown() -> None:
     usage: dict[str, Any] = {"promptTokenCount": 1000, "candidatesTokenCount": 100, "thoughtsTokenCount": 50}
     adapter = GeminiAdapter("gemini-2.5-flash", api_key="k")
-    text = adapter._usage(usage, "gemini-2.5-flash")
+
+    def cost(**details: Any) -> float | None:
+        tree = {"usageMetadata": {**usage, **details}}
+        found = adapter._usage(tree["usageMetadata"], "gemini-2.5-flash", adapter._extras(tree))
+        assert found is not None
+        assert (found.input_tokens, found.output_tokens, found.reasoning_tokens) == (1000, 150, 50)
+        return found.cost_usd
+
+    text, sound = cost(), cost(promptTokensDetails=[{"modality": "AUDIO", "tokenCount": 900}])
     assert text is not None
-    assert (text.input_tokens, text.output_tokens, text.reasoning_tokens) == (1000, 150, 50)
-    assert text.cost_usd is not None
-    details = {"promptTokensDetails": [{"modality": "AUDIO", "tokenCount": 900}]}
-    audio = adapter._usage({**usage, **details}, "gemini-2.5-flash")
-    assert audio is not None
-    assert audio.cost_usd is None
+    assert sound is not None
+    assert sound - text == pytest.approx(900 * (1.0 - 0.3) / 1e6)  # Sound costs $1 per million tokens, text $0.30.
+    assert cost(promptTokensDetails=[{"modality": "VIDEO", "tokenCount": 900}]) is None
+    assert cost(candidatesTokensDetails=[{"modality": "IMAGE", "tokenCount": 90}]) is None
+    assert cost(cacheTokensDetails=[{"modality": "AUDIO", "tokenCount": 90}]) is None
+    assert cost(trafficType="ON_DEMAND") == text
+    assert cost(trafficType="ON_DEMAND_PRIORITY") is cost(serviceTier="flex") is None
+
+
+async def test_a_service_tier_that_the_gemini_api_does_not_confirm_has_no_cost() -> None:
+    with ModelServer("hi") as server:
+        async with make("gemini", server, prices_of="google") as adapter:
+            usual = (await adapter.complete("q")).usage
+            flex = (await adapter.complete("q", params={"service_tier": "flex"})).usage
+    assert usual is not None
+    assert flex is not None
+    assert (usual.cost_usd is None, flex.cost_usd) == (False, None)
+
+
+async def test_an_answer_without_content_is_an_error_except_after_tools(kind: str) -> None:
+    empty: Any = {"candidates": [{"content": {"role": "model"}, "finishReason": "STOP"}]}
+    if kind == "bedrock":
+        empty = {"output": {"message": {"role": "assistant", "content": []}}, "stopReason": "end_turn"}
+    call = ToolCall("weather", {"city": "Oslo"}, "c1")
+    said = [ChatMessage("user", "q"), ChatMessage("assistant", "", (call,)), tool_message(call, "snow")]
+    with ModelServer("x", faults=WrongShape(empty)) as server:
+        async with make(kind, server) as adapter:
+            assert (await adapter.complete(said)).text == ""
+            with pytest.raises(MalformedReplyError, match="without content"):
+                await adapter.complete("q")
+
+
+async def test_a_failed_tool_is_marked(kind: str) -> None:
+    call = ToolCall("weather", {"city": "Oslo"}, "c1")
+    failed = ChatMessage("tool", "no such city", name="c1", failed=True)
+    with ModelServer("Sorry.") as server:
+        async with make(kind, server) as adapter:
+            await adapter.complete([ChatMessage("user", "q"), ChatMessage("assistant", "", (call,)), failed])
+        (request,) = server.requests()
+    check_by_vendor(request)
+    if kind == "gemini":
+        result = request.body["contents"][-1]["parts"][0]["functionResponse"]
+        assert result["response"] == {"error": "no such city"}
+    else:
+        assert request.body["messages"][-1]["content"][0]["toolResult"]["status"] == "error"
+
+
+async def test_cited_text_of_bedrock_is_part_of_the_answer() -> None:
+    cited = {"citationsContent": {"content": [{"text": "It is Paris."}], "citations": [{"title": "Atlas"}]}}
+    body = {"output": {"message": {"content": [{"text": "Look: "}, cited]}}, "stopReason": "end_turn"}
+    with ModelServer("x", faults=FaultRule(WrongShape(body), numbers=(1,))) as server:
+        async with make("bedrock", server) as adapter:
+            first = await adapter.complete("q")
+            await adapter.complete([ChatMessage("user", "q"), first.message, ChatMessage("user", "And?")])
+        request = server.requests()[1]
+    assert first.text == "Look: It is Paris."
+    assert request.body["messages"][1]["content"] == [{"text": "Look: "}, cited]
+    check_by_vendor(request)
 
 
 class Signed(BaseHTTPRequestHandler):

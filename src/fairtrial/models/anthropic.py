@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Unpack, cast
 
 from fairtrial.codec import to_json
 from fairtrial.data.attachment import Attachment
-from fairtrial.errors import InvalidCallError, MalformedReplyError, ModelUnavailableError
+from fairtrial.errors import InvalidCallError, ModelUnavailableError
 from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, priced
@@ -177,16 +177,6 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
             "assistant", text if blocks else (), calls, reasoning="\n\n".join(filter(None, thoughts)), echo=echo
         )
         return ModelReply(message, usage, reason, model, refusal, extras=extras)
-
-    async def _send(self, call: ModelCall) -> ModelReply:
-        reply = await super()._send(call)
-        if reply.message.content != ():
-            return reply
-        # After the results of tools, an answer without content means that the model has nothing to add.
-        after_tools = bool(call.messages) and call.messages[-1].role == "tool"
-        if not after_tools and ending_of(reply.finish_reason, ANTHROPIC_ENDINGS) == "complete":
-            raise MalformedReplyError(f"{self._where()} answered without content")
-        return replace(reply, message=replace(reply.message, content=""))
 
     def _joined(self, first: ChatMessage, second: ChatMessage) -> ChatMessage:
         joined = super()._joined(first, second)

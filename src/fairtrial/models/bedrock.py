@@ -24,19 +24,19 @@ from fairtrial.errors import (
     ModelUnavailableError,
     RateLimitedError,
 )
+from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.http import HttpAdapter
-from fairtrial.models.pricing import priced
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, priced
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import SdkOptions, base64_text, count_of, instruction, sendable, text_of, tool_call
+from fairtrial.session.endings import CONVERSE_ENDINGS, ending_of
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 
 _CREDENTIALS = "aws-credentials"  # In place of a key: the credential chain of AWS.
 _REGION = re.compile(r"//bedrock-runtime(?:-fips)?\.([a-z0-9-]+)\.")
-_REFUSED = frozenset({"content_filtered", "guardrail_intervened"})
-_FAILED = frozenset({"malformed_model_output", "malformed_tool_use"})
 _IMAGES = {"image/png": "png", "image/jpeg": "jpeg", "image/gif": "gif", "image/webp": "webp"}
 _CONFIG = {
     "max_tokens": "maxTokens", "maxTokens": "maxTokens", "temperature": "temperature", "top_p": "topP", "topP": "topP",
@@ -158,7 +158,8 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
         content = message.content
         parts = [self._block(part) for part in ((content,) if isinstance(content, str) else content) if part != ""]
         if message.role == "tool":
-            return [{"toolResult": {"toolUseId": message.name, "content": parts or [{"text": ""}]}}]
+            result = {"toolUseId": message.name, "content": parts or [{"text": ""}]}
+            return [{"toolResult": {**result, "status": "error"} if message.failed else result}]
         echoed = self._echoed(message.echo)
         if echoed is not None and _spoken(echoed) == (message.text, message.tool_calls):
             return list(echoed)  # Unchanged, with reasoning and signatures; not used if the message was edited.
@@ -183,21 +184,31 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
     def _read(self, tree: Mapping[str, Any]) -> ModelReply:
         blocks: Sequence[Mapping[str, Any]] = tree["output"]["message"]["content"]
         reason = tree.get("stopReason")
-        if reason in _FAILED:
-            raise ModelUnavailableError(f"{self._where()} failed while it was answering: {reason}")
+        ending = ending_of(None if reason is None else text_of(reason), CONVERSE_ENDINGS)
         text, calls = _spoken(blocks)
         thoughts = [
             text_of(block["reasoningContent"]["reasoningText"]["text"])
             for block in blocks
             if "reasoningText" in (block.get("reasoningContent") or {})
         ]
-        refusal = (text or str(reason)) if reason in _REFUSED else None
+        refusal = (text or str(reason)) if ending == "refused" else None
         plain = all(block.keys() <= {"text", "toolUse"} for block in blocks)
         echo = None if plain else self._echo([_returnable(block) for block in blocks])
-        message = ChatMessage("assistant", text, calls, reasoning="\n\n".join(thoughts), echo=echo)
-        return ModelReply(message, self._usage(tree.get("usage"), self._model), reason, self._model, refusal)
+        content = text if blocks else ()
+        message = ChatMessage("assistant", content, calls, reasoning="\n\n".join(thoughts), echo=echo)
+        extras = self._extras(tree)
+        usage = self._usage(tree.get("usage"), self._model, extras)
+        return ModelReply(message, usage, reason, self._model, refusal, extras=extras)
 
-    def _usage(self, usage: Any, model: str, *extras: Any) -> TokenUsage | None:
+    def _extras(self, tree: Mapping[str, Any]) -> UsageExtras:
+        latency = (tree.get("performanceConfig") or EMPTY).get("latency")
+        details = (tree.get("usage") or EMPTY).get("cacheDetails") or ()
+        return UsageExtras.of(
+            (tree.get("serviceTier") or EMPTY).get("type") or latency,
+            hour_writes=sum(count_of(detail.get("inputTokens")) for detail in details if detail.get("ttl") == "1h"),
+        )
+
+    def _usage(self, usage: Any, model: str, extras: UsageExtras = NO_EXTRAS) -> TokenUsage | None:
         if not isinstance(usage, Mapping):
             return None
         read, written = count_of(usage.get("cacheReadInputTokens")), count_of(usage.get("cacheWriteInputTokens"))
@@ -207,10 +218,7 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
             read,
             cache_write_tokens=written,
         )
-        hours = any(detail.get("ttl") == "1h" for detail in usage.get("cacheDetails") or ())
-        if hours:
-            return counted  # Written for an hour, which costs more than the price list says.
-        return priced(counted, model, provider=self._prices_of, base_url=self._base_url)
+        return priced(counted, model, provider=self._prices_of, base_url=self._base_url, extras=extras)
 
     async def _events(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         from botocore.eventstream import EventStreamBuffer, ParserError
@@ -225,7 +233,7 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
             except CodecError as error:
                 raise MalformedReplyError(f"{self._where()} sent an event that is not JSON: {error}") from None
             except ParserError as error:
-                raise ModelUnavailableError(f"{self._where()} sent a damaged stream: {error}") from None
+                raise ModelUnavailableError(f"{self._where()} sent a damaged stream: {error}", sent=True) from None
 
     async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
         blocks: dict[int, dict[str, Any]] = {}
@@ -243,9 +251,9 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
             elif kind == "messageStop":
                 answer["stopReason"] = data["stopReason"]
             elif kind == "metadata":
-                answer["usage"] = data.get("usage")
+                answer |= data
         if "stopReason" not in answer:
-            raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete")
+            raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete", sent=True)
         for index, text in inputs.items():
             blocks[index]["toolUse"]["input"] = text  # As text, which `tool_call` parses.
         answer["output"] = {"message": {"content": [blocks[index] for index in sorted(blocks)]}}
@@ -257,7 +265,7 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
             raise RateLimitedError(text)
         if kind == "validationException":
             raise InvalidCallError(text)
-        raise ModelUnavailableError(text)
+        raise ModelUnavailableError(text, sent=True)
 
 
 def _region() -> str | None:
@@ -302,7 +310,8 @@ def _with_params(body: dict[str, Any], params: Mapping[str, Any]) -> dict[str, A
 
 def _spoken(blocks: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the text and the tool calls of an answer."""
-    text = "".join(text_of(block["text"]) for block in blocks if "text" in block)
+    cited = [block.get("citationsContent") or {"content": (block,)} for block in blocks]
+    text = "".join(text_of(part["text"]) for block in cited for part in block["content"] if "text" in part)
     uses = (block["toolUse"] for block in blocks if "toolUse" in block)
     return text, tuple(tool_call(use["name"], use["input"], use.get("toolUseId")) for use in uses)
 

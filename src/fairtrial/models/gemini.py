@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Unpack
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ from fairtrial.data.attachment import Attachment
 from fairtrial.errors import ConfigurationError, InvalidCallError, ModelUnavailableError
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.http import HttpAdapter, server_sent_events
-from fairtrial.models.pricing import priced
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, priced
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import output_schema
 from fairtrial.models.sdk import (
@@ -26,23 +27,10 @@ from fairtrial.models.sdk import (
     text_of,
     tool_call,
 )
+from fairtrial.session.endings import GEMINI_ENDINGS, ending_of
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 
-# Why an answer ended, by what that means. Reasons that are in none of them are passed on.
-_ENDINGS = {"STOP": "stop", "MAX_TOKENS": "length"}
-_REFUSED = frozenset(
-    {
-        "SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT",
-        "IMAGE_RECITATION",
-    }
-)  # fmt: skip
-_FAILED = frozenset(
-    {
-        "FINISH_REASON_UNSPECIFIED", "MALFORMED_FUNCTION_CALL", "MALFORMED_RESPONSE", "UNEXPECTED_TOOL_CALL",
-        "TOO_MANY_TOOL_CALLS", "OTHER", "IMAGE_OTHER", "NO_IMAGE", "LANGUAGE",
-    }
-)  # fmt: skip
 # Parameters beside `generationConfig`; all others go inside it.
 _OUTER = frozenset({"safetySettings", "tools", "toolConfig", "cachedContent", "labels", "serviceTier", "store"})
 _RENAMED = {"maxTokens": "maxOutputTokens", "maxCompletionTokens": "maxOutputTokens", "stop": "stopSequences"}
@@ -131,7 +119,7 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
     def _result(self, message: ChatMessage, names: Mapping[str, str]) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "name": names.get(message.name, message.name),
-            "response": {"result": sendable(message.text)},
+            "response": {"error" if message.failed else "result": sendable(message.text)},
         }
         if not isinstance(message.content, str):
             files = [self._part(part) for part in message.content if isinstance(part, Attachment)]
@@ -152,29 +140,30 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
     def _read(self, tree: Mapping[str, Any]) -> ModelReply:
         named = tree.get("modelVersion")
         model = named if isinstance(named, str) and named else self._model
-        usage = self._usage(tree.get("usageMetadata"), model)
+        extras = self._extras(tree)
+        usage = self._usage(tree.get("usageMetadata"), model, extras)
         blocked = (tree.get("promptFeedback") or {}).get("blockReason")
         if blocked and not tree.get("candidates"):
             return ModelReply(ChatMessage("assistant", ""), usage, "content_filter", model, f"the prompt: {blocked}")
         candidate = tree["candidates"][0]
         reason = candidate.get("finishReason")
-        if reason in _FAILED:
-            raise ModelUnavailableError(f"{self._where()} failed while it was answering: {reason}")
+        ending = ending_of(None if reason is None else text_of(reason), GEMINI_ENDINGS)
         parts: Sequence[Mapping[str, Any]] = (candidate.get("content") or {}).get("parts") or []
-        if not parts and reason not in ("STOP", "MAX_TOKENS", *_REFUSED):
-            raise KeyError("content")
         text, calls = _spoken(parts)
         calls = tuple(
             call if call.id else ToolCall(call.name, call.arguments, f"{_MADE}{uuid4().hex[:12]}") for call in calls
         )
         thoughts = [text_of(part["text"]) for part in parts if part.get("thought") and "text" in part]
-        refusal = f"cut off by Google's filter: {reason}" if reason in _REFUSED else None
-        ending = "content_filter" if refusal else "tool_calls" if calls else _ENDINGS.get(reason, reason)
+        refusal = f"cut off by Google's filter: {reason}" if ending == "refused" else None
+        if ending == "complete":
+            reason = "tool_calls" if calls else "stop"
+        else:
+            reason = {"refused": "content_filter", "cut off": "length"}.get(ending, reason)
         signed = any("thoughtSignature" in part or part.get("thought") for part in parts)
         files = [
             self._kept_part(part["inlineData"]) for part in parts if "inlineData" in part and not part.get("thought")
         ]
-        content: Any = (*((text,) if text else ()), *files) if files else text
+        content: Any = (*((text,) if text else ()), *files) if files else text if parts else ()
         message = ChatMessage(
             "assistant",
             content,
@@ -182,7 +171,7 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
             reasoning="".join(thoughts),
             echo=self._echo(list(parts)) if signed else None,
         )
-        return ModelReply(message, usage, ending, model, refusal)
+        return ModelReply(message, usage, reason, model, refusal, extras=extras)
 
     def _kept_part(self, data: Mapping[str, Any]) -> Attachment:
         found = self._from_data_url(f"data:{data['mimeType']};base64,{data['data']}")
@@ -190,7 +179,34 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
             raise TypeError("inlineData must be base64")
         return found
 
-    def _usage(self, usage: Any, model: str, *extras: Any) -> TokenUsage | None:
+    async def _send(self, call: ModelCall) -> ModelReply:
+        reply = await super()._send(call)
+        asked = call.params.get("serviceTier") or call.params.get("service_tier")
+        extras = UsageExtras.of(asked)  # The Gemini API does not say in the answer which tier it was.
+        if not extras.tier or reply.extras.tier or reply.usage is None:
+            return reply
+        return replace(reply, usage=replace(reply.usage, cost_usd=None), extras=replace(reply.extras, tier=extras.tier))
+
+    def _extras(self, tree: Mapping[str, Any]) -> UsageExtras:
+        usage = tree.get("usageMetadata")
+        if not isinstance(usage, Mapping):
+            return NO_EXTRAS
+        given, made, kept = (
+            [(detail.get("modality"), count_of(detail.get("tokenCount"))) for detail in usage.get(name) or ()]
+            for name in ("promptTokensDetails", "candidatesTokensDetails", "cacheTokensDetails")
+        )
+        # Video, pictures that the model makes, and sound from the cache have prices of their own.
+        other = [count for kind, count in given if kind == "VIDEO"]
+        other += [count for kind, count in made if kind not in ("TEXT", "AUDIO")]
+        other += [count for kind, count in kept if kind == "AUDIO"]
+        return UsageExtras.of(
+            usage.get("serviceTier") or usage.get("trafficType"),
+            audio_input=sum(count for kind, count in given if kind == "AUDIO"),
+            audio_output=sum(count for kind, count in made if kind == "AUDIO"),
+            other=sum(other),
+        )
+
+    def _usage(self, usage: Any, model: str, extras: UsageExtras = NO_EXTRAS) -> TokenUsage | None:
         if not isinstance(usage, Mapping):
             return None
         thoughts = count_of(usage.get("thoughtsTokenCount"))
@@ -200,10 +216,7 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
             count_of(usage.get("cachedContentTokenCount")),
             reasoning_tokens=thoughts,
         )
-        details = [*(usage.get("promptTokensDetails") or ()), *(usage.get("candidatesTokensDetails") or ())]
-        if any(detail.get("modality") in ("AUDIO", "VIDEO") for detail in details):
-            return counted  # They have prices of their own, so that the cost is not known.
-        return priced(counted, model, provider=self._prices_of, base_url=self._base_url)
+        return priced(counted, model, provider=self._prices_of, base_url=self._base_url, extras=extras)
 
     async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
         answer: dict[str, Any] = {}
@@ -211,8 +224,7 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
         reason: str | None = None
         async for chunk in events:
             if "error" in chunk:
-                problem = chunk["error"].get("message")
-                raise ModelUnavailableError(f"{self._where()} failed while it was answering: {problem}")
+                return {"error": chunk["error"]}  # Classified like that of an answer in one piece.
             answer |= {key: value for key, value in chunk.items() if key != "candidates"}
             for candidate in chunk.get("candidates") or ():
                 if candidate.get("index"):
@@ -225,7 +237,7 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
                         parts.append(dict(part))
         blocked = (answer.get("promptFeedback") or {}).get("blockReason")
         if reason is None and not blocked:
-            raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete")
+            raise ModelUnavailableError(f"{self._where()} ended its stream before the answer was complete", sent=True)
         if reason is not None:
             answer["candidates"] = [{"content": {"role": "model", "parts": parts}, "finishReason": reason}]
         return answer

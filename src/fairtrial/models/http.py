@@ -97,7 +97,9 @@ class HttpAdapter(SdkAdapter[AnswerT]):
         if refused is not None:
             return ModelUnavailableError(f"{self._where()} could not be reached at {self._base_url}: {refused}")
         if isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "aiohttp":
-            return ModelUnavailableError(f"the connection to {self._where()} failed: {type(error).__name__}: {error}")
+            return ModelUnavailableError(
+                f"the connection to {self._where()} failed: {type(error).__name__}: {error}", sent=True
+            )
         return None
 
 

@@ -17,7 +17,7 @@ from fairtrial.session.events import TokenUsage
 
 _REQUIRED_PRICES = ("input", "output")
 _OPTIONAL_PRICES = ("cached", "cache_write", "reasoning", "audio_input", "audio_output", "cache_write_hour")
-_STANDARD_TIERS = frozenset({"", "default", "standard", "auto", "on_demand"})
+_STANDARD_TIERS = frozenset({"", "default", "standard", "auto", "on_demand", "unspecified", "traffic_type_unspecified"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class UsageExtras:
         audio_output: Output tokens of audio.
         hour_writes: Tokens that were written to the provider's cache for one hour.
         searches: Web searches of the provider's own tool.
-        tier: The service tier; "" for the standard one.
+        other: Tokens without a price, such as those of pictures that the model made: the cost is unknown.
+        tier: The service tier, in small letters; "" for the standard one.
         cost_usd: What the provider says that the call cost.
     """
 
@@ -37,13 +38,14 @@ class UsageExtras:
     audio_output: int = 0
     hour_writes: int = 0
     searches: int = 0
+    other: int = 0
     tier: str = ""
     cost_usd: float | None = None
 
     @classmethod
     def of(cls, tier: Any, **parts: Any) -> UsageExtras:
         """Return the extras of an answer; `NO_EXTRAS` if it has none."""
-        named = tier if isinstance(tier, str) and tier not in _STANDARD_TIERS else ""
+        named = tier.lower() if isinstance(tier, str) and tier.lower() not in _STANDARD_TIERS else ""
         return cls(tier=named, **parts) if named or any(part not in (0, None) for part in parts.values()) else NO_EXTRAS
 
 
@@ -97,7 +99,7 @@ class Prices:
             (reasoned, self.output if self.reasoning is None else self.reasoning),
         ]
         if extras is not NO_EXTRAS:
-            if extras.searches:
+            if extras.searches or extras.other:
                 return None
             special = (
                 (min(extras.audio_input, parts[0][0]), 0, self.audio_input),
@@ -164,7 +166,7 @@ def priced(
     """
     if extras.cost_usd is not None:
         return replace(usage, cost_usd=extras.cost_usd)
-    if extras.tier:
+    if extras.tier or extras.other:
         return usage
     counts = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens)
     cost = _cost(model, provider, base_url, *counts, extras)

@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, Literal, Protocol, Self, TypedDict
@@ -57,6 +58,7 @@ from fairtrial.models.retry import RetryPolicy
 from fairtrial.models.schema import OutputSchema
 from fairtrial.models.tools import UNPARSED
 from fairtrial.offload import on_trio
+from fairtrial.session.endings import ending_of
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage, Echo, ToolCall
 from fairtrial.store.redact import register_guess
@@ -348,7 +350,16 @@ class SdkAdapter(BaseAdapter[AnswerT]):
             if found is None:
                 raise
             raise found from error
-        return self._shaped(tree, self._read_vectors if call.embeds else self._read)
+        reply = self._shaped(tree, self._read_vectors if call.embeds else self._read)
+        return reply if reply.message.content != () else self._without_content(call, reply)
+
+    def _without_content(self, call: ModelCall, reply: ModelReply) -> ModelReply:
+        """Refuse an answer without content, unless its ending says why it has none."""
+        # After the results of tools, it means that the model has nothing to add.
+        after_tools = bool(call.messages) and call.messages[-1].role == "tool"
+        if not after_tools and ending_of(reply.finish_reason) in ("complete", "unknown"):
+            raise MalformedReplyError(f"{self._where()} answered without content")
+        return replace(reply, message=replace(reply.message, content=""))
 
     async def _current_key(self) -> str:
         """Return the key; from the function that renews it, if it is one."""

@@ -67,8 +67,45 @@ ANTHROPIC_ENDINGS: Mapping[str, Ending] = MappingProxyType(
     }
 )
 
+# Google's own API: the names of google-genai's `FinishReason`. Answers without text end with `NO_IMAGE` and the like.
+GEMINI_ENDINGS: Mapping[str, Ending] = MappingProxyType(
+    {"STOP": "complete", "MAX_TOKENS": "cut off"}
+    | dict.fromkeys(
+        ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT",
+         "IMAGE_RECITATION"),
+        "refused",
+    )
+    | dict.fromkeys(
+        ("FINISH_REASON_UNSPECIFIED", "MALFORMED_FUNCTION_CALL", "MALFORMED_RESPONSE", "UNEXPECTED_TOOL_CALL",
+         "TOO_MANY_TOOL_CALLS", "OTHER", "IMAGE_OTHER", "NO_IMAGE", "LANGUAGE"),
+        "failed",
+    )
+)  # fmt: skip
+
+# Amazon Bedrock's Converse, which has most of Anthropic's names.
+CONVERSE_ENDINGS: Mapping[str, Ending] = MappingProxyType(
+    {
+        "end_turn": "complete",
+        "stop_sequence": "complete",
+        "tool_use": "complete",
+        "max_tokens": "cut off",
+        "content_filtered": "refused",
+        "guardrail_intervened": "refused",
+        "malformed_model_output": "failed",
+        "malformed_tool_use": "failed",
+        "model_context_window_exceeded": "context full",
+    }
+)
+
 # "timeout" is what an adapter records for a request without an answer.
-_ALL: Mapping[str, Ending] = {**RESPONSES_ENDINGS, **ANTHROPIC_ENDINGS, **CHAT_ENDINGS, "timeout": "failed"}
+_ALL: Mapping[str, Ending] = {
+    **RESPONSES_ENDINGS,
+    **ANTHROPIC_ENDINGS,
+    **GEMINI_ENDINGS,
+    **CONVERSE_ENDINGS,
+    **CHAT_ENDINGS,
+    "timeout": "failed",
+}
 CUT_OFF_REASONS = frozenset(name for name, ending in _ALL.items() if ending in ("cut off", "context full"))
 """What providers say when an answer ended at a limit of tokens."""
 

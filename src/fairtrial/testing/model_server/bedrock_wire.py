@@ -74,8 +74,7 @@ class BedrockWire:
         return {
             "output": {"message": {"role": "assistant", "content": _blocks(request, reply)}},
             "stopReason": _stop_reason(reply),
-            "usage": _usage(usage),
-            "metrics": {"latencyMs": 1},
+            **_metadata(usage),
         }
 
     def events(self, request: ParsedRequest, reply: Reply, usage: Usage) -> list[bytes]:
@@ -99,7 +98,7 @@ class BedrockWire:
             sent.extend(_event("contentBlockDelta", {"delta": delta, **place}) for delta in deltas)
             sent.append(_event("contentBlockStop", place))
         sent.append(_event("messageStop", {"stopReason": _stop_reason(reply)}))
-        sent.append(_event("metadata", {"usage": _usage(usage), "metrics": {"latencyMs": 1}}))
+        sent.append(_event("metadata", _metadata(usage)))
         return sent
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
@@ -163,6 +162,14 @@ def _stop_reason(reply: Reply) -> str:
     return "content_filtered" if reply.refusal is not None else _STOP.get(reply.reason, reply.reason)
 
 
+def _metadata(usage: Usage) -> dict[str, Any]:
+    return {
+        "usage": _usage(usage),
+        "metrics": {"latencyMs": 1},
+        "serviceTier": {"type": usage.service_tier or "default"},
+    }
+
+
 def _usage(usage: Usage) -> dict[str, Any]:
     # As at Anthropic's API, the tokens read from the cache or written to it are not part of the input tokens.
     plain = usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens
@@ -172,6 +179,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "totalTokens": usage.input_tokens + usage.output_tokens,
         "cacheReadInputTokens": usage.cached_tokens,
         "cacheWriteInputTokens": usage.cache_write_tokens,
+        "cacheDetails": [{"ttl": "1h", "inputTokens": usage.hour_write_tokens}] if usage.hour_write_tokens else [],
     }
 
 

@@ -129,8 +129,19 @@ def _answer(
             "candidatesTokenCount": usage.output_tokens - usage.reasoning_tokens,
             "thoughtsTokenCount": usage.reasoning_tokens,
             "totalTokenCount": usage.input_tokens + usage.output_tokens,
+            "promptTokensDetails": _details(usage.input_tokens, usage.audio_input_tokens),
+            "candidatesTokensDetails": _details(
+                usage.output_tokens - usage.reasoning_tokens, usage.audio_output_tokens
+            ),
+            # Only Vertex AI says it; the Gemini API does not.
+            **({"trafficType": f"ON_DEMAND_{usage.service_tier.upper()}"} if usage.service_tier else {}),
         }
     return answer
+
+
+def _details(tokens: int, audio: int) -> list[dict[str, Any]]:
+    counts = {"TEXT": tokens - audio, "AUDIO": audio}
+    return [{"modality": kind, "tokenCount": count} for kind, count in counts.items() if count]
 
 
 def _parts(request: ParsedRequest, reply: Reply) -> list[dict[str, Any]]:

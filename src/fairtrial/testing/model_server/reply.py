@@ -45,7 +45,7 @@ class Usage(Record):
     cache_write_tokens: int = 0
     audio_input_tokens: int = 0  # Of the input.
     audio_output_tokens: int = 0  # Of the output.
-    hour_write_tokens: int = 0  # Of `cache_write_tokens`, those for one hour; only Anthropic's protocol has them.
+    hour_write_tokens: int = 0  # Of `cache_write_tokens`, those for one hour: of Anthropic's and Bedrock's protocols.
     service_tier: str = ""
     cost: float | None = None  # OpenRouter's own cost, for chat completions only.
 
