@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import KernelManager
+
+from tests.notebooks import execute, printed, start_kernel
 
 SUITE = """
 from fairtrial import Dataset, EvalSuite, compare, evaluate, evaluate_sync, exact_match
@@ -21,40 +21,9 @@ suite = EvalSuite(name="geography", dataset=capitals, task=answer, evaluator=exa
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlockingKernelClient]:
     """A kernel in a folder of its own, which knows `suite`."""
-    folder = tmp_path_factory.mktemp("notebook")
-    manager = KernelManager(transport="ipc", ip=str(folder / "kernel"))
-    manager.start_kernel(cwd=str(folder))
-    client = manager.blocking_client()
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=60)
+    with start_kernel(tmp_path_factory.mktemp("notebook")) as client:
         assert execute(client, SUITE) == []
         yield client
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-
-
-def execute(client: BlockingKernelClient, code: str) -> list[dict[str, str]]:
-    """Run a cell; return its outputs, each by MIME type. What is printed has the type "stream"."""
-    outputs: list[dict[str, str]] = []
-
-    def keep(message: dict[str, Any]) -> None:
-        content = message["content"]
-        if message["msg_type"] == "stream":
-            outputs.append({"stream": content["text"]})
-        elif message["msg_type"] in ("display_data", "execute_result", "update_display_data"):
-            outputs.append(content["data"])
-
-    reply = client.execute_interactive(code, timeout=60, output_hook=keep)
-    assert reply["content"]["status"] == "ok", "\n".join(reply["content"]["traceback"])
-    return outputs
-
-
-def printed(outputs: list[dict[str, str]]) -> str:
-    """What a cell printed; fails if it displayed anything else."""
-    assert all(list(output) == ["stream"] for output in outputs)
-    return "".join(output["stream"] for output in outputs)
 
 
 @pytest.mark.parametrize("run", ["await evaluate(capitals, answer, exact_match)", "suite.run_sync()"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pprint
+import threading
 import uuid
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -121,19 +122,19 @@ def reference() -> Mapping[str, Verdict]:
 
 
 class Failing:
-    """Fails while it is told to."""
+    """Fails until it works."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
-        self.broken = True
+        self.works = threading.Event()  # State: what it is set to says nothing of the code.
 
     def task(self, given: Any) -> Any:
-        if self.broken:
+        if not self.works.is_set():
             raise RuntimeError("away")
         return self.fn(given)
 
     def evaluator(self, output: Any, expected: Any) -> Any:
-        if self.broken:
+        if not self.works.is_set():
             raise RuntimeError("away")
         return self.fn(output, expected)
 
@@ -143,7 +144,7 @@ async def test_resumed_runs_score_what_they_stored(tmp_path: Path, reference: Ma
     suite = EvalSuite("resumed", EVERYTHING, give_back, failing.evaluator)
     first = await suite.run(store=url)
     assert first.errors["scorer_error"] == len(EVERYTHING) - first.errors["task_error"]
-    failing.broken = False
+    failing.works.set()
     assert verdicts(await suite.run(store=url, run_id=first.run_id)) == reference
 
 
@@ -151,7 +152,7 @@ async def test_retried_trials_have_their_values(tmp_path: Path, reference: Mappi
     failing, url = Failing(give_back), str(tmp_path / "runs.db")
     suite = EvalSuite("retried", EVERYTHING, failing.task, same)
     first = await suite.run(store=url)
-    failing.broken = False
+    failing.works.set()
     assert verdicts(await suite.run(store=url, run_id=first.run_id, retry_errors=True)) == reference
 
 

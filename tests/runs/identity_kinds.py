@@ -3,6 +3,7 @@
 As a program, it prints the identity of each suite before and after `V` has changed, as JSON:
 
     python -c "from tests.runs.identity_kinds import main; main()" FOLDER FORM
+    python -c ... FOLDER FORM STORE interrupt       # runs the stable suites
 
 FORM is how the code is executed: `typed` (in no file, as in a console), `cell` (of a notebook), `module` or `script`.
 """
@@ -11,12 +12,15 @@ FORM is how the code is executed: `typed` (in no file, as in a console), `cell` 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import importlib
 import json
 import os
 import runpy
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,9 +31,10 @@ from fairtrial import *
 """
 READ = "V = json.loads(pathlib.Path(__file__).with_name('value.dat').read_text())\n"
 TAIL = """
-suite = EvalSuite("s", Dataset.of({"a": "a"}), globals().get("task", str), globals().get("judge", exact_match),
-                  adapter=globals().get("adapter"), lifespan=globals().get("lifespan"),
-                  experiments=globals().get("experiments", ()))
+suite = EvalSuite(SUITE, Dataset.of({"a": "a", "b": "b", "c": "c"}), globals().get("task", str),
+                  globals().get("judge", exact_match), adapter=globals().get("adapter"),
+                  lifespan=globals().get("lifespan"), experiments=globals().get("experiments", ()),
+                  config=EvalConfig(max_concurrent=1))
 """
 
 
@@ -276,9 +281,10 @@ def _decorated(code: str) -> bool:
 
 def execute(folder: Path, form: str, code: str, value: Any, name: str) -> Any:
     """Execute code that makes a suite, and return the suite."""
+    end = TAIL.replace("SUITE", repr(name))
     if form == "typed":
         space: dict[str, Any] = {"__name__": "__main__", "V": value}
-        exec(compile(HEAD + code + TAIL, "<stdin>", "exec", dont_inherit=True), space)
+        exec(compile(HEAD + code + end, "<stdin>", "exec", dont_inherit=True), space)
         return space["suite"]
     if form == "cell":
         from IPython.core.getipython import get_ipython
@@ -287,10 +293,10 @@ def execute(folder: Path, form: str, code: str, value: Any, name: str) -> Any:
         for other in ("task", "judge", "adapter", "lifespan", "experiments"):
             shell.user_ns.pop(other, None)
         shell.user_ns["V"] = value
-        shell.run_cell(HEAD + code + TAIL).raise_error()
+        shell.run_cell(HEAD + code + end).raise_error()
         return shell.user_ns["suite"]
     file = folder / f"{name}.py"
-    file.write_text(HEAD + READ + code + TAIL)
+    file.write_text(HEAD + READ + code + end)
     if form == "script":
         return runpy.run_path(str(file), run_name="__main__")["suite"]
     return importlib.import_module(name).suite
@@ -337,14 +343,57 @@ def identities(folder: Path, form: str) -> dict[str, list[dict[str, Any]]]:
                 code = write(evals, kind, value)
                 found[name].append(identity(execute(evals, form, code, value, f"kind_{number}")))
                 forget(folder)
-        for number, (name, code) in enumerate(STABLE.items()):
-            plain = Kind(code)
-            write(evals, plain, "a")
-            found[f"stable: {name}"] = [identity(execute(evals, form, code, "a", f"stable_{number}"))]
-            forget(folder)
+        for name, suite in stable_suites(evals, form):
+            found[f"stable: {name}"] = [identity(suite)]
+    gc.collect()  # Temporary folders are removed here, not in a later test.
+    return found
+
+
+def stable_suites(evals: Path, form: str) -> Iterator[tuple[str, Any]]:
+    """Yield the stable suites by name, each as a new process would make it."""
+    for number, (name, code) in enumerate(STABLE.items()):
+        write(evals, Kind(code), "a")
+        yield name, execute(evals, form, code, "a", f"stable_{number}")
+        forget(evals)
+
+
+class Starts:
+    """Records the samples whose trials start, and interrupts the run at the second one."""
+
+    def __init__(self, interrupt: bool) -> None:
+        self.seen: list[str] = []
+        self._task = asyncio.current_task() if interrupt else None
+
+    def publish(self, event: Any) -> None:
+        if type(event).__name__ == "TrialStarted":
+            self.seen.append(event.key.sample_id)
+            if len(self.seen) == 2 and self._task is not None:
+                self._task.cancel()
+
+
+async def run_stable(folder: Path, form: str, url: str, interrupt: bool) -> dict[str, list[Any]]:
+    """Run or resume all stable suites: (number of the run, its status, the trials executed, the executions stored)."""
+    from fairtrial import open_store
+
+    async def run(suite: Any) -> list[Any]:
+        starts = Starts(interrupt)
+        with contextlib.suppress(asyncio.CancelledError):
+            await suite.run(store=store, bus=starts)
+        run = store.runs(suite=suite.name)[0]
+        stored = {result.sample_id: result.execution for result in store.results(run.run_id)}
+        return [run.number, run.status, starts.seen, stored]
+
+    store = open_store(url)
+    with project(folder) as evals:
+        found = {name: await asyncio.create_task(run(suite)) for name, suite in stable_suites(evals, form)}
+    store.close()
     return found
 
 
 def main() -> None:
-    """Print the identities of all suites."""
-    print(json.dumps(identities(Path(sys.argv[1]), sys.argv[2])))
+    """Print the identities of all suites; or, given a store, run the stable ones, to be interrupted or resumed."""
+    folder, form, *given = sys.argv[1:]
+    if given:
+        print(json.dumps(asyncio.run(run_stable(Path(folder), form, given[0], given[1] == "interrupt"))))
+    else:
+        print(json.dumps(identities(Path(folder), form)))

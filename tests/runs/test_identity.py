@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fairtrial import Dataset, EvalConfig, EvalSuite, all_of, any_of, exact_match, matches, negate, threshold, weighted
 from fairtrial.codec import canonical
 from fairtrial.judging import llm_judge
 from fairtrial.models import ScriptedAdapter
 from fairtrial.runs.callables import describe
+from fairtrial.runs.code import project_root
 from fairtrial.runs.identity import evaluator_digest, identify
 
 
@@ -164,6 +167,45 @@ def test_a_description_has_no_addresses_and_survives_cycles() -> None:
     found = canonical(describe({"task": functools.partial(print, circle)}).parts)
     assert b"0x" not in found
     assert b"again" in found
+
+
+def test_a_global_with_the_name_of_an_attribute_is_no_dependency() -> None:
+    space: dict[str, Any] = {}
+    exec("read = 1\ndef task(x): return x.lower(read), [y for y in far], [x.strip() for x in x]", space)
+    before = describe({"task": space["task"]})
+    exec("lower = strip = 2", space)
+    assert describe({"task": space["task"]}).parts == before.parts
+    exec("far = 3", space)
+    assert set(describe({"task": space["task"]}).parts) - set(before.parts) == {":far"}
+
+
+def test_a_task_may_use_hundreds_of_globals() -> None:
+    names = [f"g{number}" for number in range(300)]
+    space: dict[str, Any] = dict.fromkeys(names, 1)
+    exec(f"def task(x): return {' + '.join(names)}", space)
+    assert {f":{name}" for name in names} < set(describe({"task": space["task"]}).parts)
+
+
+def test_a_console_that_changes_its_folder_has_another_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pyproject.toml").touch()
+        monkeypatch.chdir(tmp_path / name)
+        assert project_root("") == str(tmp_path / name)
+
+
+def test_classes_of_a_script_are_its_own_under_a_profiler(tmp_path: Path) -> None:
+    script = (
+        "from fairtrial.runs.callables import describe\nclass Task:\n    prompt = {!r}\n    def __call__(self): pass\n"
+        "print(describe({{'task': Task()}}).digests())\n"
+    )
+
+    def printed(prompt: str) -> str:
+        (tmp_path / "script.py").write_text(script.format(prompt))
+        command = [sys.executable, "-m", "cProfile", "-o", "figures", "script.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert printed("a") != printed("b")
 
 
 def test_a_fingerprint_changes_with_what_decides_a_result_and_with_nothing_else() -> None:

@@ -25,6 +25,7 @@ from fairtrial.analysis.source import code_versions
 from fairtrial.runs.baseline import SuiteCode
 from fairtrial.runs.events import ResumeWarning
 from fairtrial.runs.identity import RunIdentity, identify
+from tests.notebooks import execute, printed, start_kernel
 from tests.runs.identity_kinds import KINDS, STABLE, identities
 
 pytestmark = pytest.mark.long  # Hundreds of suites, several processes.
@@ -33,14 +34,14 @@ KEYS = [
     {"KINDS_RENEWED": "sk-first-9f8e7d6c5b4a", "KINDS_API_KEY": "first-0123456789abcdef"},
     {"KINDS_RENEWED": "sk-other-1a2b3c4d5e6f", "KINDS_API_KEY": "other-fedcba9876543210"},
 ]
-type Identities = dict[str, list[dict[str, Any]]]
+type Identities = dict[str, list[Any]]
 
 
-def in_process(folder: Path, form: str, *, cwd: Path, number: int) -> Identities:
-    """The identities that another process computes, with another hash seed and another key."""
+def in_process(folder: Path, *given: str, cwd: Path, number: int) -> Identities:
+    """What another process finds, with another hash seed and another key."""
     code = "import sys; sys.path.insert(0, sys.argv.pop()); from tests.runs.identity_kinds import main; main()"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(folder), form, str(ROOT)],
+        [sys.executable, "-W", "ignore", "-c", code, str(folder), *given, str(ROOT)],
         env={**os.environ, **KEYS[number], "PYTHONHASHSEED": str(number)},
         cwd=cwd, capture_output=True, text=True, check=True,
     )  # fmt: skip
@@ -93,6 +94,35 @@ def test_unchanged_suites_have_one_identity_in_every_process_and_folder(tmp_path
     assert [name for name, found in unknown.items() if found] == ["random generator"]
     text = json.dumps([one, other])
     assert not any(secret in text for keys in KEYS for secret in keys.values())
+
+
+def test_interrupted_runs_of_unchanged_suites_are_resumed_by_another_process_in_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    given = "script", f"sqlite:///{tmp_path / 'runs.db'}"
+    first = in_process(tmp_path / "one" / "project", *given, "interrupt", cwd=tmp_path, number=0)
+    second = in_process(tmp_path / "other" / "checkout", *given, "resume", cwd=tmp_path / "elsewhere", number=1)
+    for name in STABLE:
+        (number, status, started, stored), (again, ended, executed, kept) = first[name], second[name]
+        assert (number, status, len(started), list(stored)) == (1, "interrupted", 2, started[:1]), name
+        assert (again, ended) == (1, "finished"), name
+        assert set(executed).isdisjoint(stored), name
+        assert (len(executed), len(kept), kept | stored) == (2, 3, kept), name
+
+
+def test_what_is_executed_in_cells_of_a_notebook_is_compared_too(tmp_path: Path) -> None:
+    code = f"""
+        import json, sys, warnings
+        warnings.simplefilter("ignore")
+        sys.path.insert(0, {str(ROOT)!r})
+        from pathlib import Path
+        from tests.runs.identity_kinds import identities
+        print(json.dumps([identities(Path({str(tmp_path)!r}, name, "project"), "cell") for name in ("one", "two")]))
+    """
+    with start_kernel(tmp_path, env={**os.environ, **KEYS[0]}) as kernel:
+        one, other = json.loads(printed(execute(kernel, textwrap.dedent(code))))
+    check_changes(one)
+    different = [name for name in one if [i["identity"] for i in one[name]] != [i["identity"] for i in other[name]]]
+    assert different == []
 
 
 def test_what_is_typed_into_a_console_is_compared_too(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 from collections import ChainMap, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from inspect import get_annotations
 from pathlib import PurePath
@@ -35,6 +35,7 @@ from types import (
 from typing import Any
 
 from fairtrial.codec import canonical, digest
+from fairtrial.runs.bytecode import bytecode_digest, names_used
 from fairtrial.runs.code import file_name, is_library, project_root, source_file
 from fairtrial.store.redact import current, kind_of_variable, looks_like_secret
 from fairtrial.types import JSON
@@ -387,7 +388,7 @@ class _Walk:
             source = file.source_digest(code) if file is not None and file.certain else None
             if source is not None:
                 return ["source", source]
-        return ["bytecode", _bytecode_digest(code)]
+        return ["bytecode", bytecode_digest(code)]
 
     def _globals(self, function: FunctionType) -> JSON:
         """Describe the global values, functions, classes and modules that a function refers to."""
@@ -396,9 +397,9 @@ class _Walk:
         where = str(space.get("__name__", ""))
         if isinstance(file, str) and not is_library(file):
             where = file_name(file, self._texts.root, where)
-        names = _names(function.__code__)
+        names, attributes = names_used(function.__code__)
         used = sorted(name for name in names & space.keys() if not _is_special(name))
-        return [[name, self._global(where, space, name, names)] for name in used]
+        return [[name, self._global(where, space, name, names | attributes)] for name in used]
 
     def _global(self, where: str, space: dict[str, Any], name: str, used: frozenset[str]) -> JSON:
         value = space[name]
@@ -505,8 +506,10 @@ def _type_name(kind: type) -> str:
 def _is_library_type(kind: type) -> bool:
     """Return whether a class belongs to Python, to Fairtrial or to an installed package."""
     module = str(kind.__module__)
-    if module.partition(".")[0] in sys.stdlib_module_names or module == "builtins":
-        return module != "__main__"
+    if module == "__main__":
+        return False  # The user's, even if a library was started: `python -m cProfile script.py`.
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return True
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and is_library(file)
 
@@ -593,39 +596,3 @@ def _identifying(value: Any) -> Iterator[tuple[str, str]]:
             continue
         if isinstance(found, str) or type(found).__name__ == "URL":
             yield name, str(found)
-
-
-@functools.lru_cache(maxsize=4096)
-def _bytecode_digest(code: CodeType) -> str:
-    return hashlib.sha256(canonical(_bytecode(code))).hexdigest()[:32]
-
-
-def _bytecode(code: CodeType) -> JSON:
-    constants: list[JSON] = [_constant(item) for item in code.co_consts]
-    return [
-        "bytecode",
-        code.co_code.hex(),
-        constants,
-        list(code.co_names),
-        list(code.co_varnames),
-        list(code.co_freevars),
-        [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags],
-    ]
-
-
-def _constant(value: Any) -> JSON:
-    if isinstance(value, CodeType):
-        return _bytecode(value)
-    if isinstance(value, tuple):
-        return ["tuple", [_constant(item) for item in value]]
-    if isinstance(value, frozenset):
-        return ["frozenset", sorted((_constant(item) for item in value), key=canonical)]
-    return [type(value).__name__, ascii(value)]
-
-
-@functools.lru_cache(maxsize=4096)
-def _names(code: CodeType) -> frozenset[str]:
-    """Return the names that a function and the functions inside it read: globals, and attributes of modules."""
-    names: set[str] = set(code.co_names)
-    inner: Iterable[CodeType] = (item for item in code.co_consts if isinstance(item, CodeType))
-    return frozenset(names.union(*(_names(item) for item in inner)))

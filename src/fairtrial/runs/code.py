@@ -59,13 +59,16 @@ def is_library(file: str) -> bool:
     return real.startswith(_LIBRARIES) or "site-packages" in real or "dist-packages" in real
 
 
-@lru_cache(maxsize=256)
 def project_root(home: str) -> str:
     """Return the root of the project of a file: the nearest folder with a `pyproject.toml` or `.git`, else its own.
 
     Without a file, as in a notebook or a console, the working directory takes the place of its folder.
     """
-    folder = os.path.dirname(os.path.realpath(home)) if home else os.getcwd()
+    return _root_above(os.path.dirname(_real_path(home)) if home else os.getcwd())
+
+
+@lru_cache(maxsize=256)
+def _root_above(folder: str) -> str:
     above = folder
     while True:
         if any(os.path.exists(os.path.join(above, marker)) for marker in _MARKERS):
