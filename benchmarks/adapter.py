@@ -43,9 +43,9 @@ async def round_of(call: Call, calls: int, concurrency: int) -> tuple[float, flo
 
 
 async def measure(
-    base_url: str, calls: int, concurrency: int, rounds: int
+    base_url: str, calls: int, concurrency: int, rounds: int, *, only: str | None = None
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """The throughput and the processor time of every way, round by round."""
+    """The throughput and the processor time of every way, or only of one, round by round."""
     url = base_url + "/v1"
     sent: Any = [{"role": "user", "content": QUESTION}]
     messages = [ChatMessage("user", QUESTION)]
@@ -76,6 +76,8 @@ async def measure(
         "sdk_raw": bare_sdk_raw,
         "aiohttp": bare_aiohttp,
     }
+    if only is not None:
+        ways = {only: ways[only]}
     rates: dict[str, list[float]] = {name: [] for name in ways}
     costs: dict[str, list[float]] = {name: [] for name in ways}
     each = max(1, calls // rounds)

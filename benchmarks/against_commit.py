@@ -1,16 +1,17 @@
-"""What a trial costs now against what it cost at another commit: CPU time, locally and through a fleet.
+"""What a trial costs now against what it cost at another commit: CPU time, locally, through a fleet and per model call.
 
-    python benchmarks/against_commit.py COMMIT [--limit 1.05] [--rounds 20] [--only overhead|fleet]
+    python benchmarks/against_commit.py COMMIT [--limit 1.05] [--rounds 20] [--only overhead|fleet|adapter]
 
 Both versions run the same workloads: those of this checkout, with the sources of the commit in front. They run at the
 same time on the same core, so that the scheduler has them take turns every few milliseconds and a busy neighbour
-troubles both alike. CPU time includes workers and Redis, not the start of processes. Prints every round and the median
-of their ratios; fails above the limit.
+troubles both alike. CPU time includes workers and Redis, not the start of processes or the model server. Prints every
+round and the median of their ratios; fails above the limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import os
 import statistics
@@ -24,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
-TRIALS = {"overhead": 4_000, "fleet": 3_000}
+TRIALS = {"overhead": 4_000, "fleet": 3_000, "adapter": 1_500}
 
 
 def extract(commit: str, folder: Path) -> Path:
@@ -42,6 +43,12 @@ def measure(workload: str, trials: int) -> float:
 
         cases = [(f"s{i}", f"question {i}", f"answer {i}") for i in range(trials)]
         return float(overhead.measure(overhead.fairtrial, cases))
+    if workload == "adapter":
+        import adapter  # type: ignore[import-not-found]  # not a package
+
+        with adapter.spawn_model_server(adapter.Reply("Paris.")) as server:
+            _rates, costs = asyncio.run(adapter.measure(server.base_url, trials, 20, 1, only="adapter"))
+        return float(costs["adapter"][0]) * 1000
     import fleet_throughput  # type: ignore[import-not-found]  # not a package
 
     with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +117,7 @@ def main() -> None:
             ratios = [now / before for before, now in pairs]
             ratio = statistics.median(ratios)
             failed |= ratio > options.limit
-            print(f"{workload}: {TRIALS[workload]} trials a round, CPU microseconds per trial, {options.commit} -> now")
+            print(f"{workload}: {TRIALS[workload]} trials a round, CPU microseconds each, {options.commit} -> now")
             print("  " + ", ".join(f"{first:.0f} -> {second:.0f}" for first, second in pairs))
             print(
                 f"  ratio {ratio:.3f}, rounds {min(ratios):.3f} to {max(ratios):.3f} (limit {options.limit:g})",
