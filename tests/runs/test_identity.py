@@ -100,6 +100,15 @@ EVALUATORS: list[Callable[[], Any]] = [
 ]
 
 
+def test_what_is_typed_in_below_an_installed_tool_is_no_part_of_that_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", pytest.__file__)  # As after `python -m pytest`.
+    one, other = (
+        typed_in(f"class C:\n    def __call__(self, output, expected): return {verdict}\nf = C()")
+        for verdict in (True, False)
+    )
+    assert evaluator_digest(one) != evaluator_digest(other)
+
+
 def test_evaluators_that_behave_differently_have_different_identities_and_the_same_one_has_the_same() -> None:
     digests = [evaluator_digest(make()) for make in EVALUATORS]
     assert len(set(digests)) == len(digests)
