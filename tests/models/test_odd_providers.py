@@ -7,6 +7,7 @@ Shapes from public reports of errors: streams of Gemini, Mistral's `stream_optio
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from pydantic import AnyUrl, BaseModel, Field
 
 from fairtrial import Dataset, EvalSuite, Sample, exact_match
 from fairtrial.data.attachment import BlobFolder
-from fairtrial.errors import BudgetExceededError, InvalidCallError, ModelUnavailableError, RateLimitedError
+from fairtrial.errors import (
+    BudgetExceededError,
+    ConfigurationError,
+    InvalidCallError,
+    MalformedReplyError,
+    ModelUnavailableError,
+    RateLimitedError,
+)
 from fairtrial.judging import llm_judge, panel
 from fairtrial.judging.fence import read_fences
 from fairtrial.models import (
@@ -29,16 +37,28 @@ from fairtrial.models import (
     model_from_name,
 )
 from fairtrial.models.adapter import ToolSpec
+from fairtrial.models.bedrock import ConverseAdapter
+from fairtrial.models.budget import spent_in
+from fairtrial.models.gemini import VertexAdapter
 from fairtrial.models.limiter import Unlimited
+from fairtrial.models.pricing import UsageExtras, read_prices
+from fairtrial.models.retry import NO_RETRY
 from fairtrial.models.schema import output_schema
+from fairtrial.models.sdk import SdkAdapter
+from fairtrial.session.events import TokenUsage
 from fairtrial.session.session import Session
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 from fairtrial.testing.model_server import (
+    ConnectionReset,
     EncryptedRefused,
+    FaultRule,
+    HalfSent,
     Hang,
+    MalformedJson,
     ModelServer,
     RateLimited,
     Reply,
+    StreamFailed,
     StreamOptionsRefused,
     ToolCallReply,
     Usage,
@@ -278,26 +298,111 @@ async def test_requests_that_time_out_count_and_are_retried_once() -> None:
     assert totals.unpriced_calls == 3
 
 
-async def test_a_budget_is_exact_against_the_servers_ledger() -> None:
-    usages = [
-        Usage(1000, 500, audio_input_tokens=900),
-        Usage(2000, 100, cached_tokens=1000),
-        Usage(500, 50, cache_write_tokens=200),
-    ]
-    prices = Prices(1, 2, cached=0.5, cache_write=1.5, audio_input=10)
-    expected = (100 * 1 + 900 * 10 + 500 * 2 + 1000 * 1 + 1000 * 0.5 + 100 * 2 + 300 * 1 + 200 * 1.5 + 50 * 2) / 1e6
+PRICES = Prices(1, 2, cached=0.5, cache_write=1.5, reasoning=3, audio_input=10, audio_output=20, cache_write_hour=4,
+                tiers={"flex": 0.5, "priority": 2})  # fmt: skip
+KINDS = ("chat", "responses", "anthropic", "gemini", "bedrock")
+AUDIO, WRITES, HOURS = ("chat", "gemini"), ("chat", "responses", "anthropic", "bedrock"), ("anthropic", "bedrock")
+
+
+def any_model(kind: str, server: ModelServer, **more: Any) -> SdkAdapter:
+    given = options(server, **{"retry": NO_RETRY, **more})
+    match kind:
+        case "anthropic":
+            return AnthropicAdapter("m", **{**given, "base_url": server.base_url})
+        case "gemini":
+            return VertexAdapter("m", **{**given, "base_url": f"{server.base_url}/v1beta"})
+        case "bedrock":
+            return ConverseAdapter("m", **{**given, "base_url": server.base_url})
+        case "chat":
+            return OpenAIAdapter("m", api="chat", **given)
+        case _:
+            return OpenAIAdapter("m", api="responses", **given)
+
+
+def usages_of(kind: str) -> list[Usage]:
+    """Answers with each part that a protocol can report, alone and together, in each tier."""
+    rng = random.Random(kind)
+    found = []
+    for number in range(12):
+        audio = (rng.randrange(300), rng.randrange(90)) if kind in AUDIO and number % 2 else (0, 0)
+        written = rng.randrange(1, 200) if kind in WRITES and number % 3 else 0
+        hour = rng.randrange(written) if kind in HOURS and written else 0
+        tier = ("", "flex", "priority")[number % 3]
+        reasoned = rng.randrange(50) if kind != "bedrock" else 0  # Converse does not tell.
+        found.append(Usage(1000 + number, 200, rng.randrange(100), reasoned, written, *audio, hour, tier))
+    return found
+
+
+def charged(usage: Usage) -> float:
+    """What the provider charges for an answer, counted anew from its own ledger."""
+    plain = usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens - usage.audio_input_tokens
+    said = usage.output_tokens - usage.reasoning_tokens - usage.audio_output_tokens
+    dollars = plain * 1 + usage.cached_tokens * 0.5 + usage.audio_input_tokens * 10
+    dollars += (usage.cache_write_tokens - usage.hour_write_tokens) * 1.5 + usage.hour_write_tokens * 4
+    dollars += said * 2 + usage.reasoning_tokens * 3 + usage.audio_output_tokens * 20
+    return dollars * {"": 1, "flex": 0.5, "priority": 2}[usage.service_tier] / 1e6
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_budget_is_exact_against_the_servers_ledger(kind: str, stream: bool) -> None:
+    usages = usages_of(kind)
+    expected = sum(charged(usage) for usage in usages)
     session = Session()
+    budget = Budget(cost_usd=expected * 0.999)
     with ModelServer([Reply("ok", usage=usage) for usage in usages]) as server:
-        model = OpenAIAdapter("m", **options(server, prices=prices, trial_budget=Budget(cost_usd=expected * 0.999)))
-        for _ in usages:
-            await model.complete("q", session=session)
-        with pytest.raises(BudgetExceededError):
-            await model.complete("q", session=session)
+        async with any_model(kind, server, prices=PRICES, trial_budget=budget, stream=stream) as model:
+            for usage in usages:
+                found = (await model.complete("q", session=session)).usage
+                assert found is not None
+                assert found.cost_usd == pytest.approx(charged(usage)), usage
+            with pytest.raises(BudgetExceededError):
+                await model.complete("q", session=session)
         stats = server.stats()
     used = session.usage()
     assert used.cost_usd == pytest.approx(expected)
     assert (used.input_tokens, used.output_tokens) == (stats.input_tokens, stats.output_tokens)
     assert stats.requests == len(usages)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_budget_is_never_below_the_ledger_when_requests_are_lost(kind: str, stream: bool) -> None:
+    """Requests without a usable answer count; their cost is unknown, so that a strict budget ends the work."""
+    lost = (Hang(5), HalfSent(), MalformedJson(), ConnectionReset(), *((StreamFailed(),) if stream else ()))
+    faults = [FaultRule(fault, numbers=(number,)) for number, fault in enumerate(lost, 1)]
+    session = Session()
+    with ModelServer("hi", faults=faults) as server:
+        given = {"prices": PRICES, "timeout_seconds": 0.4, "stream": stream}
+        async with any_model(kind, server, trial_budget=Budget(requests=len(lost) + 1), **given) as model:
+            for fault in lost:
+                with pytest.raises((ModelUnavailableError, MalformedReplyError)):
+                    await model.complete("q", session=session)
+                counted = spent_in(session, "task")[1]
+                assert counted == server.stats().requests, fault
+            await model.complete("q", session=session)
+            with pytest.raises(BudgetExceededError):
+                await model.complete("q", session=session)
+        assert server.stats().requests == len(lost) + 1
+        server.reset()
+        strict = Budget(cost_usd=1, strict=True)
+        async with any_model(kind, server, trial_budget=strict, **given) as model:
+            with pytest.raises(ModelUnavailableError):
+                await model.complete("q", session=Session())
+            with pytest.raises(BudgetExceededError, match="is not known"):
+                await model.complete("q", session=Session())
+    assert session.call_totals().unpriced_calls == len(lost)
+
+
+async def test_given_prices_do_not_hold_for_a_tier_that_they_do_not_name() -> None:
+    with ModelServer(Reply("ok", usage=Usage(1000, 100, service_tier="priority"))) as server:
+        found = (await OpenAIAdapter("m", **options(server, prices=Prices(1, 2))).complete("q")).usage
+    assert found is not None
+    assert found.cost_usd is None
+    assert Prices(1, 2, tiers={"flex": 0.5}).cost(TokenUsage(10, 10), UsageExtras(tier="flex")) == 15 / 1e6
+    assert read_prices({"m": {"input": 1, "output": 2, "tiers": {"flex": 0.5}}})["m"].tiers == {"flex": 0.5}
+    with pytest.raises(ConfigurationError, match="factors by service tier"):
+        Prices(1, 2, tiers={"flex": -1})
 
 
 # Judges.

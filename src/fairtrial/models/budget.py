@@ -22,7 +22,7 @@ class Budget:
 
     Attributes:
         tokens: Input and output tokens together.
-        requests: Answered model calls.
+        requests: Model calls that were sent, also those that were lost on the way or timed out.
         cost_usd: Dollars, if prices are known. Calls with unknown cost do not count: this is logged once as a warning,
             and reports show the number of such calls.
         strict: Refuse further calls after one whose cost is not known, if `cost_usd` is set.

@@ -10,7 +10,7 @@ from typing import Any, cast
 from fairtrial.codec import parse_json
 from fairtrial.errors import CodecError, MalformedReplyError, ModelError, ModelUnavailableError
 from fairtrial.models.adapter import AnswerT
-from fairtrial.models.sdk import Client, SdkAdapter, connection_problem
+from fairtrial.models.sdk import Client, SdkAdapter
 
 
 class HttpStatusError(Exception):
@@ -93,9 +93,8 @@ class HttpAdapter(SdkAdapter[AnswerT]):
     def _classified(self, error: Exception) -> ModelError | None:
         if isinstance(error, HttpStatusError):
             return self._by_status(error, error.status_code)
-        refused = connection_problem(error)
-        if refused is not None:
-            return ModelUnavailableError(f"{self._where()} could not be reached at {self._base_url}: {refused}")
+        if (unreachable := self._unreachable(error)) is not None:
+            return unreachable
         if isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "aiohttp":
             return ModelUnavailableError(
                 f"the connection to {self._where()} failed: {type(error).__name__}: {error}", sent=True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY
+from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.session.events import TokenUsage
 
 _REQUIRED_PRICES = ("input", "output")
@@ -45,7 +45,8 @@ class UsageExtras:
     @classmethod
     def of(cls, tier: Any, **parts: Any) -> UsageExtras:
         """Return the extras of an answer; `NO_EXTRAS` if it has none."""
-        named = tier.lower() if isinstance(tier, str) and tier.lower() not in _STANDARD_TIERS else ""
+        named = tier.lower().removeprefix("on_demand_") if isinstance(tier, str) else ""  # Vertex AI's prefix.
+        named = "" if named in _STANDARD_TIERS else named
         return cls(tier=named, **parts) if named or any(part not in (0, None) for part in parts.values()) else NO_EXTRAS
 
 
@@ -65,6 +66,7 @@ class Prices:
         audio_input: Of input tokens of audio; without it, the cost of a call with audio is unknown.
         audio_output: Of output tokens of audio; likewise.
         cache_write_hour: Of tokens that were written to the cache for one hour; likewise.
+        tiers: Factors for other service tiers, such as `{"flex": 0.5, "priority": 2}`; likewise.
     """
 
     input: float
@@ -75,16 +77,20 @@ class Prices:
     audio_input: float | None = None
     audio_output: float | None = None
     cache_write_hour: float | None = None
+    tiers: Mapping[str, float] = EMPTY
 
     def __post_init__(self) -> None:
         for name in (*_REQUIRED_PRICES, *_OPTIONAL_PRICES):
             value = getattr(self, name)
-            if value is None and name in _OPTIONAL_PRICES:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            if not (value is None and name in _OPTIONAL_PRICES) and not _is_amount(value):
                 raise ConfigurationError(
                     f"Prices.{name} must be US dollars per million tokens, at least 0 (got {value!r})"
                 )
+        if not isinstance(self.tiers, Mapping) or not all(map(_is_amount, self.tiers.values())):
+            raise ConfigurationError(
+                f'Prices.tiers must be factors by service tier, such as {{"flex": 0.5}} (got {self.tiers!r})'
+            )
+        object.__setattr__(self, "tiers", FrozenDict(self.tiers))
 
     def cost(self, usage: TokenUsage, extras: UsageExtras = NO_EXTRAS) -> float | None:
         """Return the cost of a call in US dollars; None if a part of it has no price."""
@@ -98,9 +104,11 @@ class Prices:
             (usage.output_tokens - reasoned, self.output),
             (reasoned, self.output if self.reasoning is None else self.reasoning),
         ]
+        factor: float = 1
         if extras is not NO_EXTRAS:
-            if extras.searches or extras.other:
+            if extras.searches or extras.other or (extras.tier and extras.tier not in self.tiers):
                 return None
+            factor = self.tiers.get(extras.tier, 1)
             special = (
                 (min(extras.audio_input, parts[0][0]), 0, self.audio_input),
                 (min(extras.hour_writes, written), 2, self.cache_write_hour),
@@ -112,7 +120,11 @@ class Prices:
                 count, usual = parts[place]
                 parts[place] = (count - tokens, usual)
                 parts.append((tokens, price or 0.0))
-        return sum(tokens * price for tokens, price in parts) / 1_000_000
+        return factor * sum(tokens * price for tokens, price in parts) / 1_000_000
+
+
+def _is_amount(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value < math.inf
 
 
 _configured: Mapping[str, Prices] = EMPTY
@@ -136,11 +148,11 @@ def read_prices(table: Any) -> dict[str, Prices]:
         raise ConfigurationError(f"prices must be a table of models (got {table!r})")
     prices: dict[str, Prices] = {}
     for model, entry in table.items():
-        names = {*_REQUIRED_PRICES, *_OPTIONAL_PRICES}
+        names = {*_REQUIRED_PRICES, *_OPTIONAL_PRICES, "tiers"}
         if not isinstance(entry, Mapping) or not set(_REQUIRED_PRICES) <= entry.keys() <= names:
             raise ConfigurationError(
                 f"the prices of {model!r} must be input, output and, if they differ, "
-                f"{', '.join(_OPTIONAL_PRICES[:-1])} and {_OPTIONAL_PRICES[-1]} (got {entry!r})"
+                f"{', '.join(_OPTIONAL_PRICES)} and tiers (got {entry!r})"
             )
         prices[model] = Prices(**entry)
     return prices

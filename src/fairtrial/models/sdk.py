@@ -12,6 +12,7 @@ import atexit
 import base64
 import binascii
 import concurrent.futures
+import errno
 import importlib.util
 import inspect
 import json
@@ -70,6 +71,8 @@ type ApiKey = str | Callable[[], str | Awaitable[str]]
 """A key, or a function that returns the present one, for keys that are renewed; it is called before each request."""
 
 _LONGEST_WAIT = 3600.0
+# Errors of connections that were open: the request may have been received.
+_BROKEN = frozenset({errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
 _CONTEXT_FULL = re.compile(r"context[ _](length|window|size|limit)|(prompt|input) is too long|input token count", re.I)
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
 # The headers of providers with the remaining quota and the time until it is reset.
@@ -435,9 +438,8 @@ class SdkAdapter(BaseAdapter[AnswerT]):
             return self._by_status(error, status)
         said = _said(error)
         module = importlib.import_module(self.package)
-        refused = connection_problem(error)
-        if refused is not None:
-            return ModelUnavailableError(f"{self._where()} could not be reached at {self._base_url}: {refused}")
+        if (unreachable := self._unreachable(error)) is not None:
+            return unreachable
         if isinstance(error, module.APITimeoutError):
             return ModelUnavailableError(f"{self._where()} did not answer in time", timed_out=True)
         if isinstance(error, module.APIConnectionError):
@@ -455,6 +457,21 @@ class SdkAdapter(BaseAdapter[AnswerT]):
             return ModelUnavailableError(
                 f"the connection to {self._where()} failed: {type(error).__name__}: {said}", sent=True
             )
+        return None
+
+    def _unreachable(self, error: BaseException) -> ModelUnavailableError | None:
+        """Return the error for a connection that failed; None if it did not.
+
+        The SDKs' aiohttp transport reports that as a timeout.
+        """
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, TimeoutError):
+                said = os.strerror(cause.errno) if cause.errno > 0 else str(cause)
+                return ModelUnavailableError(
+                    f"{self._where()} could not be reached at {self._base_url}: {said}", sent=cause.errno in _BROKEN
+                )
+            cause = cause.__cause__
         return None
 
     def _by_code(self, problem: Any) -> ModelError | None:
@@ -691,16 +708,6 @@ def _delay_in(body: Any) -> float | None:
         seconds = _seconds(delay) if isinstance(delay, str) else None
         if seconds is not None:
             return min(seconds, _LONGEST_WAIT)
-    return None
-
-
-def connection_problem(error: BaseException) -> str | None:
-    """Return why a connection failed; None if it did not. The SDKs' aiohttp transport reports that as a timeout."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, TimeoutError):
-            return os.strerror(cause.errno) if cause.errno > 0 else str(cause)
-        cause = cause.__cause__
     return None
 
 
