@@ -79,6 +79,24 @@ def test_a_log_that_is_imported_again_has_the_same_figures(tmp_path: Path) -> No
     assert "too hard" in str(after["id/c", 0].error)
 
 
+def test_a_log_that_is_imported_again_has_its_own_verdicts_and_kinds_of_error(tmp_path: Path) -> None:
+    def strict(output: str, expected: str) -> Score:
+        if expected == "C":
+            raise ValueError("no scale")
+        return Score(0.7, passed=False) if expected == "A" else Score(0.3, passed=True)
+
+    data = Dataset([Sample(name, name, name.upper()) for name in "abc"], name="letters")
+    report = EvalSuite("strict", data, str.upper, strict).run_sync(store="memory:")
+    (path,) = write_log(report.store, report.run, tmp_path / "strict.eval")
+    (suite,) = load_importer("inspect").read(path).suites
+    store = open_store("memory:")
+    stored = store_run(store, suite, suite.runs[0], "inspect")
+    after = {one.sample_id: (one.outcome, one.stage, one.passed) for one in store.results(stored.run.run_id)}
+    assert after == {"a": ("scored", None, False), "b": ("scored", None, True), "c": ("scorer_error", "score", False)}
+    assert EvalReport(store, stored.run).pass_rate == report.pass_rate == 0.5
+    assert not any("no verdicts" in remark for remark in suite.runs[0].remarks)
+
+
 def test_a_log_has_the_members_that_inspect_reads(tmp_path: Path) -> None:
     report = report_of()
     (path,) = write_log(report.store, report.run, tmp_path / "letters.eval")

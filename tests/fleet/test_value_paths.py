@@ -16,8 +16,12 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalReport, EvalResult, EvalSuite, Sample, Score, evaluator, open_store, task
+from fairtrial.cli.app import invoke
 from fairtrial.codec import decode, from_json, to_json
+from fairtrial.contrib.inspect import write_log
 from fairtrial.fleet import EvalLoop, EvalReply, EvalRequest, MainLoop, MainLoopRequest, MemoryBroker, connect_broker
+from fairtrial.importing import load_importer
+from fairtrial.importing.storing import store_run
 from fairtrial.mailbox import InMemoryMailbox, PostgresMailbox, RedisMailbox, SqsConnection, SqsMailbox
 from fairtrial.store.portable import save_run
 from fairtrial.suites.worker import run_worker
@@ -156,25 +160,49 @@ async def test_retried_trials_have_their_values(tmp_path: Path, reference: Mappi
     assert verdicts(await suite.run(store=url, run_id=first.run_id, retry_errors=True)) == reference
 
 
-@pytest.mark.parametrize("where", ["sqlite", "postgresql", "memory", "saved and loaded"])
+def copied(url: Any, run_id: str, folder: Path, how: str) -> str:
+    """Copy a run to a store of its own."""
+    target = folder / "saved.fairtrial.db"
+    if how == "exported by the command":
+        assert invoke(["export", run_id, "--store", url, "--format", "run", "--output", str(target)]) == 0
+        return str(target)
+    for name in ("first.fairtrial.db", target.name)[how == "saved" :]:
+        save_run(open_store(url) if isinstance(url, str) else url, run_id, folder / name)
+        url = str(folder / name)
+    return str(target)
+
+
+@pytest.mark.parametrize(("where", "saved"), [
+    ("sqlite", ""), ("sqlite", "saved twice"), ("memory", ""), ("memory", "saved"), ("postgresql", ""),
+    ("postgresql", "exported by the command"),
+])  # fmt: skip
 async def test_rescored_runs_have_their_values(
-    where: str, tmp_path: Path, reference: Mapping[str, Verdict], request: pytest.FixtureRequest
+    where: str, saved: str, tmp_path: Path, reference: Mapping[str, Verdict], request: pytest.FixtureRequest
 ) -> None:
     url: Any = {"memory": open_store("memory:")}.get(where, str(tmp_path / "runs.db"))
     if where == "postgresql":
         url = request.getfixturevalue("pg_url")
     suite = EvalSuite("rescored", EVERYTHING, give_back, same)
     first = await suite.run(store=url)
-    if where == "saved and loaded":
-        store = open_store(url)
-        save_run(store, first.run_id, tmp_path / "saved.db")
-        store.close()
-        url = str(tmp_path / "saved.db")
+    if saved:
+        url = copied(url, first.run_id, tmp_path, saved)
+        assert verdicts(EvalReport.load(url)) == reference
     assert verdicts(await suite.rescore(first.run_id, same, store=url)) == reference
     # The samples in another order, among others: each trial has its own sample.
     among = Dataset([Sample("other", 1), *EVERYTHING.shuffle(1)])
     again = await EvalSuite("rescored", among, give_back, same).rescore(first.run_id, same, store=url)
     assert verdicts(again) == reference
+
+
+async def test_imported_logs_have_the_scores_that_were_exported(
+    tmp_path: Path, reference: Mapping[str, Verdict]
+) -> None:
+    report = await EvalSuite("logged", EVERYTHING, give_back, same).run(store="memory:")
+    (path,) = write_log(report.store, report.run, tmp_path / "logged.eval")
+    (suite,) = load_importer("inspect").read(path).suites
+    store = open_store("memory:")
+    run = store_run(store, suite, suite.runs[0], "inspect").run
+    assert verdicts(EvalReport(store, run)) == reference
 
 
 async def test_stored_outputs_of_annotated_tasks_are_scored_alike(reference: Mapping[str, Verdict]) -> None:

@@ -20,6 +20,10 @@ from fairtrial.session.trajectory import ChatMessage, ToolCall
 # The values that `value_to_float` of Inspect gives to letters and words.
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _ATTACHMENT = re.compile(r"attachment://([0-9a-f]{32,})")
+OWN_RUN = "fairtrial_run"
+"""The key of the metadata of logs that Fairtrial wrote."""
+OWN_ENDING = "fairtrial_ending"
+"""The key of the outcome and the stage of a trial, in the store of its sample."""
 _START, _HEADER, _SAMPLES = "_journal/start.json", "header.json", "samples/"
 
 
@@ -98,8 +102,11 @@ def number_of(value: Any) -> float | None:
     return as_number(value)
 
 
-def scores_of(sample: Mapping[str, Any]) -> list[SourceScore]:
-    """Return the scores of a sample. The parts of a score that is an object are scores of their own."""
+def scores_of(sample: Mapping[str, Any], *, own: bool = False) -> list[SourceScore]:
+    """Return the scores of a sample. The parts of a score that is an object are scores of their own.
+
+    In logs that Fairtrial wrote (`own`), the metadata of a score say whether it passed.
+    """
     found: list[SourceScore] = []
     for name, score in as_mapping(sample.get("scores")).items():
         value = as_mapping(score).get("value")
@@ -107,7 +114,8 @@ def scores_of(sample: Mapping[str, Any]) -> list[SourceScore]:
         if isinstance(value, dict):
             found += [SourceScore(f"{name}.{part}", number_of(number), None, reason) for part, number in value.items()]
         else:
-            found.append(SourceScore(name, number_of(value), None, reason))
+            passed = as_mapping(as_mapping(score).get("metadata")).get("passed") if own else None
+            found.append(SourceScore(name, number_of(value), passed if isinstance(passed, bool) else None, reason))
     return found
 
 

@@ -11,6 +11,8 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import DataError
 from fairtrial.importing.inspect_log import (
+    OWN_ENDING,
+    OWN_RUN,
     InspectLog,
     input_of,
     sample_usage,
@@ -33,6 +35,8 @@ from fairtrial.importing.values import (
     suite_name,
 )
 from fairtrial.trials.result import Outcome, Stage
+
+_ERRORS = ("task_error", "scorer_error", "timeout", "dead_letter")
 
 
 class InspectLogs:
@@ -76,13 +80,14 @@ class _LoggedRun:
         self.status = as_text(self.header.get("status")) or "unknown"
         if not as_text(self.eval.get("task")):
             raise DataError(f"{log.path} must be a log of Inspect (its header names no task)")
+        self.own = OWN_RUN in as_mapping(self.eval.get("metadata"))
         self.ranges = ScoreRanges()
         self.places: dict[str, int] = {}
         self.epochs = 1
         self.tally: Counter[str] = Counter()
         samples: list[Sample[Any, Any]] = []
         for sample in log.samples():
-            self.ranges.add(scores_of(sample))
+            self.ranges.add(scores_of(sample, own=self.own))
             self.epochs = max(self.epochs, sample["epoch"])
             sample_id = str(sample["id"])
             if sample_id not in self.places:
@@ -90,7 +95,7 @@ class _LoggedRun:
                 metadata = as_mapping(sample.get("metadata"))
                 samples.append(Sample(sample_id, input_of(sample), reference(sample.get("target")), metadata))
         for sample in log.samples():
-            outcome = self._outcome(sample, scores_of(sample))[0]
+            outcome = self._outcome(sample, scores_of(sample, own=self.own))[0]
             self.tally[outcome] += 1
         name = as_text(as_mapping(self.eval.get("dataset")).get("name")) or suite_name(self._task)
         self.dataset: Dataset[Any, Any] = Dataset(samples, name=name)
@@ -150,7 +155,8 @@ class _LoggedRun:
         if self.epochs > 1 and reducers:
             yield f"the source reduces epochs by {', '.join(sorted(reducers))}; here every epoch is a trial"
         yield from self.ranges.remarks()
-        yield "the source has no verdicts: a value of at least 0.5 passes"
+        if not self.own:
+            yield "the source has no verdicts: a value of at least 0.5 passes"
 
     def _trials(self) -> Iterator[ImportedTrial]:
         for sample in self.log.samples():
@@ -158,6 +164,9 @@ class _LoggedRun:
 
     def _outcome(self, sample: Mapping[str, Any], scores: list[SourceScore]) -> tuple[Outcome, Stage | None, str]:
         error = as_text(as_mapping(sample.get("error")).get("message")) or as_text(sample.get("error"))
+        ending = as_mapping(sample.get("store")).get(OWN_ENDING) if self.own else None
+        if isinstance(ending, list) and len(ending) == 2 and ending[0] in _ERRORS:
+            return ending[0], ending[1], error
         if error or sample.get("error"):
             return "task_error", "task", error or "the source recorded an error and no message"
         if self.ranges.score(scores) is None:
@@ -165,7 +174,7 @@ class _LoggedRun:
         return "scored", None, ""
 
     def _trial(self, sample: Mapping[str, Any]) -> ImportedTrial:
-        scores = scores_of(sample)
+        scores = scores_of(sample, own=self.own)
         outcome, stage, error = self._outcome(sample, scores)
         seconds = as_number(sample.get("total_time"))
         facts: dict[str, Any] = {"uuid": as_text(sample.get("uuid"))}

@@ -80,6 +80,8 @@ class ScoreRanges:
             if passed is None and (self.headline is not None or not metrics):
                 return None
             value = float(bool(passed))
+        if passed is None and headline is not None:
+            passed = headline.passed
         if passed is None:
             passed = self.headline is not None and value >= 0.5
         reason = "" if headline is None else headline.reason

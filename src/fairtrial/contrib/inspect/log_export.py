@@ -13,6 +13,7 @@ from typing import Any
 
 from fairtrial.codec import dumps
 from fairtrial.data.sample import Sample
+from fairtrial.importing.inspect_log import OWN_ENDING, OWN_RUN
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.store.totals import SampleSums, sample_means
@@ -87,7 +88,7 @@ class _ExperimentLog:
             "model": self.model,
             "config": {"epochs": self.run.repeats},
             "packages": {},
-            "metadata": {"fairtrial_run": self.run.run_id, "fairtrial_experiment": self.experiment},
+            "metadata": {OWN_RUN: self.run.run_id, "fairtrial_experiment": self.experiment},
         }
 
     def _add_sample(self, result: EvalResult, sample: Sample[Any, Any] | None) -> None:
@@ -126,7 +127,7 @@ class _ExperimentLog:
             **shared,
             "messages": messages or [{"id": "m0", "role": "user", "content": _text(given)}],
             "output": {"model": self.model, "choices": [choice], "completion": answer},
-            "store": {},
+            "store": {OWN_ENDING: [result.outcome, result.stage]},
             "events": [],
             "attachments": {},
         }
