@@ -24,6 +24,7 @@ from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, Impo
 from fairtrial.importing.scores import ScoreRanges, SourceScore
 from fairtrial.importing.values import (
     as_mapping,
+    as_milliseconds,
     as_number,
     as_objects,
     as_text,
@@ -176,7 +177,6 @@ class _LoggedRun:
     def _trial(self, sample: Mapping[str, Any]) -> ImportedTrial:
         scores = scores_of(sample, own=self.own)
         outcome, stage, error = self._outcome(sample, scores)
-        seconds = as_number(sample.get("total_time"))
         facts: dict[str, Any] = {"uuid": as_text(sample.get("uuid"))}
         if limit := as_mapping(sample.get("limit")):
             facts["limit"] = as_text(limit.get("type"))
@@ -192,7 +192,7 @@ class _LoggedRun:
             error=error or None,
             stage=stage,
             usage=sample_usage(sample),
-            latency_ms=None if seconds is None else round(seconds * 1000),
+            latency_ms=as_milliseconds(sample.get("total_time"), 1000),
             started_at=as_time(sample.get("started_at")),
             metadata=facts,
             events=session_of(sample),

@@ -86,8 +86,11 @@ class _TaskSamples:
             except ValueError as error:
                 raise DatasetError(f"not JSON: {error}", path=self.path, line=number) from None
             fields = as_mapping(row)
-            if not isinstance(fields.get("doc_id"), int | str) or not isinstance(fields.get("metrics"), list):
-                raise DatasetError("a sample must have 'doc_id' and a list 'metrics'", path=self.path, line=number)
+            metrics = fields.get("metrics")
+            named = isinstance(metrics, list) and all(isinstance(metric, str) for metric in metrics)
+            if not isinstance(fields.get("doc_id"), int | str) or not named:
+                problem = "a sample must have 'doc_id' and a list 'metrics' of names"
+                raise DatasetError(problem, path=self.path, line=number)
             yield row
 
     def _documents(self) -> Iterator[list[Row]]:
@@ -183,7 +186,7 @@ def _only(answers: Any) -> Any:
 def _seconds(value: Any) -> Any:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

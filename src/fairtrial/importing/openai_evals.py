@@ -24,6 +24,7 @@ from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, Impo
 from fairtrial.importing.values import (
     as_mapping,
     as_number,
+    as_objects,
     as_text,
     experiment_name,
     file_hash,
@@ -142,8 +143,7 @@ class _Eval:
         self.record = record
         self.name = name
         self.left_out = left_out
-        criteria = record.get("testing_criteria")
-        self.criteria: list[Row] = [one for one in criteria or () if isinstance(one, dict)]
+        self.criteria: list[Row] = as_objects(record.get("testing_criteria"))
         used: set[str] = set()
         self.names = {_key(one): unused(as_text(one.get("name")) or "grader", used) for one in self.criteria}
         self.expected = reference_key(self.criteria)
@@ -203,9 +203,7 @@ class _Eval:
         for run in self.runs:
             used: set[str] = set()
             for item in run.read():
-                number = item.get("datasource_item_id")
-                if number is None:
-                    number = item["id"]
+                number = _number(item)
                 if number not in run.ids:
                     # If a number means different rows in different runs, samples are identified by their content.
                     run.ids[number] = str(number) if numbered else unused(digest(_row(item))[:12], used)
@@ -281,7 +279,7 @@ class _Eval:
                 "counts": {name: value for name, value in counts.items() if isinstance(value, int)},
                 "metadata": dict(as_mapping(record.get("metadata"))),
                 "report_url": as_text(record.get("report_url")),
-                "items_without_output": max(int(counts.get("total") or 0) - items, len(not_run), 0),
+                "items_without_output": max(int(as_number(counts.get("total")) or 0) - items, len(not_run), 0),
             },
             remarks=tuple(remarks),
         )
@@ -308,8 +306,7 @@ class _Eval:
         run.repeats = Counter()
         run.unfinished = run.unscored = 0
         for item in run.read():
-            number = item.get("datasource_item_id")
-            name = run.ids[item["id"] if number is None else number]
+            name = run.ids[_number(item)]
             run.last_at = max(run.last_at, _moment(item))
             if as_text(item.get("status")) in _UNFINISHED:
                 run.unfinished += 1
@@ -375,6 +372,12 @@ class _Eval:
             else:
                 parts.append((name, Score(score, verdict, reason)))
         return merge(parts, value=mean_value(parts) if parts else float(passed), passed=passed)
+
+
+def _number(item: Row) -> int | str:
+    """Return the number of an item's row in the data source; the item's own id if it has none."""
+    number = item.get("datasource_item_id")
+    return number if isinstance(number, int | str) else str(item["id"])
 
 
 def _key(criterion: Row) -> str:

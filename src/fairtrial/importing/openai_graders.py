@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import keyword
-import pprint
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fairtrial.errors import DataError
 from fairtrial.importing.records import TranslatedGrader
+from fairtrial.importing.syntax import fill, fill_expression, literal, names_in, replace_names, source_of
+from fairtrial.importing.values import as_number, as_text
 
 _FIELD = re.compile(r"\{\{\s*(.*?)\s*\}\}")
-_ITEM = re.compile(r"item((?:\.\w+|\[\d+\])+)")
+_ITEM = re.compile(r"item((?:\.\w+|\[[0-9]{1,9}\]){1,20})")
 _OUTPUT = "sample.output_text"
+_MOST_PARTS = 50  # Of a template: an expression is nested as deeply as it has parts.
 
 
 class _Untranslatable(Exception):
@@ -22,13 +27,13 @@ class _Untranslatable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """A grader with its translation: source code, the variable with the evaluator, and the required imports."""
+    """A grader with its translation: the definition of an evaluator, the variable with it, and what it imports."""
 
     record: TranslatedGrader
-    definition: str = ""
+    definition: ast.stmt | None = None
     variable: str = ""
     imports: tuple[str, ...] = ()
-    judge: str = ""  # The model of a judge.
+    judge: str = ""  # The model of a judge, which is `JUDGE` in the definition.
 
     @property
     def evaluator(self) -> str | None:
@@ -38,7 +43,7 @@ class Grader:
 
 def reference_key(criteria: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the field of an item with the reference answer; None unless all graders compare with the same field."""
-    references = (re.fullmatch(r"\{\{\s*item\.(\w+)\s*\}\}", str(one.get("reference"))) for one in criteria)
+    references = (re.fullmatch(r"\{\{\s*item\.(\w+)\s*\}\}", as_text(one.get("reference"))) for one in criteria)
     keys = {found[1] for found in references if found is not None}
     return keys.pop() if len(keys) == 1 else None
 
@@ -48,7 +53,7 @@ def translate(criteria: Mapping[str, Mapping[str, Any]], expected: str | None) -
     variables: set[str] = set(_TAKEN)
     graders: list[Grader] = []
     for name, criterion in criteria.items():
-        kind = str(criterion.get("type") or "unknown")
+        kind = as_text(criterion.get("type")) or "unknown"
         try:
             rule = _RULES.get(kind)
             if rule is None:
@@ -63,48 +68,69 @@ _NO_EQUIVALENT = {
     "python": "write it as a function of (output, expected); its source is in evals.jsonl",
     "multi": "combine its graders with weighted() or all_of(); its formula is in evals.jsonl",
 }
+_OPERATIONS = {
+    "eq": ("exact_match(OUTPUT, REFERENCE)", "exact_match", "exact_match"),
+    "ne": ("not exact_match(OUTPUT, REFERENCE).passed", "exact_match, negated", "exact_match"),
+    "like": ("contains(OUTPUT, REFERENCE)", "contains", "contains"),
+    "ilike": ("contains(OUTPUT.casefold(), REFERENCE.casefold())", "contains, any case", "contains"),
+}
 
 
 def _string_check(grader: Mapping[str, Any], name: str, variable: str, expected: str | None) -> Grader:
     operation = grader.get("operation")
-    calls = {
-        "eq": ("exact_match({0}, {1})", "exact_match"),
-        "ne": ("not exact_match({0}, {1}).passed", "exact_match, negated"),
-        "like": ("contains({0}, {1})", "contains"),
-        "ilike": ("contains({0}.casefold(), {1}.casefold())", "contains, any case"),
-    }
-    if operation not in calls:
+    if not isinstance(operation, str) or operation not in _OPERATIONS:
         raise _Untranslatable(f"operation {operation!r} is not supported")
-    call, label = calls[str(operation)]
-    needed = "exact_match" if "exact" in call else "contains"
-    return _comparison(grader, name, variable, expected, f"    return {call}\n", label, needed)
+    call, label, needed = _OPERATIONS[operation]
+    record = TranslatedGrader(name, "string_check", label)
+    return _comparison(grader, record, variable, expected, fill_expression(call), needed)
 
 
 def _text_similarity(grader: Mapping[str, Any], name: str, variable: str, expected: str | None) -> Grader:
     metric = grader.get("evaluation_metric")
     if metric != "fuzzy_match":
         raise _Untranslatable(f"the metric {metric} is not supported; use fuzzy_match or a judge")
-    minimum = grader.get("pass_threshold", 0.8)
-    body = f"    return fuzzy_match({minimum!r})({{0}}, {{1}})\n"
-    made = _comparison(grader, name, variable, expected, body, "fuzzy_match", "fuzzy_match")
+    minimum = ast.Constant(_threshold(grader, 0.8))
+    call = fill_expression("fuzzy_match(MINIMUM)(OUTPUT, REFERENCE)", MINIMUM=minimum)
     remark = "uses normalised edit distance: values may differ from those of the source"
-    return Grader(
-        TranslatedGrader(name, "text_similarity", "fuzzy_match", remark), made.definition, made.variable, made.imports
-    )
+    record = TranslatedGrader(name, "text_similarity", "fuzzy_match", remark)
+    return _comparison(grader, record, variable, expected, call, "fuzzy_match")
+
+
+def _threshold(grader: Mapping[str, Any], default: float) -> float:
+    value = grader.get("pass_threshold")
+    number = default if value is None else as_number(value)
+    if number is None or not 0.0 <= number <= 1.0:
+        raise _Untranslatable(f"its pass_threshold must be a number from 0 to 1 (got {value!r})")
+    return number
+
+
+_OF_TEXT = """
+@evaluator(name=NAME, inline=True)
+def VARIABLE(output, expected):
+    return RESULT
+"""
+_OF_ITEM = """
+@evaluator(name=NAME, inline=True)
+def VARIABLE(sample, output, *, context):
+    item = item_of(sample)
+    return RESULT
+"""
 
 
 def _comparison(
-    grader: Mapping[str, Any], name: str, variable: str, expected: str | None, body: str, label: str, needed: str
+    grader: Mapping[str, Any],
+    record: TranslatedGrader,
+    variable: str,
+    expected: str | None,
+    result: ast.expr,
+    needed: str,
 ) -> Grader:
-    output, reference = (_expression(str(grader.get(side) or ""), expected) for side in ("input", "reference"))
-    plain = "item[" not in output + reference
-    if plain:
-        head = f"def {variable}(output, expected):\n"
-    else:
-        head = f"def {variable}(sample, output, *, context):\n    item = item_of(sample)\n"
-        output, reference = (text.replace("text(expected)", "text(sample.expected)") for text in (output, reference))
-    definition = f"@evaluator(name={name!r}, inline=True)\n{head}{body.format(output, reference)}"
-    record = TranslatedGrader(name, str(grader["type"]), label)
+    output, reference = (_expression(as_text(grader.get(side)), expected) for side in ("input", "reference"))
+    reads_item = "item" in names_in((output, reference))
+    template, answer = (_OF_ITEM, "sample.expected") if reads_item else (_OF_TEXT, "expected")
+    result = replace_names(result, OUTPUT=output, REFERENCE=reference)
+    result = replace_names(result, EXPECTED=fill_expression(answer))
+    (definition,) = fill(template, NAME=ast.Constant(record.name), VARIABLE=ast.Name(variable), RESULT=result)
     return Grader(record, definition, variable, ("evaluator", needed))
 
 
@@ -112,38 +138,36 @@ def _label_model(grader: Mapping[str, Any], name: str, variable: str, expected: 
     labels, passing = grader.get("labels"), grader.get("passing_labels")
     if not isinstance(labels, list) or not isinstance(passing, list) or not passing:
         raise _Untranslatable("it has no labels, or no passing labels")
-    arguments = f"labels={labels!r}, passing={passing!r}, "
-    return _judge(grader, name, variable, expected, "label_judge", arguments, "the prompt became the judge's criterion")
+    if not all(isinstance(label, str) for label in (*labels, *passing)) or not set(passing) <= set(labels):
+        raise _Untranslatable("its labels must be texts, and its passing labels some of them")
+    call = "label_judge(JUDGE, CRITERION, labels=LABELS, passing=PASSING, name=NAME)"
+    return _judge(grader, name, variable, expected, call, LABELS=literal(labels), PASSING=literal(passing))
 
 
 def _score_model(grader: Mapping[str, Any], name: str, variable: str, expected: str | None) -> Grader:
-    bounds = grader.get("range") or [0, 1]
-    if list(bounds) != [0, 1]:
+    bounds = grader.get("range")
+    bounds = bounds if isinstance(bounds, list) and bounds else [0, 1]
+    if bounds != [0, 1]:
         shown = " to ".join(str(bound) for bound in bounds)
         raise _Untranslatable(f"it scores from {shown}, and numeric_judge from 0 to 1")
-    threshold = grader.get("pass_threshold")
-    arguments = "" if threshold is None else f"pass_at={threshold!r}, "
-    return _judge(
-        grader, name, variable, expected, "numeric_judge", arguments, "the prompt became the judge's criterion"
-    )
+    if grader.get("pass_threshold") is None:
+        return _judge(grader, name, variable, expected, "numeric_judge(JUDGE, CRITERION, name=NAME)")
+    threshold = ast.Constant(_threshold(grader, 0.5))
+    call = "numeric_judge(JUDGE, CRITERION, pass_at=THRESHOLD, name=NAME)"
+    return _judge(grader, name, variable, expected, call, THRESHOLD=threshold)
 
 
 def _judge(
-    grader: Mapping[str, Any],
-    name: str,
-    variable: str,
-    expected: str | None,
-    function: str,
-    arguments: str,
-    remark: str,
+    grader: Mapping[str, Any], name: str, variable: str, expected: str | None, call: str, **parts: ast.expr
 ) -> Grader:
-    model = str(grader.get("model") or "")
     criterion = _criterion(grader.get("input"), expected)
-    definition = (
-        f"{variable} = {function}(\n    judge,  # The source used {_in_comment(model)}.\n    {criterion!r},\n"
-        f"    {arguments}name={name!r},\n)\n"
-    )
-    record = TranslatedGrader(name, str(grader["type"]), function, remark)
+    model = as_text(grader.get("model"))
+    if not model:
+        raise _Untranslatable("it names no model")
+    made = fill_expression(call, CRITERION=ast.Constant(criterion), NAME=ast.Constant(name), **parts)
+    (definition,) = fill("VARIABLE = CALL", VARIABLE=ast.Name(variable, ast.Store()), CALL=made)
+    function = call.partition("(")[0]
+    record = TranslatedGrader(name, as_text(grader["type"]), function, "the prompt became the judge's criterion")
     return Grader(record, definition, variable, (), model)
 
 
@@ -170,37 +194,45 @@ def _criterion(messages: Any, expected: str | None) -> str:
     return _FIELD.sub(named, "\n\n".join(texts))
 
 
-def _expression(template: str, expected: str | None) -> str:
-    """Return a template as a Python expression."""
-    parts: list[str] = []
+def _expression(template: str, expected: str | None) -> ast.expr:
+    """Return a template as an expression."""
+    parts: list[ast.expr] = []
     at = 0
     for found in _FIELD.finditer(template):
         if found.start() > at:
-            parts.append(repr(template[at : found.start()]))
+            parts.append(ast.Constant(template[at : found.start()]))
         parts.append(_field(found[1], expected))
         at = found.end()
     if at < len(template) or not parts:
-        parts.append(repr(template[at:]))
-    return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
+        parts.append(ast.Constant(template[at:]))
+    if len(parts) > _MOST_PARTS:
+        raise _Untranslatable(f"its template has more than {_MOST_PARTS} parts")
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = ast.BinOp(joined, ast.Add(), part)
+    return joined
 
 
-def _field(path: str, expected: str | None) -> str:
+def _field(path: str, expected: str | None) -> ast.expr:
     if path == _OUTPUT:
-        return "output"
+        return ast.Name("output", ast.Load())
     if path == f"item.{expected}":
-        return "text(expected)"
+        return fill_expression("text(EXPECTED)")
     found = _ITEM.fullmatch(path)
     if found is None:
         raise _Untranslatable(f"it reads {{{{{path}}}}}, which has no equivalent")
-    keys = re.findall(r"\.(\w+)|\[(\d+)\]", found[1])
-    return "text(item" + "".join(f"[{name!r}]" if name else f"[{place}]" for name, place in keys) + ")"
+    value: ast.expr = ast.Name("item", ast.Load())
+    for name, place in re.findall(r"\.(\w+)|\[([0-9]+)\]", found[1]):
+        value = ast.Subscript(value, ast.Constant(name or int(place)), ast.Load())
+    return fill_expression("text(VALUE)", VALUE=value)
 
 
 def _identifier(name: str, used: set[str]) -> str:
-    made = re.sub(r"\W+", "_", name).strip("_").lower() or "grader"
+    # Python reads identifiers in this form: others would be another variable than the one that was checked.
+    made = re.sub(r"\W+", "_", unicodedata.normalize("NFKC", name.lower())).strip("_") or "grader"
     if not made.isidentifier() or keyword.iskeyword(made):
         made = f"grader_{made}"
-    return unused(made, used, "_")
+    return unused(made if made.isidentifier() else "grader", used, "_")
 
 
 def unused(name: str, used: set[str], separator: str = "-") -> str:
@@ -214,8 +246,8 @@ def unused(name: str, used: set[str], separator: str = "-") -> str:
 
 
 _TAKEN = frozenset({
-    "all_of", "answer", "contains", "evaluator", "exact_match", "fuzzy_match", "item_of", "judge", "label_judge",
-    "json", "numeric_judge", "suite", "text",
+    "all_of", "answer", "contains", "evaluator", "exact_match", "fuzzy_match", "isinstance", "item_of", "judge",
+    "json", "label_judge", "numeric_judge", "str", "suite", "text",
 })  # fmt: skip
 _RULES = {
     "string_check": _string_check,
@@ -223,6 +255,32 @@ _RULES = {
     "label_model": _label_model,
     "score_model": _score_model,
 }
+_ANSWER = """
+def answer(item, ctx: TrialContext):
+    raise NotImplementedError("call your model, ctx.experiment.params['model'], or your agent here")
+"""
+_TEXT = '''
+def text(value):
+    """Return a value as text, as templates insert it."""
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
+'''
+_WHOLE_ITEM = '''
+def item_of(sample):
+    """Return the row of the data source."""
+    return sample.input
+'''
+_ITEM_WITH_ANSWER = '''
+def item_of(sample):
+    """Return the row of the data source."""
+    return {**sample.input, KEY: sample.expected}
+'''
+_SUITE = """
+suite = EvalSuite(
+    name=NAME, dataset=Dataset.load(Path(__file__).with_name(DATA)), task=answer,
+    evaluator=EVALUATOR, experiments=EXPERIMENTS,
+)
+"""
+_EXPERIMENT = "Experiment(NAME, params={'model': MODEL})"
 
 
 def suite_code(
@@ -236,54 +294,62 @@ def suite_code(
 ) -> str:
     """Return the source code of a suite with the translated graders and an experiment for every model that was run."""
     made = [grader for grader in graders if grader.evaluator]
-    used = {one for grader in made for one in grader.imports}
-    needed = sorted({"Dataset", "EvalSuite", "Experiment", "TrialContext", "all_of", *used}, key=_import_order)
-    judges = sorted({str(grader.evaluator) for grader in made if grader.judge})
-    definitions = "\n\n".join(grader.definition for grader in made)
-    lines = [f'"""{_in_docstring(title)}, imported from OpenAI Evals by `fairtrial import`. Edit as needed."""\n']
-    helpers = [one for one in ("text", "item_of") if f"{one}(" in definitions]
-    lines += ["import json"] if "text" in helpers else []
-    lines += ["from pathlib import Path\n", f"from fairtrial import {', '.join(needed)}"]
-    if judges:
-        lines += [f"from fairtrial.judging import {', '.join(judges)}", "from fairtrial.models import OpenAIAdapter"]
-        model = next(grader.judge for grader in made if grader.judge)
-        lines.append(f"\njudge = OpenAIAdapter({model!r})")
+    judges = _judges(made)
+    definitions = [
+        replace_names(grader.definition, JUDGE=ast.Name(judges.get(grader.judge, ""), ast.Load()))
+        for grader in made
+        if grader.definition is not None
+    ]
+    used = names_in(definitions)
+    described = f"{' '.join(title.split())}, imported from OpenAI Evals by `fairtrial import`. Edit as needed."
+    body: list[ast.stmt] = [ast.Expr(ast.Constant(described)), *_imports(made, used)]
+    for model, variable in judges.items():
+        target = ast.Name(variable, ast.Store())
+        body += fill("JUDGE = OpenAIAdapter(MODEL)", JUDGE=target, MODEL=ast.Constant(model))
+    left = {one.record.name: f"{one.record.kind}: {one.record.remark}" for one in graders if not one.evaluator}
     if prompt:
-        lines.append("\n# The messages that the source sent to its model; {{item.x}} is a field of the item.")
-        lines.append(f"PROMPT = {pprint.pformat(list(prompt), width=100, sort_dicts=False)}")
-    lines.append(
-        "\n\ndef answer(item, ctx: TrialContext):\n"
-        "    raise NotImplementedError(\"call your model, ctx.experiment.params['model'], or your agent here\")\n\n"
+        try:
+            body += fill("PROMPT = MESSAGES", MESSAGES=literal(list(prompt)))
+        except DataError as error:
+            left["the prompt"] = str(error)
+    body += fill("NOT_TRANSLATED = GRADERS", GRADERS=literal(left)) if left else []
+    body += fill(_ANSWER)
+    body += fill(_TEXT) if "text" in used else []
+    if "item_of" in used:
+        body += fill(_WHOLE_ITEM if expected is None else _ITEM_WITH_ANSWER, KEY=ast.Constant(expected))
+    experiments: list[ast.expr] = [
+        fill_expression(_EXPERIMENT, NAME=ast.Constant(experiment), MODEL=ast.Constant(model))
+        for experiment, model in models.items()
+    ]
+    members: list[ast.expr] = [ast.Name(grader.variable, ast.Load()) for grader in made]
+    body += definitions
+    body += fill(
+        _SUITE,
+        NAME=ast.Constant(name),
+        DATA=ast.Constant(data),
+        EVALUATOR=ast.Call(ast.Name("all_of", ast.Load()), members, []),
+        EXPERIMENTS=ast.List(experiments, ast.Load()),
     )
-    if "text" in helpers:
-        lines.append(
-            'def text(value):\n    """Return a value as text, as templates insert it."""\n'
-            '    return value if isinstance(value, str) else "" if value is None else json.dumps(value)\n\n'
-        )
-    if "item_of" in helpers:
-        whole = "sample.input" if expected is None else f"{{**sample.input, {expected!r}: sample.expected}}"
-        lines.append(f'def item_of(sample):\n    """Return the row of the data source."""\n    return {whole}\n\n')
-    for grader in graders:
-        left = f"# Not translated: {grader.record.name!r} ({grader.record.kind}): {_in_comment(grader.record.remark)}"
-        lines.append(f"{grader.definition or left}\n")
-    experiments = "".join(
-        f"        Experiment({experiment!r}, params={{'model': {model!r}}}),\n" for experiment, model in models.items()
-    )
-    members = ", ".join(grader.variable for grader in made)
-    lines.append(
-        f"suite = EvalSuite(\n    name={name!r},\n    dataset=Dataset.load(Path(__file__).with_name({data!r})),\n"
-        f"    task=answer,\n    evaluator=all_of({members}),\n    experiments=[\n{experiments}    ],\n)\n"
-    )
-    return "\n".join(lines)
+    return source_of(body)
 
 
-def _import_order(name: str) -> tuple[bool, str]:
-    return name.islower(), name
+def _judges(graders: Sequence[Grader]) -> dict[str, str]:
+    """Return the variable of each model that judges."""
+    taken = {grader.variable for grader in graders}
+    return {model: unused("judge", taken, "_") for model in dict.fromkeys(one.judge for one in graders if one.judge)}
 
 
-def _in_docstring(text: str) -> str:
-    return _in_comment(text).replace("\\", "/").replace('"', "'")
+def _imports(graders: Sequence[Grader], used: set[str]) -> list[ast.stmt]:
+    needed = {"Dataset", "EvalSuite", "Experiment", "TrialContext", "all_of"}
+    needed |= {name for grader in graders for name in grader.imports}
+    judges = {str(grader.evaluator) for grader in graders if grader.judge}
+    made: list[ast.stmt] = fill("import json") if "text" in used else []
+    made += fill("from pathlib import Path")
+    made.append(_import("fairtrial", sorted(needed, key=lambda name: (name.islower(), name))))
+    if judges:
+        made += [_import("fairtrial.judging", sorted(judges)), *fill("from fairtrial.models import OpenAIAdapter")]
+    return made
 
 
-def _in_comment(text: str) -> str:
-    return " ".join(text.split())
+def _import(module: str, names: Sequence[str]) -> ast.ImportFrom:
+    return ast.ImportFrom(module, [ast.alias(name) for name in names], 0)

@@ -20,6 +20,7 @@ from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, Impo
 from fairtrial.importing.scores import ScoreRanges, SourceScore
 from fairtrial.importing.values import (
     as_mapping,
+    as_milliseconds,
     as_number,
     as_objects,
     as_text,
@@ -134,7 +135,6 @@ class _PromptfooEval:
         response = as_mapping(row.get("response"))
         failed = _is_error(row)
         error = as_text(row.get("error")) or as_text(response.get("error")) or "the source recorded no message"
-        latency = as_number(row.get("latencyMs"))
         usage = _usage(row)
         return ImportedTrial(
             sample=sample,
@@ -146,7 +146,7 @@ class _PromptfooEval:
             error=error if failed else None,
             stage="task" if failed else None,
             usage=usage,
-            latency_ms=None if latency is None else round(latency),
+            latency_ms=as_milliseconds(row.get("latencyMs")),
             metadata={"row": as_text(row.get("id"))} if as_text(row.get("id")) else {},
             events=_events(row, usage),
         )

@@ -20,6 +20,7 @@ from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, Impo
 from fairtrial.importing.scores import ScoreRanges, SourceScore
 from fairtrial.importing.values import (
     as_mapping,
+    as_milliseconds,
     as_number,
     as_objects,
     as_text,
@@ -126,11 +127,12 @@ class _Report:
         stage: Stage | None = "task"
         error = as_text(case.get("error_message")) or None
         if "error_message" not in case:
-            verdicts = [verdict["value"] for verdict in as_mapping(case.get("assertions")).values()]
+            found = (as_mapping(verdict).get("value") for verdict in as_mapping(case.get("assertions")).values())
+            verdicts = [verdict for verdict in found if isinstance(verdict, bool)]
             score = self.ranges.score(_scores(case), passed=all(verdicts) if verdicts else None)
             outcome, stage = ("scored", None) if score is not None else ("scorer_error", "score")
             error = None if score is not None else _failure(case)
-        seconds, metrics = as_number(case.get("task_duration")), as_mapping(case.get("metrics"))
+        metrics = as_mapping(case.get("metrics"))
         labels = {name: as_mapping(label).get("value") for name, label in as_mapping(case.get("labels")).items()}
         facts = {"case": as_text(case.get("name")), "labels": labels, "attributes": case.get("attributes")}
         return ImportedTrial(
@@ -142,7 +144,7 @@ class _Report:
             error=error,
             stage=stage,
             usage=usage_of(metrics.get("input_tokens"), metrics.get("output_tokens"), cost_usd=metrics.get("cost")),
-            latency_ms=None if seconds is None else round(seconds * 1000),
+            latency_ms=as_milliseconds(case.get("task_duration"), 1000),
             metadata={name: value for name, value in facts.items() if value},
         )
 

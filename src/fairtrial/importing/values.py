@@ -17,6 +17,7 @@ from fairtrial.session.events import TokenUsage
 
 _LONGEST_NAME = 60
 _MAX_TOKENS = (1 << 31) - 1
+_LONGEST_MS = 1 << 53  # Beyond it, floats are not exact.
 
 
 def as_text(value: Any) -> str:
@@ -43,7 +44,17 @@ def as_number(value: Any) -> float | None:
     """Return a finite number, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def as_milliseconds(value: Any, unit: float = 1.0) -> int | None:
+    """Return a duration in units of `unit` milliseconds, or None if it is not a possible one."""
+    number = as_number(value)
+    return round(number * unit) if number is not None and abs(number) <= _LONGEST_MS / unit else None
 
 
 def as_time(value: Any) -> float:

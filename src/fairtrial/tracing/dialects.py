@@ -19,7 +19,12 @@ from fairtrial.tracing.received import ReceivedLog, ReceivedSpan
 
 type SpanKind = Literal["model", "tool", "other"]
 
-_MODEL_OPERATIONS = frozenset({"chat", "text_completion", "generate_content", "response"})
+_MODEL_OPERATIONS = (
+    "chat",
+    "text_completion",
+    "generate_content",
+    "response",
+)  # Values of attributes may be lists, which have no hash.
 _ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
 _INDEX = re.compile(r"\.(\d+)\.(.+)")
 _FINISH = {"tool_call": "tool_calls", "tool-calls": "tool_calls", "tool_use": "tool_calls"}

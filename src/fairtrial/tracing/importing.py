@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
@@ -15,6 +16,7 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import DataError
 from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, ImportedTrial
+from fairtrial.importing.syntax import fill, source_of
 from fairtrial.session.events import PromptExecuted, TokenUsage, TraceIncomplete
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.session.views import Envelope, kind_of
@@ -190,20 +192,20 @@ def _usage(events: Sequence[Envelope]) -> TokenUsage:
     return total
 
 
-def _code(name: str, data: str) -> str:
-    return f'''"""Scores recorded traces: `fairtrial rescore {name} THIS_FILE`. Replace the evaluator by your own."""
-
+_CODE = '''
 from pathlib import Path
-
 from fairtrial import Dataset, EvalSuite, token_usage_under
-
-dataset = Dataset.load(Path(__file__).with_name({data!r}), name={name!r})
-
+dataset = Dataset.load(Path(__file__).with_name(DATA), name=NAME)
 
 def recorded(question: object) -> object:
     """The outputs are stored: rescoring does not call the application."""
     raise NotImplementedError("use `fairtrial rescore`")
 
-
-suite = EvalSuite({name!r}, dataset, recorded, token_usage_under(10_000))
+suite = EvalSuite(NAME, dataset, recorded, token_usage_under(10_000))
 '''
+
+
+def _code(name: str, data: str) -> str:
+    title = f"Scores recorded traces: `fairtrial rescore {name} THIS_FILE`. Replace the evaluator by your own."
+    body = fill(_CODE, DATA=ast.Constant(data), NAME=ast.Constant(name))
+    return source_of([ast.Expr(ast.Constant(title)), *body])

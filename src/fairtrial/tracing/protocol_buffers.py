@@ -111,6 +111,8 @@ def json_value(value: Any) -> Any:
         return json_attributes((found or {}).get("values"))
     if kind == "intValue":
         return int(found)
+    if isinstance(found, Mapping | list):
+        raise TypeError(f"{kind} must be a single value")
     return float(found) if kind == "doubleValue" else found
 
 
