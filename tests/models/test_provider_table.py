@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,17 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import BaseModel, Field, TypeAdapter
 
+from fairtrial import Dataset, EvalSuite, Sample, contains
 from fairtrial.data.attachment import BlobFolder
-from fairtrial.errors import InvalidCallError
-from fairtrial.models import AnthropicAdapter, OpenAIAdapter
+from fairtrial.errors import (
+    ContextLengthError,
+    InvalidCallError,
+    ModelAuthError,
+    ModelRefusedError,
+    ModelUnavailableError,
+    RateLimitedError,
+)
+from fairtrial.models import AgentEnded, AnthropicAdapter, OpenAIAdapter, agent_task
 from fairtrial.models.adapter import ToolSpec
 from fairtrial.models.bedrock import ConverseAdapter
 from fairtrial.models.gemini import GeminiAdapter
@@ -22,7 +31,20 @@ from fairtrial.models.limiter import Unlimited
 from fairtrial.models.retry import NO_RETRY
 from fairtrial.models.sdk import SdkAdapter
 from fairtrial.session.trajectory import ChatMessage
-from fairtrial.testing.model_server import ModelServer, Reply, ToolCallReply
+from fairtrial.testing.model_server import (
+    ContentFiltered,
+    ContextTooLong,
+    Fault,
+    FaultRule,
+    ModelServer,
+    NotAuthorised,
+    RateLimited,
+    Refused,
+    Reply,
+    ServerFailed,
+    StreamFailed,
+    ToolCallReply,
+)
 
 pytestmark = pytest.mark.anyio
 WEATHER = ToolSpec("weather", "The weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
@@ -166,3 +188,97 @@ async def test_several_answers_to_one_request_are_refused(protocol: str, name: s
         with pytest.raises(InvalidCallError, match=r"(n|candidateCount) must be 1 \(got 2\)(.|\n)*repeats"):
             await model.complete("q", params={name: 2})
         assert server.stats().requests == 1
+
+
+SENT: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "responses": ({"tool_choice": "required", "parallel_tool_calls": False, "service_tier": "flex"},
+                  {"prompt_cache_key": "k"}),
+    "chat": ({"tool_choice": "required", "parallel_tool_calls": False, "service_tier": "flex"},
+             {"prompt_cache_key": "k", "seed": 7}),
+    "anthropic": ({"tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "service_tier": "auto"}, {}),
+    "gemini": ({"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}, "serviceTier": "flex"},
+               {"cachedContent": "cachedContents/1"}),
+    "bedrock": ({"serviceTier": {"type": "flex"}}, {}),
+}  # fmt: skip
+
+
+@every_protocol
+async def test_choices_of_tools_tiers_and_caches_are_sent_as_given(protocol: str) -> None:
+    choices, others = SENT[protocol]
+    with ModelServer("hi") as server:
+        await adapter(protocol, server, params=others).complete("q", params=choices, tools=[WEATHER])
+        if protocol == "bedrock":
+            forced = {"toolConfig": {"toolChoice": {"any": {}}}}
+            await adapter(protocol, server).complete("q", params=forced, tools=[WEATHER])
+        first, *forced_call = (request.body for request in server.requests())
+    assert {name: first.get(name) for name in (*choices, *others)} == {**choices, **others}
+    for body in forced_call:
+        assert body["toolConfig"]["toolChoice"] == {"any": {}}
+        assert body["toolConfig"]["tools"][0]["toolSpec"]["name"] == "weather"
+
+
+@every_protocol
+async def test_instructions_are_sent_as_the_protocol_has_them(protocol: str) -> None:
+    said = [("system", "Be brief."), ("developer", "Use English."), ("user", "q"), ("assistant", "a"), ("user", "r")]
+    said.insert(4, ("system", "Use French."))
+    with ModelServer("hi") as server:
+        await adapter(protocol, server).complete([ChatMessage(role, text) for role, text in said])  # type: ignore[arg-type]
+        (request,) = server.requests()
+    found = [(message.role, message.text) for message in request.messages]
+    if protocol in ("responses", "chat"):
+        assert found == said
+        return
+    *first, third = "Be brief.", "Use English.", "Use French."
+    top = first if protocol == "anthropic" else [*first, third]
+    assert found[0][0] == "system"
+    assert [text for text in (*first, third) if text in found[0][1]] == top
+    assert found[1:] == [one for one in said[2:] if one[1] not in top]
+
+
+@every_protocol
+async def test_images_and_documents_are_sent(protocol: str, tmp_path: Path) -> None:
+    blobs = BlobFolder(tmp_path)
+    picture, paper = blobs.put(b"\x89PNG", media_type="image/png"), blobs.put(b"%PDF-1", media_type="application/pdf")
+    with ModelServer("hi") as server:
+        await adapter(protocol, server, blobs=blobs).complete([ChatMessage("user", ("Look:", picture, paper))])
+        sent = json.dumps(server.requests()[0].body)
+    assert (sent.count("iVBORw=="), sent.count("JVBERi0x")) == (1, 1)
+
+
+@every_protocol
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_errors_have_their_types(protocol: str, stream: bool) -> None:
+    expected: list[tuple[Fault, type[Exception]]] = [
+        (RateLimited(2.0), RateLimitedError),
+        (ServerFailed(503), ModelUnavailableError),
+        (NotAuthorised(401), ModelAuthError),
+        (ContextTooLong(), ContextLengthError),
+        (Refused("No."), ModelRefusedError),
+        (ContentFiltered(), ModelRefusedError),
+        (StreamFailed(), ModelUnavailableError),
+    ]
+    faults = [FaultRule(fault, numbers=(number,)) for number, (fault, _) in enumerate(expected, 1)]
+    with ModelServer("hi", faults=faults) as server:
+        async with adapter(protocol, server, stream=stream) as model:
+            for fault, kind in expected:
+                with pytest.raises(kind):
+                    await model.complete("q")
+                assert fault.kind in server.stats().by_fault
+            assert (await model.complete("q")).text == "hi"
+
+
+@every_protocol
+async def test_a_full_context_ends_an_agent_as_truncated(protocol: str) -> None:
+    def weather(city: str) -> str:
+        """The weather."""
+        return f"snow in {city}"
+
+    turns = [Reply("Snow, I think.", (ToolCallReply("weather", {"city": "Oslo"}),)), Reply("never")]
+    with ModelServer(turns, faults=FaultRule(ContextTooLong(), numbers=(2,))) as server:
+        agent = agent_task(adapter(protocol, server), tools=[weather])
+        data = Dataset([Sample("1", "Weather?", "Snow")], name="d")
+        (result,) = (await EvalSuite("full", data, agent, contains).run(store="memory:")).results
+    ended = result.session[AgentEnded].latest()
+    assert (result.outcome, result.output) == ("scored", "Snow, I think.")
+    assert ended is not None
+    assert (ended.reason, ended.detail) == ("truncated", "the context of the model is full")

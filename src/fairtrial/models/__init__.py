@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fairtrial.models.schema import schema_of
     from fairtrial.models.scripted import ScriptedAdapter
     from fairtrial.models.structured import OutputRepaired
-    from fairtrial.models.tools import Tool
+    from fairtrial.models.tools import StopAgent, Tool
 
 # Imported on first use, so that `import fairtrial` is fast.
 _HOMES = {
@@ -53,6 +53,7 @@ _HOMES = {
     "ResponseCache": "cache",
     "RetryPolicy": "retry",
     "ScriptedAdapter": "scripted",
+    "StopAgent": "tools",
     "TaskLoop": "main_loop",
     "Tool": "tools",
     "ToolSpec": "adapter",
@@ -101,6 +102,7 @@ __all__ = [
     "ResponseCache",
     "RetryPolicy",
     "ScriptedAdapter",
+    "StopAgent",
     "TaskLoop",
     "Tool",
     "ToolSpec",

@@ -92,14 +92,16 @@ def agent_task(
     system: str = "",
     output_type: Any = str,
     params: Mapping[str, Any] = EMPTY,
+    first_params: Mapping[str, Any] = EMPTY,
     name: str = "agent",
 ) -> Callable[[Any, TrialContext], Awaitable[Any]]:
     """Create a task that lets a model call tools until it answers.
 
     Messages are recorded as `ChatMessage`, tool calls as `ToolInvoked`, the end as `AgentEnded`. If a tool call fails
-    (bad arguments, an unknown tool, an exception), the model receives the error and can try again. When a budget is
-    used up, or the conversation no longer fits into the context of the model, the agent ends as "truncated", and its
-    last text is the output, which is scored as usual. A first call that does not fit is an error.
+    (bad arguments, an unknown tool, an exception), the model receives the error and can try again; a tool that raises
+    `StopAgent` ends the agent. When a budget is used up, or the conversation no longer fits into the context of the
+    model, the agent ends as "truncated", and its last text is the output, which is scored as usual. A first call that
+    does not fit is an error.
 
     Args:
         adapter: The model.
@@ -122,6 +124,8 @@ def agent_task(
         system: A system message before all others.
         output_type: The type of the answer.
         params: Sampling parameters.
+        first_params: Further parameters of the first turn only, such as `{"tool_choice": "required"}`, which in every
+            turn would keep the model from answering.
         name: The name of the task, under which its calls are recorded.
     """
     if max_turns < 1:
@@ -143,7 +147,9 @@ def agent_task(
             ctx.environment = await ctx.enter(open_environment(factory, ctx.sample, environments))
             offered = as_tools((*fixed.values(), *tools_of(ctx.environment)))
         saver = partial(_checkpoint, ctx, environments) if checkpoints else None
-        loop = _Loop(adapter, ctx, offered, threads, tool_timeout_seconds, output_type, params, name, saver)
+        loop = _Loop(
+            adapter, ctx, offered, threads, tool_timeout_seconds, output_type, params, first_params, name, saver
+        )
         if system:
             loop.say(ChatMessage("system", system))
         try:
@@ -174,6 +180,7 @@ def agent_task(
             "system": system,
             "output_type": output_type,
             "params": params,
+            "first_params": first_params,
             "name": name,
         }
         return agent_task(**{**settings, **changes})
@@ -184,6 +191,7 @@ def agent_task(
             environment_factory=None if environment_factory is None else lambda _sample: state,
             continue_on_retry=False,
             max_turns=max_turns - turn,
+            first_params=EMPTY if turn else first_params,
             system="",
         )
 
@@ -211,6 +219,7 @@ class _Loop:
         tool_timeout: float | None,
         output_type: Any,
         params: Mapping[str, Any],
+        first_params: Mapping[str, Any],
         name: str,
         save_checkpoint: Callable[[int], Awaitable[None]] | None,
     ) -> None:
@@ -228,6 +237,7 @@ class _Loop:
         )
         self.output_type = output_type
         self.params = params
+        self.first_params = first_params
         self.name = name
         self.messages: list[ChatMessage] = []
         self.turns = 0
@@ -257,7 +267,11 @@ class _Loop:
                                 raise
                             end = self._ended("truncated", "the context of the model is full")
                             continue
-                        if not completion.message.tool_calls:
+                        if self.caller.stopped is not None:
+                            stopper, stop = self.caller.stopped
+                            output = stop.output
+                            end = self._ended("terminated", f"the tool {stopper!r} ended it")
+                        elif not completion.message.tool_calls:
                             output = completion.output
                             end = self._ended(*_ENDED.get(ending_of(completion.finish_reason), ("terminated", "")))
             if scope.cancelled_caught:
@@ -290,7 +304,7 @@ class _Loop:
             self.messages,
             tools=self.specs,
             output_type=self.output_type,
-            params=self.params,
+            params=self.params if self.turns else {**self.params, **self.first_params},
             session=self.ctx.session,
             prompt_name=self.name,
         )

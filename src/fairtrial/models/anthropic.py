@@ -171,7 +171,7 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
         model = named if isinstance(named, str) and named else self._model
         extras = self._extras(tree)
         usage = self._usage(tree.get("usage"), model, extras)
-        plain = all(block["type"] in _PLAIN for block in blocks)
+        plain = all(block["type"] in _PLAIN and not block.get("citations") for block in blocks)
         echo = None if plain else self._echo([_returnable(block) for block in blocks])
         message = ChatMessage(
             "assistant", text if blocks else (), calls, reasoning="\n\n".join(filter(None, thoughts)), echo=echo
@@ -228,6 +228,8 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
                     inputs[event["index"]] = inputs.get(event["index"], "") + delta["partial_json"]
                 elif delta["type"] == "thinking_delta":
                     block["thinking"] += delta["thinking"]
+                elif delta["type"] == "citations_delta":
+                    block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
                 elif delta["type"] == "signature_delta":
                     block["signature"] = block.get("signature", "") + delta["signature"]
             elif kind == "message_delta":
@@ -253,7 +255,7 @@ def _spoken(blocks: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, .
 
 def _returnable(block: Mapping[str, Any]) -> dict[str, Any]:
     """Return a block in a form that can be sent back: the input of a tool must be an object."""
-    if block["type"] != "tool_use":
+    if "input" not in block:  # The provider's own tools have inputs too.
         return dict(block)
     return {**block, "input": _plain(tool_call(block["name"], block["input"], block.get("id")))}
 

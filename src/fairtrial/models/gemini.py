@@ -159,7 +159,7 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
             reason = "tool_calls" if calls else "stop"
         else:
             reason = {"refused": "content_filter", "cut off": "length"}.get(ending, reason)
-        signed = any("thoughtSignature" in part or part.get("thought") for part in parts)
+        plain = all(part.keys() <= {"text", "functionCall", "inlineData"} for part in parts)
         files = [
             self._kept_part(part["inlineData"]) for part in parts if "inlineData" in part and not part.get("thought")
         ]
@@ -169,7 +169,7 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
             content,
             calls,
             reasoning="".join(thoughts),
-            echo=self._echo(list(parts)) if signed else None,
+            echo=None if plain else self._echo(list(parts)),
         )
         return ModelReply(message, usage, reason, model, refusal, extras=extras)
 

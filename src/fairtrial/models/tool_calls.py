@@ -15,7 +15,7 @@ import anyio
 from fairtrial.codec import dumps, to_json
 from fairtrial.data.attachment import Attachment
 from fairtrial.errors import CodecError
-from fairtrial.models.tools import UNPARSED, Tool, ToolContent
+from fairtrial.models.tools import UNPARSED, StopAgent, Tool, ToolContent
 from fairtrial.offload import DaemonThreads
 from fairtrial.session.events import ToolInvoked
 from fairtrial.session.trajectory import ToolCall
@@ -52,6 +52,8 @@ class ToolCaller:
         self._prompt_name = prompt_name
         self._adapter_name = adapter_name
         self._session_id = session_id
+        self.stopped: tuple[str, StopAgent] | None = None
+        """The tool that ended the agent, if one did."""
 
     async def call(self, call: ToolCall) -> tuple[ToolInvoked, ToolContent]:
         """Call a tool; returns the event to record and the content for the model, an error message if it failed."""
@@ -70,17 +72,23 @@ class ToolCaller:
             arguments = tool.arguments(call.arguments)
         except CodecError as error:
             return self._failed(call, f"bad arguments: {error}")
+        stop: StopAgent | None = None
         try:
             with anyio.fail_after(self._timeout):
                 value = await self._invoke(tool, arguments)
+        except StopAgent as error:
+            stop, value = error, error.output
         except Exception as error:
             timed_out = isinstance(error, TimeoutError) and not str(error)
             problem = f"it did not finish within {self._timeout:g} s" if timed_out and self._timeout else ""
             return self._failed(call, problem or f"{type(error).__name__}: {error}")
         try:
-            return self._invoked(call, to_json(value), True, None), _content(value)
+            answer = self._invoked(call, to_json(value), True, None), _content(value)
         except CodecError as error:
             return self._failed(call, f"its result cannot be shown: {error}")
+        if stop is not None and self.stopped is None:
+            self.stopped = call.name, stop
+        return answer
 
     async def _invoke(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         if tool.is_async or tool.inline:

@@ -20,6 +20,18 @@ UNPARSED = "__unparsed__"
 """The only argument of a tool call whose arguments were not a JSON object: the text as it came."""
 
 
+class StopAgent(Exception):
+    """Raised by a tool to end its agent: the task is finished, or the agent may not go on.
+
+    Args:
+        output: The output of the agent, and the result of the call; by default its last text.
+    """
+
+    def __init__(self, output: Any = None) -> None:
+        super().__init__("a tool ended the agent")
+        self.output = output
+
+
 class Tool:
     """A typed Python function, sync or async, that a model can call: the schema comes from its signature.
 

@@ -64,8 +64,8 @@ class AnthropicWire:
 
     def completion(self, request: ParsedRequest, reply: Reply, usage: Usage) -> dict[str, Any]:
         """The body of an answer."""
-        content = _thinking(request, reply)
-        if (text := _text(reply)) or not reply.tool_calls:
+        content = [*_thinking(request, reply), *map(dict, reply.hosted)]
+        if (text := _text(reply)) or not (reply.tool_calls or reply.hosted):
             content.append({"type": "text", "text": text})
         content.extend(
             {"type": "tool_use", "id": _tool_id(request, call, index), "name": call.name, "input": _input(call)}
@@ -77,7 +77,7 @@ class AnthropicWire:
             "stop_reason": _stop_reason(reply),
             "stop_sequence": None,
             "stop_details": _stop_details(reply),
-            "usage": _usage(usage),
+            "usage": _usage(usage) | _searches(reply),
         }
 
     def events(self, request: ParsedRequest, reply: Reply, usage: Usage) -> list[bytes]:
@@ -94,7 +94,8 @@ class AnthropicWire:
                 blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, deltas))
             else:
                 blocks.append((block, []))
-        if (text := _text(reply)) or not reply.tool_calls:
+        blocks.extend(map(_hosted_events, reply.hosted))
+        if (text := _text(reply)) or not (reply.tool_calls or reply.hosted):
             deltas = [{"type": "text_delta", "text": piece} for piece in pieces(text)]
             blocks.append(({"type": "text", "text": ""}, deltas))
         for index, call in enumerate(reply.tool_calls):
@@ -106,7 +107,7 @@ class AnthropicWire:
             sent.extend(_event({"type": "content_block_delta", "index": index, "delta": delta}) for delta in deltas)
             sent.append(_event({"type": "content_block_stop", "index": index}))
         delta = {"stop_reason": _stop_reason(reply), "stop_sequence": None, "stop_details": _stop_details(reply)}
-        sent.append(_event({"type": "message_delta", "delta": delta, "usage": _output_usage(usage)}))
+        sent.append(_event({"type": "message_delta", "delta": delta, "usage": _output_usage(usage) | _searches(reply)}))
         sent.append(_event({"type": "message_stop"}))
         return sent
 
@@ -166,6 +167,23 @@ def _usage(usage: Usage) -> dict[str, Any]:
 def _output_usage(usage: Usage) -> dict[str, Any]:
     details = {"thinking_tokens": usage.reasoning_tokens}
     return {"output_tokens": usage.output_tokens, "output_tokens_details": details}
+
+
+def _searches(reply: Reply) -> dict[str, Any]:
+    count = sum(block.get("name") == "web_search" for block in reply.hosted)
+    return {"server_tool_use": {"web_search_requests": count, "web_fetch_requests": 0}} if count else {}
+
+
+def _hosted_events(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the start of a block and its deltas; results of tools come whole."""
+    if block["type"] == "text":
+        deltas = [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
+        deltas.extend({"type": "citations_delta", "citation": one} for one in block.get("citations") or ())
+        return {"type": "text", "text": "", "citations": []}, deltas
+    if "input" in block:
+        text = json.dumps(block["input"], ensure_ascii=False)
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(text)]
+    return dict(block), []
 
 
 def _thinking(request: ParsedRequest, reply: Reply) -> list[dict[str, Any]]:

@@ -83,6 +83,9 @@ class Reply(Record):
     content; by default a unique one. `redacted_reasoning` is the data of a `redacted_thinking` block, which only
     Anthropic's protocol has.
 
+    `hosted` are blocks of the provider's own tools, such as `server_tool_use` and `web_search_tool_result`, and of text
+    with citations. They are sent before the text, in Anthropic's protocol only.
+
     `tokens` damages the token ids of a server with `token_ids`; see `TokensDamaged`.
     """
 
@@ -97,6 +100,7 @@ class Reply(Record):
     redacted_reasoning: str = ""
     tokens: TokenDamage | None = None
     stream_index: StreamIndex = "counted"
+    hosted: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if self.output is not None and self.text:

@@ -21,7 +21,7 @@ from fairtrial.testing.model_server.wire import EPOCH, to_bytes
 
 _ENCRYPTED = "reasoning.encrypted_content"
 _HOSTED = frozenset({"web_search", "file_search", "code_interpreter", "image_generation"})
-_SPOKEN = frozenset({"reasoning", "function_call"})
+_SPOKEN = frozenset({"reasoning", "web_search_call", "function_call"})
 
 
 class ResponsesWire:
