@@ -11,6 +11,7 @@ import typer
 
 from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
+from fairtrial.foreign import inside
 
 # Not overwritten if the project already has them.
 _SHARED_FILES = {"demo/pyproject.toml.txt": "pyproject.toml", "demo/gitignore.txt": ".gitignore"}
@@ -114,7 +115,7 @@ def init(
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for resource, name in wanted.items():
-        target = folder / name
+        target = inside(folder, name)
         if not target.exists():
             target.write_text((source / resource).read_text(encoding="utf-8"), encoding="utf-8")
             made.append(name)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from fairtrial.errors import DataError
+from fairtrial.foreign import inside
 from fairtrial.frozen import first_is
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -46,7 +47,7 @@ class BlobFolder:
     def put(self, content: bytes, *, media_type: str = "application/octet-stream", name: str = "") -> Attachment:
         """Store bytes and return their reference. Storing them twice changes nothing."""
         attachment = Attachment.of(content, media_type=media_type, name=name)
-        target = self._path(attachment)
+        target = self.path(attachment.sha256)
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Written aside and renamed: a reader never sees half a file.
@@ -67,7 +68,7 @@ class BlobFolder:
     def get(self, attachment: Attachment) -> bytes:
         """Return the bytes, verified against their hash."""
         try:
-            content = self._path(attachment).read_bytes()
+            content = self.path(attachment.sha256).read_bytes()
         except FileNotFoundError:
             raise DataError(f"attachment {attachment.name or attachment.sha256} is not under {self.root}") from None
         if hashlib.sha256(content).hexdigest() != attachment.sha256:
@@ -76,5 +77,6 @@ class BlobFolder:
             )
         return content
 
-    def _path(self, attachment: Attachment) -> Path:
-        return self.root / attachment.sha256[:2] / attachment.sha256
+    def path(self, sha256: str) -> Path:
+        """Return the file with this hash, whether it exists or not."""
+        return inside(self.root, Path(sha256[:2], sha256))

@@ -32,6 +32,7 @@ from fairtrial.importing.values import (
     experiment_name,
     file_hash,
     file_start,
+    files_in,
     reference,
     suite_name,
 )
@@ -55,7 +56,7 @@ class InspectLogs:
     def read(self, path: Path) -> Import:
         """Read a log, or all logs of a folder."""
         if path.is_dir():
-            logs = sorted(file for file in path.iterdir() if file.is_file() and self.recognizes(file))
+            logs = sorted(file for file in files_in(path) if self.recognizes(file))
             if not logs:
                 raise DataError(f"{path} must have logs of Inspect (it has no .eval file)")
         else:

@@ -18,6 +18,7 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.data.index import read_lines
 from fairtrial.data.sample import Sample
 from fairtrial.errors import DataError, DatasetError
+from fairtrial.foreign import inside
 from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.importing.scores import ScoreRanges, SourceScore
 from fairtrial.importing.values import (
@@ -26,6 +27,7 @@ from fairtrial.importing.values import (
     as_text,
     experiment_name,
     file_hash,
+    files_in,
     load_object,
     reference,
     suite_name,
@@ -52,7 +54,7 @@ class LmEvalSamples:
 
 
 def _files(path: Path) -> list[Path]:
-    found = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
+    found = sorted(files_in(path, "**/samples_*.jsonl")) if path.is_dir() else [path]
     return [file for file in found if _FILE.fullmatch(file.name)]
 
 
@@ -76,7 +78,7 @@ class _TaskSamples:
     @cached_property
     def results(self) -> Mapping[str, Any]:
         """The results of the same run, which are in a file beside the samples; empty if there is none."""
-        file = self.path.with_name(f"results_{self.time}.json")
+        file = inside(self.path.parent, f"results_{self.time}.json")
         return load_object(file) if file.is_file() else {}
 
     def _rows(self) -> Iterator[Row]:

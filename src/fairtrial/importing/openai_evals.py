@@ -19,6 +19,7 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.data.index import parse_line, placed, read_lines
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
+from fairtrial.foreign import inside
 from fairtrial.importing.openai_graders import reference_key, suite_code, translate, unused
 from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.importing.values import (
@@ -56,7 +57,7 @@ class OpenAIEvals:
     def read(self, path: Path) -> Import:
         """Read everything in the folder."""
         for name in ("evals.jsonl", "runs.jsonl"):
-            if not (path / name).is_file():
+            if not inside(path, name).is_file():
                 error = DataError(f"{path} must be a folder saved from OpenAI Evals (it has no {name})")
                 error.add_note("docs/how-to/coming-from-openai-evals.md has the script that saves one")
                 raise error
@@ -156,7 +157,7 @@ class _Eval:
     def _find(self, record: Row) -> _SourceRun | None:
         """Return the run with its items. If there are none, report the reason and return None."""
         for suffix in (".jsonl", ".part", ".unfinished"):
-            items = self.path / "items" / f"{record['id']}{suffix}"
+            items = inside(inside(self.path, "items"), f"{record['id']}{suffix}")
             if items.is_file() and items.stat().st_size:
                 return _SourceRun(record, items, suffix == ".jsonl")
         error = _error_text(record.get("error"))
@@ -238,7 +239,10 @@ class _Eval:
         source = as_mapping(as_mapping(record.get("data_source")).get("source"))
         if source.get("type") == "file_content" and isinstance(source.get("content"), list):
             rows: list[Any] = source["content"]
-        elif source.get("type") == "file_id" and (path := self.path / "files" / str(source.get("id"))).is_file():
+        elif source.get("type") == "file_id" and (name := as_text(source.get("id"))):
+            path = inside(inside(self.path, "files"), name)
+            if not path.is_file():
+                return None
             rows = [row for _, row in _rows(path)]
         else:
             return None

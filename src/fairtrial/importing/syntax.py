@@ -112,11 +112,11 @@ def _wrapped(node: ast.expr, indent: int, length: int = 0) -> str:
         return line
     match node:
         case ast.Call():
-            items = [(None, argument) for argument in node.args]
+            items = [("", argument) for argument in node.args]
             items += [(f"{keyword.arg}=", keyword.value) for keyword in node.keywords]
             opening, closing = f"{ast.unparse(node.func)}(", ")"
         case ast.List():
-            items, opening, closing = [(None, item) for item in node.elts], "[", "]"
+            items, opening, closing = [("", item) for item in node.elts], "[", "]"
         case ast.Dict():
             items = [
                 (f"{ast.unparse(key)}: ", value)
@@ -129,5 +129,5 @@ def _wrapped(node: ast.expr, indent: int, length: int = 0) -> str:
     if not items:
         return line
     inner = indent + 4
-    lines = [f"{' ' * inner}{label or ''}{_wrapped(item, inner)},\n" for label, item in items]
+    lines = [f"{' ' * inner}{label}{_wrapped(item, inner)},\n" for label, item in items]
     return f"{opening}\n{''.join(lines)}{' ' * indent}{closing}"

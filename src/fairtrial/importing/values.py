@@ -13,6 +13,7 @@ from typing import Any
 
 from fairtrial.data.sample import NOT_GIVEN
 from fairtrial.errors import DataError
+from fairtrial.foreign import inside
 from fairtrial.session.events import TokenUsage
 
 _LONGEST_NAME = 60
@@ -84,6 +85,11 @@ def suite_name(name: str) -> str:
 def experiment_name(name: str) -> str:
     """Return a name that is valid for an experiment."""
     return re.sub(r"[:@/\s]+", "-", name).strip("-")[:_LONGEST_NAME] or "imported"
+
+
+def files_in(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the files of a folder. Raises `DataError` for a link to a file elsewhere."""
+    return [inside(folder, file.relative_to(folder)) for file in folder.glob(pattern) if file.is_file()]
 
 
 def file_hash(path: Path) -> str:

@@ -66,20 +66,17 @@ class ClaimCheck:
 
     def _keep(self, body: bytes) -> str:
         sha256 = self.folder.put(body).sha256
-        os.utime(self._path(sha256))  # Sent again: update its age.
+        os.utime(self.folder.path(sha256))  # Sent again: update its age.
         return sha256
 
     def _fetch(self, attachment: Attachment) -> bytes:
         try:
-            size = self._path(attachment.sha256).stat().st_size
+            size = self.folder.path(attachment.sha256).stat().st_size
         except FileNotFoundError:
             size = 0
         if size > self.max_bytes:  # Checked before it is read, because the folder is shared.
             raise BodyError(f"the body must have at most {self.max_bytes} bytes (got {size})")
         return self.folder.get(attachment)
-
-    def _path(self, sha256: str) -> Path:
-        return self.folder.root / sha256[:2] / sha256
 
     def _prune(self, before: float) -> int:
         removed = 0
