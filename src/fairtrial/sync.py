@@ -115,6 +115,7 @@ class BlockingSuite(suite.EvalSuite[InputT, OutputT, ExpectedT]):
         fresh: bool = False,
         retry_errors: bool = False,
         run_id: str | None = None,
+        once: str | None = None,
         force: bool = False,
         progress: bool = False,
     ) -> EvalReport[OutputT]:
@@ -128,6 +129,7 @@ class BlockingSuite(suite.EvalSuite[InputT, OutputT, ExpectedT]):
             fresh=fresh,
             retry_errors=retry_errors,
             run_id=run_id,
+            once=once,
             force=force,
             progress=progress,
         )

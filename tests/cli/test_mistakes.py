@@ -250,7 +250,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], str]] = {
     "an option that does not exist": (
         {},
         ["run", "--concurency", "3"],
-        "error: no such option: --concurency (Possible options: --column, --concurrency)\n"
+        "error: no such option: --concurency (Possible options: --column, --concurrency, --once)\n"
         "  see: fairtrial run --help\n",
     ),
     "an option whose work another command does": (

@@ -40,6 +40,7 @@ STORED_RATE = {
 }  # fmt: skip
 STORED: dict[str, Any] = {
     "order": "0f",
+    "once": "1e",
     "stopped": None,
     "cost_cap_usd": 2.5,
     "executed_seconds": 12.5,
@@ -80,6 +81,7 @@ STORED: dict[str, Any] = {
 def test_every_fact_is_stored_byte_for_byte_as_it_always_was() -> None:
     written = write_notes(
         order="0f",
+        once="1e",
         stopped=None,
         cost_cap_usd=2.5,
         executed_seconds=12.5,

@@ -70,7 +70,7 @@ def root(
       fairtrial failures support          list failed trials and why
 
     Exit codes: 0 success, 1 a gate or floor was not met, 2 invalid command, file or setting, 3 inconclusive,
-    4 too many trials ended in an error, 70 internal error in Fairtrial, 130 interrupted.
+    4 too many trials ended in an error, 5 finished without a report, 70 internal error in Fairtrial, 130 interrupted.
     """
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -95,6 +96,14 @@ def run(
     resume: Annotated[
         str | None,
         typer.Option("--resume", metavar="RUN", help="Resume this run; rejected if it does not match the suite."),
+    ] = None,
+    once: Annotated[
+        str | None,
+        typer.Option(
+            "--once",
+            metavar="KEY",
+            help="Execute the run of this key once: the same key resumes it, and only reports it when it is finished.",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Resume even if the code has changed.")] = False,
     tag: Annotated[
@@ -209,6 +218,7 @@ def run(
       fairtrial run evals.py:support --repeats 3 --experiment terse
       fairtrial run evals.py --sample t07 --set style=terse
       fairtrial run evals.py --fail-under 0.8            for CI: exit 1 if lower
+      fairtrial run evals.py --once nightly-2026-11-17   for schedulers that repeat a command
       fairtrial run --prompt prompts.py:ask --dataset q.jsonl \\
           --model openai:gpt-6.1-sol --model anthropic:claude-opus-5 \\
           --evaluator exact_match                        compare two models
@@ -219,6 +229,7 @@ def run(
     from fairtrial.cli.running import RunOptions, stdout_for_json
     from fairtrial.cli.screen import print_json
     from fairtrial.cli.selection import Selection, selected
+    from fairtrial.runs.writer import call_store
 
     options.start_logging(log_format, quiet=quiet)
     settings, url = options.settings_with(store)
@@ -255,7 +266,11 @@ def run(
         _receive(planned, receive_traces, trace_wait, mailbox)
         if resume is not None and (fresh or len(planned) > 1):
             raise UserError("--resume needs exactly one suite and no --fresh", "give one suite, and omit --fresh")
-        opened = options.open_named(url)
+        if once is not None and (not once or fresh or retry_errors or resume is not None):
+            raise UserError(
+                "--once needs a key, and cannot be combined with --fresh, --retry-errors or --resume", "omit them"
+            )
+        opened = options.open_when_available(url)
         run_options = RunOptions(
             store=opened,
             words=ctx.obj or ("run",),
@@ -263,7 +278,10 @@ def run(
             fresh=fresh,
             retry_errors=retry_errors,
             force=force,
-            run_id=None if resume is None else find_run(opened, resume).run.run_id,
+            run_id=None
+            if resume is None
+            else call_store(lambda: find_run(opened, resume), "finding the run").run.run_id,
+            once=once,
             quiet=quiet,
             json=json,
             compares=len(adhoc_options.models) > 1,
@@ -379,38 +397,45 @@ def _traced(url: str | None, sample: float | None, content: bool, profile: str |
 def _run_all(
     chosen: Sequence[tuple[EvalSuite, RunOptions]], *, fail_under: float | None, max_error_share: float
 ) -> tuple[ExitCode, list[dict[str, Any]]]:
-    """Run suites one after the other; returns the most severe exit code, and prints JSON if requested."""
-    from fairtrial.cli.names import RunName, name_of
-    from fairtrial.cli.reporting import compared, record_of, report_record
-    from fairtrial.cli.running import Interrupted, exit_status, run_suite
+    """Run suites one after the other; returns the most severe exit code, and what to print as JSON if requested."""
+    from fairtrial.cli.running import Interrupted, exit_status, reported, run_suite
     from fairtrial.cli.screen import out
 
     codes: list[ExitCode] = []
     facts: list[dict[str, Any]] = []
-    as_json = chosen[0][1].json
-    for position, (suite, run_options) in enumerate(chosen):
+
+    def show(outcome: RunOutcome, run_options: RunOptions) -> tuple[ExitCode, list[dict[str, Any]]]:
+        code, reason = exit_status(outcome.report, fail_under=fail_under, max_error_share=max_error_share)
+        if run_options.json:
+            return code, [_facts(outcome, run_options, code, reason)]
+        if codes and not run_options.quiet:
+            out().print()
+        _show(outcome, run_options, code, reason)
+        return code, []
+
+    for suite, run_options in chosen:
         try:
             outcome = run_suite(suite, run_options)
+            code, more = reported(run_options, outcome.report, partial(show, outcome, run_options))
         except Interrupted:
             return ExitCode.INTERRUPTED, facts
-        code, reason = exit_status(outcome.report, fail_under=fail_under, max_error_share=max_error_share)
         codes.append(code)
-        if as_json:
-            facts.append(
-                {
-                    "name": name_of(outcome.report.run),
-                    "resumed": outcome.resumed,
-                    "exit_code": int(code),
-                    "reason": reason or None,
-                    "report": report_record(run_options.store, RunName(outcome.report.run)),
-                    "comparison": record_of(compared(outcome.report)) if run_options.compares else None,
-                }
-            )
-        else:
-            if position and not run_options.quiet:
-                out().print()
-            _show(outcome, run_options, code, reason)
+        facts += more
     return min(codes, key=_ORDER.index), facts
+
+
+def _facts(outcome: RunOutcome, run_options: RunOptions, code: ExitCode, reason: str) -> dict[str, Any]:
+    from fairtrial.cli.names import RunName, name_of
+    from fairtrial.cli.reporting import compared, record_of, report_record
+
+    return {
+        "name": name_of(outcome.report.run),
+        "resumed": outcome.resumed,
+        "exit_code": int(code),
+        "reason": reason or None,
+        "report": report_record(run_options.store, RunName(outcome.report.run)),
+        "comparison": record_of(compared(outcome.report)) if run_options.compares else None,
+    }
 
 
 _ORDER = (4, 1, 3, 0)

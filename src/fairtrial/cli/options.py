@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairtrial.cli.user_errors import UserError
+from fairtrial.cli.user_errors import NOTHING_EXECUTED, EndedEarly, UserError
 
 if TYPE_CHECKING:
     from fairtrial.cli.settings import Settings
@@ -135,6 +135,36 @@ def open_named(url: str) -> RunStore:
     from fairtrial.store import open_store
 
     return translate_open_errors(url, open_store)
+
+
+_REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "Name or service not known")
+"""What a database says to an address that is wrong: waiting would not help."""
+
+
+def open_when_available(url: str) -> RunStore:
+    """Open a store; one that is unavailable is waited for, as during a run.
+
+    Raises:
+        EndedEarly: it was unavailable for too long.
+    """
+    from fairtrial.errors import StoreUnavailableError
+    from fairtrial.runs.writer import call_store
+
+    def attempt() -> RunStore | StoreUnavailableError:
+        try:
+            return open_named(url)
+        except StoreUnavailableError as error:
+            if any(words in str(error) for words in _REFUSALS):
+                return error
+            raise
+
+    try:
+        opened = call_store(attempt, "opening the store")
+    except StoreUnavailableError as error:
+        raise EndedEarly(str(error), NOTHING_EXECUTED) from None
+    if isinstance(opened, StoreUnavailableError):
+        raise opened
+    return opened
 
 
 def translate_open_errors[T](url: str, open: Callable[[str], T]) -> T:

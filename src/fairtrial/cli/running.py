@@ -8,26 +8,29 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairtrial.backoff import UNAVAILABLE
 from fairtrial.cli.names import name_of
-from fairtrial.cli.screen import err, note, sentence
-from fairtrial.cli.user_errors import EndedEarly, ExitCode, UserError
-from fairtrial.errors import MailboxError, RunBusyError, RunMismatchError, StoreError
+from fairtrial.cli.screen import err, held_output, note, sentence
+from fairtrial.cli.user_errors import NOTHING_EXECUTED, EndedEarly, ExitCode, ReportMissing, UserError
+from fairtrial.errors import MailboxError, RunBusyError, RunMismatchError, StoreError, StoreUnavailableError
 from fairtrial.formatting import count, duration
 from fairtrial.report.rerun import PART
 from fairtrial.runs.events import ResumeWarning
 from fairtrial.runs.progress import Tally, shown
+from fairtrial.runs.writer import call_store
 from fairtrial.store.notes import write_notes
+from fairtrial.store.protocol import RESUMABLE
 from fairtrial.store.redact import current
 
 if TYPE_CHECKING:
     from fairtrial.report import EvalReport
     from fairtrial.runs.events import EvalRunStarted
-    from fairtrial.store.protocol import RunStore
+    from fairtrial.store.protocol import RunRecord, RunStore
     from fairtrial.suites import EvalSuite
 
 
@@ -43,6 +46,7 @@ class RunOptions:
     retry_errors: bool = False
     force: bool = False
     run_id: str | None = None  # The run to resume.
+    once: str | None = None  # The key of a run that is executed once.
     quiet: bool = False
     json: bool = False
     compares: bool = False  # Several models: the run ends with their comparison.
@@ -53,6 +57,18 @@ class RunOptions:
     def resume_words(self) -> list[str]:
         """The command line that resumes the run; with --fresh it would start a new one."""
         return [word for word in self.words if word != "--fresh"]
+
+    def resume_command(self, run: RunRecord) -> str:
+        """The command that resumes this very run, whatever has become of it."""
+        words = self.resume_words
+        named = self.run_id is not None or self.once is not None
+        return _command(words if named else [*words, "--resume", run.run_id])
+
+    def show_command(self, run: RunRecord) -> str:
+        """The command that shows the report of a run."""
+        at = next((at for at, word in enumerate(self.words) if word.partition("=")[0] == "--store"), None)
+        store = [] if at is None else self.words[at : at + (1 if "=" in self.words[at] else 2)]
+        return _command(["show", run.run_id, *store])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +94,8 @@ def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
     """
     from fairtrial.runs.sync import announcing
 
-    fresh = run_options.fresh or (run_options.run_id is None and _is_other_part(suite, run_options.store))
+    named = run_options.run_id is not None or run_options.once is not None
+    fresh = run_options.fresh or (not named and _is_other_part(suite, run_options.store))
     begun: list[EvalRunStarted] = []
 
     def started(event: EvalRunStarted) -> None:
@@ -115,6 +132,7 @@ def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
                 fresh=fresh,
                 retry_errors=run_options.retry_errors,
                 run_id=run_options.run_id,
+                once=run_options.once,
                 force=run_options.force,
                 **options,
             )
@@ -125,13 +143,51 @@ def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
         what, _, remedy = _for_command_line(str(error), run_options).partition(". ")
         raise UserError(what, remedy[:1].lower() + remedy[1:]) from None
     except (StoreError, MailboxError, RunBusyError) as error:
-        if not begun:
-            raise
-        raise EndedEarly(error) from error
+        if begun:
+            how = "the run ended early: the same command resumes it"
+            if isinstance(error, StoreUnavailableError):  # If it has just ended, the same command would start another.
+                how = f"the run ended early; resume it with: {run_options.resume_command(begun[0].run)}"
+            raise EndedEarly(str(error), how) from error
+        if isinstance(error, UNAVAILABLE):
+            raise EndedEarly(str(error), NOTHING_EXECUTED) from error
+        raise
+    if not begun and not run_options.quiet:
+        sentence(console, f"{name_of(report.run)} ({report.run_id}) has this key and has ended: nothing was executed")
     if begun and begun[0].retried and not run_options.quiet:
         took = duration((time.monotonic() - began) * 1000)
         console.print(f"retried {count(begun[0].retried, 'trial')} in {took}", soft_wrap=True)
-    return RunOutcome(report, resumed=bool(begun and begun[0].done))
+    return RunOutcome(report, resumed=not begun or bool(begun[0].done))
+
+
+def reported[T](run_options: RunOptions, report: EvalReport, show: Callable[[], T]) -> T:
+    """Read and print the report of a run that has ended; a store that is unavailable is waited for, as in the run.
+
+    Raises:
+        ReportMissing: the run is finished, and the store was unavailable for too long.
+        Interrupted: after Ctrl-C; everything that can be said has been said.
+    """
+
+    def attempt() -> T:
+        with held_output():
+            return show()
+
+    run = report.run
+    ended_early = run.status in RESUMABLE
+    how = (
+        f"the run ended early; resume it with: {run_options.resume_command(run)}"
+        if ended_early
+        else f"the run is finished and stored, do not repeat it; show it with: {run_options.show_command(run)}"
+    )
+    try:
+        return call_store(attempt, "reading the report")
+    except StoreUnavailableError as error:
+        raise (EndedEarly if ended_early else ReportMissing)(f"the report cannot be read: {error}", how) from error
+    except KeyboardInterrupt:
+        sentence(err(), f"interrupted: {how}")
+        raise Interrupted from None
+    except Exception as error:
+        error.add_note(how)
+        raise
 
 
 def _for_command_line(text: str, run_options: RunOptions) -> str:
@@ -144,7 +200,7 @@ def _is_other_part(suite: EvalSuite, store: RunStore) -> bool:
     """Return True if the latest run of a part of this suite has other samples: it must not be resumed."""
     if not suite.name.endswith(PART):
         return False
-    latest = next(iter(store.runs(suite=suite.name, limit=1)), None)
+    latest = next(iter(call_store(lambda: store.runs(suite=suite.name, limit=1), "reading the latest run")), None)
     return latest is not None and latest.dataset_fingerprint != suite.dataset.fingerprint
 
 
@@ -156,14 +212,24 @@ def stdout_for_json(json: bool) -> Iterator[None]:
 
 
 def _say_interrupted(run_options: RunOptions, begun: list[EvalRunStarted]) -> None:
+    how = f"resume it with: {_command(run_options.resume_words)}"
+    if begun:
+        run = begun[0].run
+        try:
+            stored = sum(byte.bit_count() for byte in run_options.store.done(run.run_id))
+            run = run_options.store.get_run(run.run_id)
+            sentence(err(), f"interrupted: {name_of(run)} has {stored:,} of {count(run.planned, 'trial')} stored")
+        except StoreUnavailableError:  # Then it may have ended, and the same command would start a new run.
+            how = f"resume it with: {run_options.resume_command(run)}"
+        if run.finished_at is not None:
+            how = f"it had ended; show it with: {run_options.show_command(run)}"
+    err().print(how, soft_wrap=True)
+
+
+def _command(words: Sequence[str]) -> str:
     from fairtrial.runs.sync import shown_command
 
-    console = err()
-    if begun:
-        run = run_options.store.get_run(begun[0].run_id)
-        stored = sum(byte.bit_count() for byte in run_options.store.done(run.run_id))
-        sentence(console, f"interrupted: {name_of(run)} has {stored:,} of {count(run.planned, 'trial')} stored")
-    console.print(f"resume it with: {shown_command(['fairtrial', *run_options.resume_words])}", soft_wrap=True)
+    return shown_command(["fairtrial", *words])
 
 
 def exit_status(report: EvalReport, *, fail_under: float | None, max_error_share: float) -> tuple[ExitCode, str]:

@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,32 @@ def sentence(console: Console, text: str, *, style: str | None = None) -> None:
     head, colon, rest = text.partition(": ")
     styled = Text.assemble((head + colon, style), rest) if style and colon else Text(text, style=style or "")
     console.print(styled, soft_wrap=not console.is_terminal)
+
+
+class _Held(io.StringIO):
+    """Keeps what is written to a stream, with the properties of the stream that consoles look at."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:
+        return str(self._stream.encoding)
+
+    def isatty(self) -> bool:
+        return bool(self._stream.isatty())
+
+
+@contextmanager
+def held_output() -> Iterator[None]:
+    """Keep what is printed until the end of the block, and discard it after an error: the block can be repeated."""
+    shown, said = _Held(sys.stdout), _Held(sys.stderr)
+    with redirect_stdout(shown), redirect_stderr(said):
+        yield
+    for stream, held in ((sys.stdout, shown), (sys.stderr, said)):
+        stream.write(held.getvalue())
+        stream.flush()
 
 
 def note(text: str) -> None:

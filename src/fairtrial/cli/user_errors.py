@@ -34,12 +34,15 @@ class ExitCode(IntEnum):
     USAGE = 2  # Invalid command, file or setting.
     INCONCLUSIVE = 3  # Too little data to decide.
     ERRORED = 4  # More trials ended in an error than allowed, or results are missing.
+    UNREPORTED = 5  # The run is finished, and its report could not be read.
     INTERNAL_ERROR = 70
     INTERRUPTED = 130
 
 
 class UserError(ConfigurationError):
     """An error that the user can fix: what happened, and what to do."""
+
+    code = ExitCode.USAGE
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what)
@@ -48,10 +51,18 @@ class UserError(ConfigurationError):
 
 
 class EndedEarly(UserError):
-    """The store or the queue failed during a run; the run can be resumed."""
+    """The store or the queue failed before or during a run; the remedy says how to go on."""
 
-    def __init__(self, error: FairtrialError) -> None:
-        super().__init__(str(error), _remedy(error) or "the run ended early: the same command resumes it")
+    code = ExitCode.INCONCLUSIVE
+
+
+NOTHING_EXECUTED = "nothing was executed: check the address, then run the same command again"
+
+
+class ReportMissing(UserError):
+    """The store failed after the end of a run; the remedy shows its report."""
+
+    code = ExitCode.UNREPORTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +92,7 @@ def explain(error: BaseException) -> Explanation:
         first, _, rest = str(error).strip().partition("\n")  # First line: what is wrong; the rest: what to do.
         remedy = _remedy(error) or " ".join(rest.split())
         what = " ".join(first.split()) if remedy and rest else what
-        code = ExitCode.INCONCLUSIVE if isinstance(error, EndedEarly) else ExitCode.USAGE
+        code = error.code if isinstance(error, UserError) else ExitCode.USAGE
         return Explanation(what, location, remedy, code)
     if location is not None and _is_users(error):
         what = f"{type(error).__name__}: {what}" if str(error) else type(error).__name__

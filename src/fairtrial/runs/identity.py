@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from uuid import uuid4
 
 from fairtrial.analysis.metrics import ERRORS
 from fairtrial.codec import digest, from_json, to_json
-from fairtrial.errors import RunBusyError, RunMismatchError
+from fairtrial.errors import RunBusyError, RunMismatchError, UnknownRunError
 from fairtrial.frozen import EMPTY
 from fairtrial.runs.baseline import SuiteCode, describe_code
 from fairtrial.runs.request import RunRequest
@@ -91,12 +92,14 @@ class ResumedRun:
         resumed: Whether it existed before.
         warning: A warning for the user: why a run was not resumed, or what in it may differ from its stored results.
         code: The index of the code version that executes it now.
+        ended: Whether it has ended under the key that was given, so that nothing is executed.
     """
 
     run: RunRecord
     resumed: bool
     warning: str | None = None
     code: int = 0
+    ended: bool = False
 
 
 def identify(request: RunRequest, *, samples: bool = True) -> RunIdentity:
@@ -140,7 +143,12 @@ def evaluator_digest(evaluator: Any, home: str = "") -> str:
 
 
 def describe_run(
-    identity: RunIdentity, experiments: Sequence[Experiment], config: EvalConfig, *, tags: Mapping[str, str]
+    identity: RunIdentity,
+    experiments: Sequence[Experiment],
+    config: EvalConfig,
+    *,
+    tags: Mapping[str, str],
+    once: str | None = None,
 ) -> RunRecord:
     """Return a run as it would be stored."""
     dataset: Mapping[str, Any] = identity.dataset
@@ -159,7 +167,8 @@ def describe_run(
         evaluator=identity.evaluator[0],
         code_hash=identity.code[-1],
         created_at=time.time(),
-        notes=write_notes(order=dataset["order"]),
+        # A digest, because a key that looks like a credential would be redacted.
+        notes=write_notes(order=dataset["order"]) | ({} if once is None else write_notes(once=digest(once)[:32])),
         identity=identity.to_json(),
     )
 
@@ -178,7 +187,7 @@ def open_run(
 
     Without `run_id`, the latest run of the suite is resumed if it is unfinished and its identity is that of `wanted`;
     a difference starts a new run and is named in `warning`. A run that was asked for, by `run_id` or to retry its
-    errors, is resumed or refused.
+    errors, is resumed or refused. If `wanted` has the key of a run that is executed once, that run is meant.
 
     Args:
         store: The store of the run.
@@ -196,7 +205,13 @@ def open_run(
     while True:
         # Read first: if another process starts a run from here on, creating this one fails.
         latest = None if fresh else next((run.number for run in store.runs(suite=wanted.suite, limit=1)), 0)
-        found = store.get_run(run_id) if run_id is not None else None if fresh else latest_executed(store, wanted.suite)
+        if wanted.noted.once is not None:
+            found = _with_key(store, wanted)
+            run_id = None if found is None else found.run_id
+        elif run_id is not None:
+            found = store.get_run(run_id)
+        else:
+            found = None if fresh else latest_executed(store, wanted.suite)
         try:
             return _resume_or_create(store, wanted, found, latest, retry_errors, run_id, force, code)
         except RunBusyError:
@@ -216,19 +231,23 @@ def _resume_or_create(
     if found is not None and run_id is not None:
         _check_resumable(found, wanted)
     elif found is None or found.parent_run is not None or (found.status in _ENDED and not retry_errors):
-        return ResumedRun(store.create_run(wanted, latest=latest), resumed=False)
+        return ResumedRun(_create(store, wanted, latest), resumed=False)
     differences = find_differences(found, wanted)
     parts = {difference.part for difference in differences}
+    if wanted.noted.once is not None and found.status in _ENDED and (not parts or force):
+        return ResumedRun(found, resumed=True, ended=True)
     if parts <= {"code", "packages"} and (not parts or force or retry_errors or found.status == "unscored"):
         return _resume(store, found, wanted, code, changed="code" in parts, retry_errors=retry_errors)
     said = "; ".join(difference.text for difference in differences)
     # A new run would pay again for stored outputs that only need a score.
     only_scoring = found.status == "unscored" and parts <= {"evaluator", "code"}
     if run_id is not None or retry_errors or only_scoring:
+        key = " has this key and" if wanted.noted.once is not None else ""
         raise RunMismatchError(
-            f"run {found.run_id} of suite {wanted.suite!r} cannot be resumed: {said}. {_remedy(found, parts)}"
+            f"run {found.run_id} of suite {wanted.suite!r}{key} cannot be resumed: {said}. "
+            + ("Give another key to start a new run" if key else _remedy(found, parts))
         )
-    started = store.create_run(wanted, latest=latest)
+    started = _create(store, wanted, latest)
     return ResumedRun(
         started,
         resumed=False,
@@ -238,6 +257,19 @@ def _resume_or_create(
 
 
 _ENDED = ("finished", "stopped")
+
+
+def _with_key(store: RunStore, wanted: RunRecord) -> RunRecord | None:
+    """Return the run of the same suite and key, or None."""
+    return next((run for run in store.runs(suite=wanted.suite) if run.noted.once == wanted.noted.once), None)
+
+
+def _create(store: RunStore, wanted: RunRecord, latest: int | None) -> RunRecord:
+    """Store a new run. If its connection was lost meanwhile, the store may have it: then it is that one."""
+    if latest is None:
+        with contextlib.suppress(UnknownRunError):
+            return store.get_run(wanted.run_id)
+    return store.create_run(wanted, latest=latest)
 
 
 def _check_resumable(found: RunRecord, wanted: RunRecord) -> None:

@@ -37,6 +37,7 @@ class RunRequest:
     fresh: bool = False
     retry_errors: bool = False
     run_id: str | None = None  # The run to resume.
+    once: str | None = None  # The key of a run that is executed once.
     force: bool = False  # Resume even if the code differs.
     evaluator: Any = None  # The original evaluator.
     adapter: Any = None

@@ -15,7 +15,6 @@ from fairtrial.data.dataset import Dataset
 from fairtrial.data.fingerprint import sample_content
 from fairtrial.data.sample import Sample
 from fairtrial.errors import RunMismatchError
-from fairtrial.offload import in_thread
 from fairtrial.runs.completion import expected_results
 from fairtrial.runs.costs import check_prices
 from fairtrial.runs.identity import ResumedRun, RunIdentity, identify
@@ -28,6 +27,7 @@ from fairtrial.runs.runner import (
     carry_out,
     execute_trials,
 )
+from fairtrial.runs.writer import ask_store
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
 from fairtrial.trials.experiment import Experiment
@@ -50,8 +50,8 @@ async def rescore_run(
     Raises:
         RunMismatchError: the run has samples or experiments that the suite does not have.
     """
-    parent = await in_thread(lambda: request.store.get_run(run_id))
-    matched = await in_thread(lambda: _match_suite(request, parent, any_experiment))
+    parent = await ask_store(lambda: request.store.get_run(run_id), "reading the run")
+    matched = await ask_store(lambda: _match_suite(request, parent, any_experiment), "reading the run")
     return await carry_out(
         matched,
         lambda work: execute_trials(work, _RescoredTrials),
@@ -162,8 +162,8 @@ class _RescoredTrials:
 
     async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
         """Return the trials without a score in the new run."""
-        self._failed = await in_thread(self._read_failed)
-        expected = await in_thread(lambda: expected_results(self._request.store, self._run))
+        self._failed = await ask_store(self._read_failed, "reading the run")
+        expected = await ask_store(lambda: expected_results(self._request.store, self._run), "reading the run")
         return self._trials(done, self._failed), expected - sum(byte.bit_count() for byte in done) + len(self._failed)
 
     def missing(self, done: bytearray) -> TrialFeed:

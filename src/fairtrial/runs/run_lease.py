@@ -30,6 +30,7 @@ from anyio import to_thread
 from fairtrial.errors import RunBusyError, StoreError, StoreUnavailableError
 from fairtrial.offload import loop_caller
 from fairtrial.runs.events import log
+from fairtrial.runs.writer import ask_store
 from fairtrial.store.protocol import RunOwner, RunRecord, RunStatus, RunStore
 
 HEARTBEAT_SECONDS = 5.0
@@ -54,9 +55,9 @@ async def acquire(store: RunStore, run_id: str, *, client: bool = False) -> RunL
     first: RunOwner | None = None
     began = _monotonic()
     while True:
-        seen = await to_thread.run_sync(lambda: store.run_owner(run_id))
+        seen = await ask_store(lambda: store.run_owner(run_id), "reading the owner of the run")
         if seen.owner is None or _has_ended(seen.owner) or _is_stale(seen, first, began):
-            epoch = await to_thread.run_sync(partial(_swap, store, run_id, owner, seen))
+            epoch = await ask_store(partial(_swap, store, run_id, owner, seen), "acquiring the run")
             if epoch is not None:
                 return RunLease(store, run_id, epoch, token, client, seen.owner is not None)
         elif first is not None and (seen.epoch, seen.heartbeat_at) != (first.epoch, first.heartbeat_at):

@@ -22,7 +22,7 @@ from fairtrial.logs import log_fields
 from fairtrial.metrics import RunProgress, track_run
 from fairtrial.offload import DaemonThreads, in_thread, loop_caller
 from fairtrial.runs import run_lease
-from fairtrial.runs.adaptive import check_rule, follow, refuse_clusters
+from fairtrial.runs.adaptive import check_rule, follow
 from fairtrial.runs.baseline import Baseline, describe_code
 from fairtrial.runs.completion import (
     expected_results,
@@ -31,7 +31,7 @@ from fairtrial.runs.completion import (
     run_completion,
     write_column_file,
 )
-from fairtrial.runs.costs import check_event_loop, check_inputs, check_prices
+from fairtrial.runs.costs import check_event_loop
 from fairtrial.runs.events import (
     EvalRunCompleted,
     EvalRunStarted,
@@ -40,20 +40,19 @@ from fairtrial.runs.events import (
     ResumeWarning,
     log,
 )
-from fairtrial.runs.identity import ResumedRun, describe_run, identify, open_run
+from fairtrial.runs.identity import ResumedRun
 from fairtrial.runs.loop_watch import watch_event_loop
+from fairtrial.runs.opening import Opening, open_requested, wait_for_other
 from fairtrial.runs.plan import PlannedTrial, TrialFeed, missing_trials
 from fairtrial.runs.request import Lifespan, RunRequest, roots_of
 from fairtrial.runs.retries import RetrySet, score_stored
 from fairtrial.runs.run_lease import RunLease
 from fairtrial.runs.scheduler import Execute, Limits, RepeatedErrors, Stop, run_trials, unwrap_error_groups
 from fairtrial.runs.suspects import SuspectedTrials
-from fairtrial.runs.writer import Writer, call_store
+from fairtrial.runs.writer import Writer, ask_store, call_store
 from fairtrial.scoring.evaluator import Evaluator, Scorer, resolve
 from fairtrial.store.notes import NoteChanges, write_notes
 from fairtrial.store.protocol import RESUMABLE, RunRecord, RunStatus, RunStore
-from fairtrial.store.redact import current
-from fairtrial.store.rows import refuse_secrets
 from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
@@ -62,7 +61,7 @@ from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.task import resolve_task
 from fairtrial.trials.traces import TraceSource
 
-_CHECKED_FIRST = 1000  # Samples searched for secrets before the run is opened; the others when they are read.
+_READING = "reading the run"  # What waits for a store that is unavailable.
 _MAX_ROUNDS = 3  # How often trials are executed, including the first time, if the store loses their results.
 
 
@@ -71,7 +70,7 @@ class Interrupt:
     """Stops a run from any thread, so that it can be resumed."""
 
     _ask: Callable[[], None] | None = field(default=None)
-    _asked: bool = False
+    asked: bool = False
 
     def connect(self, stop: Stop) -> None:
         """Connect the interrupt; called by the run when it can be stopped."""
@@ -81,12 +80,12 @@ class Interrupt:
             stop.request("interrupted", resumable=True)
 
         self._ask = lambda: call(request)
-        if self._asked:
+        if self.asked:
             request()
 
     def __call__(self) -> None:
         """Ask."""
-        self._asked = True
+        self.asked = True
         if self._ask is not None:
             self._ask()
 
@@ -108,6 +107,7 @@ def prepare(
     fresh: bool = False,
     retry_errors: bool = False,
     run_id: str | None = None,
+    once: str | None = None,
     force: bool = False,
     home: str = "",
     traces: TraceSource | None = None,
@@ -116,6 +116,8 @@ def prepare(
     """Validate a run before its first call; `baseline` is what the suite executed when it was made."""
     if not name or any(mark in name for mark in ":@/\n"):
         raise ConfigurationError(f"invalid suite name {name!r}: it must be a line of text without ':', '@' or '/'")
+    if once is not None and (not once or fresh or retry_errors or run_id is not None):
+        raise ConfigurationError("once must be a text that is not empty, without fresh, retry_errors and run_id")
     if config.max_samples is not None:
         dataset = dataset.head(config.max_samples)
     if config.stop_when is not None and config.stop_when.shuffle:
@@ -165,6 +167,7 @@ def prepare(
         fresh=fresh,
         retry_errors=retry_errors,
         run_id=run_id,
+        once=once,
         force=force,
         evaluator=evaluator,
         adapter=adapter,
@@ -199,12 +202,12 @@ class OpenRun:
 
     async def done(self) -> bytearray:
         """Return the bitmap of stored trials, after publishing that the run starts."""
-        done = await in_thread(lambda: self.request.store.done(self.run.run_id))
+        done = await ask_store(lambda: self.request.store.done(self.run.run_id), _READING)
         run = self.run
         stored = sum(byte.bit_count() for byte in done)
         if self.progress is not None:
             self.progress.stored = stored
-        retried = await in_thread(self._count_errors) if stored and self.request.retry_errors else 0
+        retried = await ask_store(self._count_errors, _READING) if stored and self.request.retry_errors else 0
         event = EvalRunStarted(
             run.run_id, run.dataset_name, run.dataset_size, run.planned, stored, run, self.notice, retried
         )
@@ -238,7 +241,7 @@ class OpenRun:
         config, run, store = self.request.config, self.run, self.request.store
         if self.progress is not None:
             self.progress.stored -= len(redo)
-        self.stop.follow(await in_thread(lambda: follow(config, run, store, redo, window)))
+        self.stop.follow(await ask_store(lambda: follow(config, run, store, redo, window), _READING))
 
     async def start(self, replaced: Mapping[int, float]) -> Limits:
         """Mark the run as running and compute the remaining budget.
@@ -256,7 +259,7 @@ class OpenRun:
             return sum((found.judge_cost_usd or 0.0) if only_judges else found.total_cost_usd for found in totals)
 
         only_judges = self.run.parent_run is not None
-        spent = await in_thread(mark)
+        spent = await ask_store(mark, "starting the run")
         if self.progress is not None:
             self.progress.cost_usd = spent - sum(replaced.values())  # New results include it.
         limits = Limits(config.stop_on_error, config.max_cost_usd, config.strict_cost, spent, replaced, only_judges)
@@ -269,7 +272,7 @@ async def carry_out(
     request: RunRequest,
     carry: Callable[[OpenRun], Awaitable[None]],
     *,
-    opening: Callable[[RunRequest], ResumedRun] | None = None,
+    opening: Opening | None = None,
     interrupt: Interrupt | None = None,
     on_result: OnResult | None = None,
 ) -> RunRecord:
@@ -278,7 +281,26 @@ async def carry_out(
     `opening` creates or resumes the run; by default as the request describes.
     """
     check_event_loop(request.rules)
-    opened = await in_thread(lambda: (opening or _open)(request))
+    while True:
+        opened = await open_requested(request, opening)
+        if opened.ended:
+            return opened.run
+        try:
+            return await _carry_out(request, opened, carry, interrupt, on_result)
+        except RunBusyError as error:
+            if request.once is None:
+                raise
+            await wait_for_other(request, opened.run, error, lambda: interrupt is not None and interrupt.asked)
+
+
+async def _carry_out(
+    request: RunRequest,
+    opened: ResumedRun,
+    carry: Callable[[OpenRun], Awaitable[None]],
+    interrupt: Interrupt | None,
+    on_result: OnResult | None,
+) -> RunRecord:
+    """Execute an open run."""
     if opened.warning is not None:
         warnings.warn(opened.warning, ResumeWarning, stacklevel=2)
     work = OpenRun(request, opened.run, Stop(), on_result, notice=opened.warning, code=opened.code)
@@ -347,8 +369,9 @@ class RunTrials:
     async def begin(self, done: bytearray) -> tuple[TrialFeed, int]:
         """Return the trials; those to be rescored or retried come first."""
         work, request, run = self._work, self._work.request, self._work.run
-        self._retries = retries = await in_thread(
-            lambda: RetrySet(request.store, request.dataset, run, self._rules, retry_errors=request.retry_errors)
+        self._retries = retries = await ask_store(
+            lambda: RetrySet(request.store, request.dataset, run, self._rules, retry_errors=request.retry_errors),
+            _READING,
         )
         await work.follow(retries.ordinals)
         remaining = run.planned - sum(byte.bit_count() for byte in done) + retries.count
@@ -397,7 +420,7 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
             source = make_source(work, rules)
             done = await work.done()
             trials, remaining = await source.begin(done)
-            expected = await in_thread(lambda: expected_results(request.store, run))
+            expected = await ask_store(lambda: expected_results(request.store, run), _READING)
             limits = await work.start(source.replaced_costs())
 
             async def run_all(trials: TrialFeed, execute: Execute, workers: int) -> Writer:
@@ -436,7 +459,7 @@ async def _execute_trials(work: OpenRun, lease: RunLease, make_source: type[Tria
                 # Only the store knows what is stored: after a failover or a restore, the database may have lost
                 # commits.
                 await writer.close()
-                done = await in_thread(lambda: request.store.done(run.run_id))
+                done = await ask_store(lambda: request.store.done(run.run_id), _READING)
                 for ordinal in writer.refused_ordinals:
                     # Executing it again would cost money and be refused again.
                     done[ordinal >> 3] |= 1 << (ordinal & 7)
@@ -463,25 +486,6 @@ def _warn_of_fleet(run: RunRecord) -> None:
             "execute those trials a second time. Resume it with --mailbox instead, or stop the workers first",
             run.run_id,
         )
-
-
-def _open(request: RunRequest) -> ResumedRun:
-    check_prices(request.config, request.rules)
-    check_inputs(request.rules, request.dataset)
-    refuse_clusters(request.config, request.dataset)
-    redactor = current()
-    for ordinal, sample in enumerate(islice(request.dataset, _CHECKED_FIRST)):
-        refuse_secrets(redactor, sample, ordinal)
-    wanted = describe_run(identify(request), request.experiments, request.config, tags=request.tags)
-    return open_run(
-        request.store,
-        wanted,
-        fresh=request.fresh,
-        retry_errors=request.retry_errors,
-        run_id=request.run_id,
-        force=request.force,
-        code=request.code,
-    )
 
 
 async def _leave(work: OpenRun, error: RunBusyError) -> None:

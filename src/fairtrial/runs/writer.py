@@ -14,10 +14,10 @@ from typing import Any
 import anyio
 
 from fairtrial import metrics
-from fairtrial.backoff import retry_while_unavailable_sync
+from fairtrial.backoff import retry_while_unavailable, retry_while_unavailable_sync
 from fairtrial.data.sample import Sample
 from fairtrial.logs import trial_fields
-from fairtrial.offload import loop_caller
+from fairtrial.offload import in_thread, loop_caller
 from fairtrial.runs.events import log
 from fairtrial.store.protocol import Committed, RunStore
 from fairtrial.trials.result import EvalResult
@@ -151,6 +151,11 @@ class Writer:
 def call_store[T](call: Callable[[], T], doing: str, on_failure: Callable[[], None] = lambda: None) -> T:
     """Call a store, with retries while its database is unavailable (`patience_seconds`), and return the result."""
     return retry_while_unavailable_sync(call, doing, log, on_failure=on_failure)
+
+
+async def ask_store[T](call: Callable[[], T], doing: str) -> T:
+    """`call_store` in a thread, for calls before and after the trials; cancelling ends the wait for the database."""
+    return await retry_while_unavailable(lambda: in_thread(call), doing, log)
 
 
 def commit_items(

@@ -322,6 +322,7 @@ class NoteChanges(TypedDict, total=False):
     """Notes to write; None removes one. Keys are the stored names and the properties of `RunNotes`."""
 
     order: str | None
+    once: str | None
     stopped: str | None
     cost_cap_usd: float | None
     executed_seconds: float | None
@@ -367,6 +368,11 @@ class RunNotes:
     def order(self) -> str | None:
         """A digest of the order of the samples."""
         return self._text("order")
+
+    @property
+    def once(self) -> str | None:
+        """A digest of the key under which the run is executed once; None without one."""
+        return self._text("once")
 
     @property
     def stopped(self) -> str | None:

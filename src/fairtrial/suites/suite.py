@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, overload
@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
-from fairtrial.errors import ConfigurationError
+from fairtrial.errors import ConfigurationError, MailboxError
 from fairtrial.frozen import EMPTY
 from fairtrial.models.main_loop import prompt_task
 from fairtrial.report.report import EvalReport
@@ -189,6 +189,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         fresh: bool = False,
         retry_errors: bool = False,
         run_id: str | None = None,
+        once: str | None = None,
         force: bool = False,
     ) -> RunRequest:
         return prepare(
@@ -207,6 +208,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
             fresh=fresh,
             retry_errors=retry_errors,
             run_id=run_id,
+            once=once,
             force=force,
             home=self.home,
             traces=self.traces,
@@ -223,6 +225,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         fresh: bool = False,
         retry_errors: bool = False,
         run_id: str | None = None,
+        once: str | None = None,
         force: bool = False,
         progress: bool = False,
     ) -> EvalReport[OutputT]:
@@ -240,6 +243,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
             fresh: Start a new run even if one is unfinished.
             retry_errors: Retry the trials that ended in an error.
             run_id: The run to resume; `RunMismatchError` if it differs from the suite.
+            once: A key: the run of this suite that has it is resumed, and never executed again when it is finished.
             force: Resume even if the code has changed. The report then says that there are two code versions.
             progress: Show the progress of the run on standard error: a live display on a terminal, a live line in a
                 notebook, and a line every 15 seconds elsewhere.
@@ -253,6 +257,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
                 fresh=fresh,
                 retry_errors=retry_errors,
                 run_id=run_id,
+                once=once,
                 force=force,
             )
             run = await self._carried_out(request, mailbox)
@@ -268,6 +273,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         fresh: bool = False,
         retry_errors: bool = False,
         run_id: str | None = None,
+        once: str | None = None,
         force: bool = False,
         progress: bool = False,
     ) -> EvalReport[OutputT]:
@@ -281,6 +287,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
                 fresh=fresh,
                 retry_errors=retry_errors,
                 run_id=run_id,
+                once=once,
                 force=force,
             )
             run = run_interruptibly(
@@ -365,7 +372,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
             )
         finally:
             if broker is not mailbox:
-                with anyio.CancelScope(shield=True):
+                with anyio.CancelScope(shield=True), suppress(MailboxError):  # The run has ended, however it did.
                     await broker.close()
 
     async def rescore(

@@ -27,7 +27,7 @@ from fairtrial.fleet.client.withdrawal import withdraw_requests
 from fairtrial.fleet.log import log
 from fairtrial.fleet.queues import Broker
 from fairtrial.mailbox.protocol import MailboxDepth
-from fairtrial.offload import finish, in_thread, require_asyncio
+from fairtrial.offload import finish, require_asyncio
 from fairtrial.runs.request import RunRequest
 from fairtrial.runs.retries import RetrySet
 from fairtrial.runs.runner import Interrupt, OnResult, OpenRun, carry_out
@@ -89,14 +89,14 @@ async def open_dispatch(fleet: FleetRun) -> Dispatch:
     await ownership.acquire()
     work, request = fleet.work, fleet.work.request
     done = await work.done()
-    retries = await in_thread(
+    retries = await fleet.ask_store(
         lambda: RetrySet(request.store, request.dataset, fleet.run, request.rules, retry_errors=request.retry_errors)
     )
     await work.follow(retries.ordinals, window=fleet.config.ahead)
     limits = await work.start(retries.costs())
     if retries.to_score:
         await _score_stored_outputs(fleet, retries, limits)
-    attempts = await in_thread(retries.attempts)
+    attempts = await fleet.ask_store(retries.attempts)
     cursor = await StoredCursor.load(fleet)
     if cursor.is_stale:
         await withdraw_requests(fleet, stale_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fairtrial.errors import MailboxError
 from fairtrial.fleet.log import log
 from fairtrial.fleet.queues import Broker, PostgresBroker
-from fairtrial.offload import in_thread
+from fairtrial.runs.writer import ask_store
 from fairtrial.store.protocol import RunStore
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ async def find_shared_database(broker: Broker, store: RunStore) -> SharedDatabas
         return locked, table
 
     try:
-        same = await in_thread(lambda: bool(compare(look)))
+        same = await ask_store(lambda: bool(compare(look)), "comparing queue and store")
     except (MailboxError, TimeoutError) as error:
         log.debug("workers will not store results themselves: %s", error)
         return None
