@@ -13,7 +13,7 @@ import pytest
 from fairtrial import Dataset, fuzzy_match
 from fairtrial.errors import CodecError, DatasetError
 from fairtrial.judging.fence import read_fences
-from fairtrial.models.sdk import split_data_url
+from fairtrial.models.content import split_data_url
 from fairtrial.models.structured import parse_output
 from fairtrial.render import markdown
 from fairtrial.render.junit import content

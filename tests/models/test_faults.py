@@ -27,8 +27,9 @@ from fairtrial.errors import (
     RateLimitedError,
 )
 from fairtrial.models.limiter import AdaptiveLimiter
+from fairtrial.models.provider_errors import retry_after
 from fairtrial.models.retry import NO_RETRY, RetryPolicy
-from fairtrial.models.sdk import SdkAdapter, retry_after
+from fairtrial.models.sdk import SdkAdapter
 from fairtrial.scoring.evaluator import resolve
 from fairtrial.scoring.text import exact_match
 from fairtrial.session.events import PromptExecuted

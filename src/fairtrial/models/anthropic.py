@@ -7,27 +7,27 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Unpack, cast
 
-from fairtrial.codec import to_json
 from fairtrial.data.attachment import Attachment
 from fairtrial.errors import InvalidCallError, ModelUnavailableError
 from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import AnswerT
-from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, priced
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.schema import OutputSchema, is_recursive, output_schema
-from fairtrial.models.sdk import (
-    Client,
-    SdkAdapter,
-    SdkOptions,
+from fairtrial.models.clients import Client
+from fairtrial.models.content import (
+    add_turn,
     base64_text,
     content_of,
     count_of,
     instruction,
+    plain_arguments,
     sendable,
     text_of,
     tool_call,
     with_params,
 )
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
+from fairtrial.models.reply import ModelCall, ModelReply
+from fairtrial.models.schema import OutputSchema, is_recursive, output_schema
+from fairtrial.models.sdk import SdkAdapter, SdkOptions
 from fairtrial.session.endings import ANTHROPIC_ENDINGS, ending_of
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage, ToolCall
@@ -103,12 +103,7 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
                 system.append(sendable(message.text))
                 continue
             role = "system" if instructs else "assistant" if message.role == "assistant" else "user"
-            blocks = self._blocks(message)
-            if messages and messages[-1]["role"] == role:
-                # The API requires alternating roles; the results of parallel calls are one message.
-                messages[-1]["content"].extend(blocks)
-            else:
-                messages.append({"role": role, "content": blocks})
+            add_turn(messages, role, self._blocks(message))
         body: dict[str, Any] = {"model": self._model, "messages": messages}
         if call.tools:
             body["tools"] = [
@@ -140,17 +135,16 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
             return list(echoed)  # Unchanged, with thinking and signatures; not used if the message was edited.
         blocks = [self._block(part) for part in content_of(message)]
         blocks.extend(
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": _plain(call)} for call in message.tool_calls
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": plain_arguments(call)}
+            for call in message.tool_calls
         )
         # The API refuses empty messages.
         return blocks or [{"type": "text", "text": "(nothing)"}]
 
     def _block(self, part: str | Attachment) -> dict[str, Any]:
-        if isinstance(part, str):
-            return {"type": "text", "text": sendable(part)}
-        content = self._bytes(part)
-        if part.media_type.startswith("text/"):
-            return {"type": "text", "text": content.decode("utf-8", "replace")}
+        content = self._loaded(part)
+        if isinstance(part, str) or isinstance(content, str):
+            return {"type": "text", "text": content}
         source = {"type": "base64", "media_type": part.media_type, "data": base64_text(content)}
         if part.media_type.startswith("image/"):
             return {"type": "image", "source": source}
@@ -167,8 +161,7 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
             text_of(reason)
         ending = ending_of(reason, ANTHROPIC_ENDINGS)
         refusal = (text or "no reason given") if ending == "refused" else None
-        named = tree.get("model")
-        model = named if isinstance(named, str) and named else self._model
+        model = self._served_model(tree.get("model"))
         extras = self._extras(tree)
         usage = self._usage(tree.get("usage"), model, extras)
         plain = all(block["type"] in _PLAIN and not block.get("citations") for block in blocks)
@@ -207,7 +200,7 @@ class AnthropicAdapter(SdkAdapter[AnswerT]):
             reasoning_tokens=count_of((usage.get("output_tokens_details") or {}).get("thinking_tokens")),
             cache_write_tokens=written,
         )
-        return priced(counted, model, provider=self._prices_of, base_url=self._base_url, extras=extras)
+        return self._with_cost(counted, model, extras)
 
     async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
         answer: dict[str, Any] = {}
@@ -257,7 +250,7 @@ def _returnable(block: Mapping[str, Any]) -> dict[str, Any]:
     """Return a block in a form that can be sent back: the input of a tool must be an object."""
     if "input" not in block:  # The provider's own tools have inputs too.
         return dict(block)
-    return {**block, "input": _plain(tool_call(block["name"], block["input"], block.get("id")))}
+    return {**block, "input": plain_arguments(tool_call(block["name"], block["input"], block.get("id")))}
 
 
 def _mark_for_cache(body: dict[str, Any]) -> None:
@@ -271,10 +264,6 @@ def _mark_for_cache(body: dict[str, Any]) -> None:
         content = body["messages"][-1]["content"]
         if content[-1]["type"] not in _THINKING:  # Thinking blocks cannot be marked.
             content[-1] = content[-1] | mark
-
-
-def _plain(call: ToolCall) -> Any:
-    return json.loads(sendable(json.dumps(call.arguments, ensure_ascii=False, default=to_json)))
 
 
 def _is_native(schema: OutputSchema) -> bool:

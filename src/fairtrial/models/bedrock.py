@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import anyio.to_thread
 
-from fairtrial.codec import parse_json, to_json
+from fairtrial.codec import parse_json
 from fairtrial.data.attachment import Attachment
 from fairtrial.errors import (
     CodecError,
@@ -26,11 +26,21 @@ from fairtrial.errors import (
 )
 from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import AnswerT
+from fairtrial.models.content import (
+    add_turn,
+    base64_text,
+    count_of,
+    instruction,
+    plain_arguments,
+    sendable,
+    text_of,
+    tool_call,
+)
 from fairtrial.models.http import HttpAdapter
-from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, priced
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.schema import output_schema
-from fairtrial.models.sdk import SdkOptions, base64_text, count_of, instruction, sendable, text_of, tool_call
+from fairtrial.models.sdk import SdkOptions
 from fairtrial.session.endings import CONVERSE_ENDINGS, ending_of
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage, ToolCall
@@ -125,12 +135,7 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
                 system.append({"text": sendable(message.text)})
                 continue
             role = "assistant" if message.role == "assistant" else "user"
-            blocks = self._blocks(message)
-            if messages and messages[-1]["role"] == role:
-                # Roles must alternate; the results of parallel calls are one message.
-                messages[-1]["content"].extend(blocks)
-            else:
-                messages.append({"role": role, "content": blocks})
+            add_turn(messages, role, self._blocks(message))
         body: dict[str, Any] = {"messages": messages}
         schema = output_schema(call.output_type)
         if schema is not None and self._structured == "native":
@@ -164,16 +169,15 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
         if echoed is not None and _spoken(echoed) == (message.text, message.tool_calls):
             return list(echoed)  # Unchanged, with reasoning and signatures; not used if the message was edited.
         parts.extend(
-            {"toolUse": {"toolUseId": call.id, "name": call.name, "input": _plain(call)}} for call in message.tool_calls
+            {"toolUse": {"toolUseId": call.id, "name": call.name, "input": plain_arguments(call)}}
+            for call in message.tool_calls
         )
         return parts or [{"text": "(nothing)"}]  # The API refuses empty messages.
 
     def _block(self, part: str | Attachment) -> dict[str, Any]:
-        if isinstance(part, str):
-            return {"text": sendable(part)}
-        content = self._bytes(part)
-        if part.media_type.startswith("text/"):
-            return {"text": content.decode("utf-8", "replace")}
+        content = self._loaded(part)
+        if isinstance(part, str) or isinstance(content, str):
+            return {"text": content}
         source = {"bytes": base64_text(content)}
         if part.media_type in _IMAGES:
             return {"image": {"format": _IMAGES[part.media_type], "source": source}}
@@ -218,7 +222,7 @@ class ConverseAdapter(HttpAdapter[AnswerT]):
             read,
             cache_write_tokens=written,
         )
-        return priced(counted, model, provider=self._prices_of, base_url=self._base_url, extras=extras)
+        return self._with_cost(counted, model, extras)
 
     async def _events(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         from botocore.eventstream import EventStreamBuffer, ParserError
@@ -321,8 +325,4 @@ def _returnable(block: Mapping[str, Any]) -> dict[str, Any]:
     if "toolUse" not in block:
         return dict(block)
     use = block["toolUse"]
-    return {"toolUse": {**use, "input": _plain(tool_call(use["name"], use["input"], use.get("toolUseId")))}}
-
-
-def _plain(call: ToolCall) -> Any:
-    return json.loads(sendable(json.dumps(call.arguments, ensure_ascii=False, default=to_json)))
+    return {"toolUse": {**use, "input": plain_arguments(tool_call(use["name"], use["input"], use.get("toolUseId")))}}

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Unpack
 from uuid import uuid4
 
-from fairtrial.codec import to_json
 from fairtrial.data.attachment import Attachment
 from fairtrial.errors import ConfigurationError, InvalidCallError, ModelUnavailableError
 from fairtrial.models.adapter import AnswerT
-from fairtrial.models.http import HttpAdapter, server_sent_events
-from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, priced
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.schema import output_schema
-from fairtrial.models.sdk import (
-    SdkOptions,
+from fairtrial.models.content import (
+    add_turn,
     base64_text,
     check_one_answer,
     count_of,
     instruction,
+    plain_arguments,
     sendable,
     text_of,
     tool_call,
 )
+from fairtrial.models.http import HttpAdapter, server_sent_events
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
+from fairtrial.models.reply import ModelCall, ModelReply
+from fairtrial.models.schema import output_schema
+from fairtrial.models.sdk import SdkOptions
 from fairtrial.session.endings import GEMINI_ENDINGS, ending_of
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.trajectory import ChatMessage, ToolCall
@@ -76,11 +76,7 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
                 system.append(sendable(message.text))
                 continue
             role = "model" if message.role == "assistant" else "user"
-            parts = self._parts(message, names)
-            if contents and contents[-1]["role"] == role:
-                contents[-1]["parts"].extend(parts)
-            else:
-                contents.append({"role": role, "parts": parts})
+            add_turn(contents, role, self._parts(message, names), "parts")
         config: dict[str, Any] = {}
         schema = output_schema(call.output_type)
         if schema is not None and self._structured == "native":
@@ -111,7 +107,7 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
         content = message.content
         parts = [self._part(part) for part in ((content,) if isinstance(content, str) else content) if part != ""]
         parts.extend(
-            {"functionCall": _with_id(call.id, {"name": call.name, "args": _plain(call)})}
+            {"functionCall": _with_id(call.id, {"name": call.name, "args": plain_arguments(call)})}
             for call in message.tool_calls
         )
         return parts or [{"text": ""}]
@@ -128,18 +124,15 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
         return {"functionResponse": _with_id(message.name, answer)}
 
     def _part(self, part: str | Attachment) -> dict[str, Any]:
-        if isinstance(part, str):
-            return {"text": sendable(part)}
-        content = self._bytes(part)
-        if part.media_type.startswith("text/"):
-            return {"text": content.decode("utf-8", "replace")}
+        content = self._loaded(part)
+        if isinstance(part, str) or isinstance(content, str):
+            return {"text": content}
         if part.media_type.startswith(_INLINE):
             return {"inlineData": {"mimeType": part.media_type, "data": base64_text(content)}}
         raise InvalidCallError(f"Google's API does not support attachments of type {part.media_type}")
 
     def _read(self, tree: Mapping[str, Any]) -> ModelReply:
-        named = tree.get("modelVersion")
-        model = named if isinstance(named, str) and named else self._model
+        model = self._served_model(tree.get("modelVersion"))
         extras = self._extras(tree)
         usage = self._usage(tree.get("usageMetadata"), model, extras)
         blocked = (tree.get("promptFeedback") or {}).get("blockReason")
@@ -216,7 +209,7 @@ class GeminiAdapter(HttpAdapter[AnswerT]):
             count_of(usage.get("cachedContentTokenCount")),
             reasoning_tokens=thoughts,
         )
-        return priced(counted, model, provider=self._prices_of, base_url=self._base_url, extras=extras)
+        return self._with_cost(counted, model, extras)
 
     async def _gather(self, events: AsyncIterator[Any]) -> Mapping[str, Any]:
         answer: dict[str, Any] = {}
@@ -307,10 +300,6 @@ def _unnamed(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
 
 def _with_id(call_id: str, content: dict[str, Any]) -> dict[str, Any]:
     return content if not call_id or call_id.startswith(_MADE) else {"id": call_id, **content}
-
-
-def _plain(call: ToolCall) -> Any:
-    return json.loads(sendable(json.dumps(call.arguments, ensure_ascii=False, default=to_json)))
 
 
 def _continues(last: Mapping[str, Any], part: Mapping[str, Any]) -> bool:

@@ -10,7 +10,8 @@ from typing import Any, cast
 from fairtrial.codec import parse_json
 from fairtrial.errors import CodecError, MalformedReplyError, ModelError, ModelUnavailableError
 from fairtrial.models.adapter import AnswerT
-from fairtrial.models.sdk import Client, SdkAdapter
+from fairtrial.models.clients import Client
+from fairtrial.models.sdk import SdkAdapter
 
 
 class HttpStatusError(Exception):

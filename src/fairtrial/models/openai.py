@@ -16,13 +16,8 @@ from fairtrial.models import responses
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.base import log
 from fairtrial.models.cache import ResponseCache
-from fairtrial.models.pricing import NO_EXTRAS, UsageExtras, priced
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.schema import output_schema
-from fairtrial.models.sdk import (
-    Client,
-    SdkAdapter,
-    SdkOptions,
+from fairtrial.models.clients import Client
+from fairtrial.models.content import (
     amount_of,
     arguments_text,
     base64_text,
@@ -34,6 +29,10 @@ from fairtrial.models.sdk import (
     tool_call,
     with_params,
 )
+from fairtrial.models.pricing import NO_EXTRAS, UsageExtras
+from fairtrial.models.reply import ModelCall, ModelReply
+from fairtrial.models.schema import output_schema
+from fairtrial.models.sdk import SdkAdapter, SdkOptions
 from fairtrial.models.token_ids import TOKEN_PARAMS, changed_sampling, read_tokens
 from fairtrial.session.endings import CHAT_ENDINGS, ending_of
 from fairtrial.session.events import TokenUsage
@@ -234,12 +233,10 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         return sent
 
     def _part(self, attachment: str | Attachment) -> dict[str, Any]:
-        if isinstance(attachment, str):
-            return {"type": "text", "text": sendable(attachment)}
+        content = self._loaded(attachment)
+        if isinstance(attachment, str) or isinstance(content, str):
+            return {"type": "text", "text": content}
         kind, _, form = attachment.media_type.partition("/")
-        content = self._bytes(attachment)
-        if kind == "text":
-            return {"type": "text", "text": content.decode("utf-8", "replace")}
         data = base64_text(content)
         if kind == "image":
             return {"type": "image_url", "image_url": {"url": f"data:{attachment.media_type};base64,{data}"}}
@@ -283,8 +280,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
         refusal = said.get("refusal") or (
             f"ended with {reason!r}" if ending_of(reason, CHAT_ENDINGS) == "refused" else None
         )
-        named = tree.get("model")
-        model = named if isinstance(named, str) and named else self._model
+        model = self._served_model(tree.get("model"))
         extras = self._extras(tree)
         return ModelReply(
             ChatMessage(
@@ -361,7 +357,7 @@ class OpenAIAdapter(SdkAdapter[AnswerT]):
             reasoning_tokens=count_of(of_output.get("reasoning_tokens")),
             cache_write_tokens=count_of(of_input.get("cache_write_tokens")),
         )
-        return priced(counted, model, provider=self._prices_of, base_url=self._base_url, extras=extras)
+        return self._with_cost(counted, model, extras)
 
     def _tokens(self, logprobs: Any) -> Attachment | None:
         if not logprobs or self._blobs is None:

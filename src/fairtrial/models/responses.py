@@ -8,10 +8,7 @@ from typing import Any
 
 from fairtrial.data.attachment import Attachment
 from fairtrial.errors import InvalidCallError, ModelError, ModelUnavailableError
-from fairtrial.models.reply import ModelCall, ModelReply
-from fairtrial.models.schema import output_schema
-from fairtrial.models.sdk import (
-    SdkAdapter,
+from fairtrial.models.content import (
     arguments_text,
     base64_text,
     content_of,
@@ -21,6 +18,9 @@ from fairtrial.models.sdk import (
     tool_call,
     with_params,
 )
+from fairtrial.models.reply import ModelCall, ModelReply
+from fairtrial.models.schema import output_schema
+from fairtrial.models.sdk import SdkAdapter
 from fairtrial.session.endings import RESPONSES_ENDINGS, ending_of
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 
@@ -111,14 +111,11 @@ def _content(adapter: SdkAdapter, message: ChatMessage) -> str | list[dict[str, 
 
 
 def _part(adapter: SdkAdapter, part: str | Attachment) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "input_text", "text": sendable(part)}
-    content = adapter._bytes(part)
-    kind = part.media_type.partition("/")[0]
-    if kind == "text":
-        return {"type": "input_text", "text": content.decode("utf-8", "replace")}
+    content = adapter._loaded(part)
+    if isinstance(part, str) or isinstance(content, str):
+        return {"type": "input_text", "text": content}
     url = f"data:{part.media_type};base64,{base64_text(content)}"
-    if kind == "image":
+    if part.media_type.startswith("image/"):
         return {"type": "input_image", "image_url": url, "detail": "auto"}
     if part.media_type == "application/pdf":
         return {"type": "input_file", "filename": part.name or "document.pdf", "file_data": url}
@@ -147,8 +144,7 @@ def read(adapter: SdkAdapter, tree: Mapping[str, Any]) -> ModelReply:
         reason = "length" if ending == "cut off" else ended
     if ending == "refused":
         refusal = refusal or f"ended with {ended!r}"
-    named = tree.get("model")
-    model = named if isinstance(named, str) and named else adapter._model
+    model = adapter._served_model(tree.get("model"))
     echo = adapter._echo(items) if _must_return(items) else None
     message = ChatMessage("assistant", text, calls, reasoning=_reasoning(items), echo=echo)
     extras = adapter._extras(tree)

@@ -8,10 +8,8 @@ needs the least CPU time. Answers are parsed here from the raw JSON, so that an 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import base64
 import binascii
-import concurrent.futures
 import errno
 import importlib.util
 import inspect
@@ -19,49 +17,42 @@ import json
 import os
 import re
 import threading
-import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
-from email.utils import parsedate_to_datetime
-from typing import Any, ClassVar, Literal, Protocol, Self, TypedDict
+from typing import Any, ClassVar, Literal, Self, TypedDict
 
 import anyio
 import anyio.to_thread
 
-from fairtrial.codec import parse_json, to_json
+from fairtrial.codec import parse_json
 from fairtrial.data.attachment import Attachment, BlobFolder
 from fairtrial.errors import (
-    BudgetExceededError,
     CodecError,
     ConfigurationError,
-    ContextLengthError,
-    InvalidCallError,
     MalformedReplyError,
     MissingExtraError,
     ModelAuthError,
     ModelError,
-    ModelRefusedError,
     ModelUnavailableError,
-    RateLimitedError,
 )
 from fairtrial.frozen import EMPTY
 from fairtrial.models.adapter import AnswerT
 from fairtrial.models.base import BaseAdapter
 from fairtrial.models.budget import Budget, SpendingLog
 from fairtrial.models.cache import ResponseCache
+from fairtrial.models.clients import Client, OpenClient, close_all, own_clients
+from fairtrial.models.content import sendable, split_data_url
 from fairtrial.models.families import family
 from fairtrial.models.limiter import Limiter, shared_limiter
-from fairtrial.models.pricing import NO_EXTRAS, Prices, UsageExtras, is_known
+from fairtrial.models.pricing import NO_EXTRAS, Prices, UsageExtras, is_known, priced
+from fairtrial.models.provider_errors import error_by_code, error_by_status, said_by
 from fairtrial.models.reply import ModelCall, ModelReply
 from fairtrial.models.retry import RetryPolicy
-from fairtrial.models.schema import OutputSchema
-from fairtrial.models.tools import UNPARSED
 from fairtrial.offload import on_trio
 from fairtrial.session.endings import ending_of
 from fairtrial.session.events import TokenUsage
-from fairtrial.session.trajectory import ChatMessage, Echo, ToolCall
+from fairtrial.session.trajectory import Echo
 from fairtrial.store.redact import register_guess
 
 type StructuredOutput = Literal["native", "prompt"]
@@ -70,82 +61,10 @@ type StructuredOutput = Literal["native", "prompt"]
 type ApiKey = str | Callable[[], str | Awaitable[str]]
 """A key, or a function that returns the present one, for keys that are renewed; it is called before each request."""
 
-_LONGEST_WAIT = 3600.0
 # Errors of connections that were open: the request may have been received.
 _BROKEN = frozenset({errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE})
-_CONTEXT_FULL = re.compile(r"context[ _](length|window|size|limit)|(prompt|input) is too long|input token count", re.I)
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
-# The headers of providers with the remaining quota and the time until it is reset.
-_RESETS = (
-    ("x-ratelimit-remaining-{}", "x-ratelimit-reset-{}", ("requests", "tokens")),
-    ("anthropic-ratelimit-{}-remaining", "anthropic-ratelimit-{}-reset", ("requests", "input-tokens", "output-tokens")),
-)
 _SECRET_HEADERS = re.compile(r"authorization|api-?key|token|cookie|secret", re.I)
-_MERGED = ("tools", "include")  # Lists that parameters add to instead of replacing them.
 _RENEWED = "renewed-before-each-request"  # The key that a client is made with if a function returns it.
-_CLOSE_SECONDS = 2.0  # The time limit at the end of the process, which a blocked event loop must not delay.
-
-
-class Client(Protocol):
-    """The methods of an SDK's client that are used."""
-
-    async def post(self, path: str, **options: Any) -> Any:
-        """Send a request."""
-        ...
-
-    async def close(self) -> None:
-        """Close its connections."""
-        ...
-
-
-class _OpenClient:
-    """A client of one event loop. It is closed by `aclose`, or when its adapter is deleted or its event loop ends."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, client: Client) -> None:
-        self.client = client
-        self.closed = False
-        self.loop = loop
-        self._keeper = self._keep()
-
-    async def _keep(self) -> AsyncGenerator[None]:
-        _open_clients.add(self)  # A reference, so that it is closed before it is garbage collected.
-        try:
-            yield
-        finally:
-            self.closed = True
-            _open_clients.discard(self)
-            await self.client.close()
-
-    async def start(self) -> None:
-        # An event loop that ends closes the async generators that were started in it, and so this client.
-        await anext(self._keeper)
-
-    async def aclose(self) -> None:
-        await self._keeper.aclose()
-
-    def close_later(self) -> None:
-        try:
-            self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self.aclose()))
-        except RuntimeError:
-            pass  # The loop has ended and has closed the client.
-
-
-_open_clients: set[_OpenClient] = set()
-own_clients: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The clients of adapters, which record their calls themselves."""
-
-
-@atexit.register
-def _close_at_exit() -> None:
-    """Close the clients of running event loops, such as that of `run_sync`, which runs until the process ends."""
-    running = [opened for opened in tuple(_open_clients) if opened.loop.is_running()]
-    closing = [asyncio.run_coroutine_threadsafe(opened.aclose(), opened.loop) for opened in running]
-    concurrent.futures.wait(closing, timeout=_CLOSE_SECONDS)
-
-
-def _close_all(clients: dict[asyncio.AbstractEventLoop, _OpenClient]) -> None:
-    for client in clients.values():
-        client.close_later()
 
 
 class SdkOptions(TypedDict, total=False):
@@ -259,9 +178,9 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         importlib.import_module(self.package)
         is_known(model, self._prices_of, url)
         self._lock = threading.Lock()
-        self._clients: dict[asyncio.AbstractEventLoop, _OpenClient] = {}
+        self._clients: dict[asyncio.AbstractEventLoop, OpenClient] = {}
         # Without a reference to the adapter, so that it can be garbage collected.
-        weakref.finalize(self, _close_all, self._clients).atexit = False
+        weakref.finalize(self, close_all, self._clients).atexit = False
 
     @property
     def has_price(self) -> bool:
@@ -322,7 +241,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
                 del self._clients[gone]
             client = self._make_client()
             own_clients.add(client)
-            known = self._clients[loop] = _OpenClient(loop, client)
+            known = self._clients[loop] = OpenClient(loop, client)
         await known.start()
         return known.client
 
@@ -436,7 +355,7 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         status = getattr(error, "status_code", None)
         if isinstance(status, int):
             return self._by_status(error, status)
-        said = _said(error)
+        said = said_by(error)
         module = importlib.import_module(self.package)
         if (unreachable := self._unreachable(error)) is not None:
             return unreachable
@@ -476,45 +395,11 @@ class SdkAdapter(BaseAdapter[AnswerT]):
 
     def _by_code(self, problem: Any) -> ModelError | None:
         """Return the error for an error object in an answer with status 200; None if its code says nothing."""
-        code = problem.get("code") if isinstance(problem, Mapping) else None
-        said = f"{self._where()} failed while it was answering: {_said_in(problem)}"
-        if isinstance(code, int):  # OpenRouter's are HTTP statuses.
-            code = {429: "rate_limit_exceeded", 402: "insufficient_quota", 400: "invalid_request"}.get(code, "failed")
-        if not isinstance(code, str):
-            return None
-        if code == "context_length_exceeded" or _CONTEXT_FULL.search(said):
-            return ContextLengthError(said)
-        if code == "rate_limit_exceeded":
-            return RateLimitedError(said)
-        if code in _QUOTA:
-            return BudgetExceededError(said)
-        if code == "content_filter" or (code == "invalid_prompt" and re.search(r"usage polic|flagged", said)):
-            return ModelRefusedError(said)
-        if code.startswith(("invalid_", "image_", "unsupported_")):
-            return InvalidCallError(said)
-        return ModelUnavailableError(said, sent=True)
+        return error_by_code(self._where(), problem)
 
     def _by_status(self, error: Any, status: int) -> ModelError:
-        said = f"{self._where()}: {_said(error)}"
-        codes = _codes(getattr(error, "body", None))
-        wait = retry_after(getattr(getattr(error, "response", None), "headers", EMPTY))
-        if wait is None:
-            wait = _delay_in(getattr(error, "body", None))
-        if "content_filter" in codes:
-            return ModelRefusedError(said)
-        if codes & _QUOTA:
-            return BudgetExceededError(said)
-        if status == 429:
-            return RateLimitedError(said, retry_after=wait)
-        if status in (401, 403):
-            return ModelAuthError(f"{said}; the key comes from api_key=... or {self.key_variables[0]}")
-        # Status 200 means an error event in a stream.
-        if status in (200, 408, 409, 425) or status >= 500:
-            found = self._by_code(getattr(error, "body", None)) if status == 200 else None
-            return found or ModelUnavailableError(said, retry_after=wait, sent=status == 200)
-        if "context_length_exceeded" in codes or (status in (400, 422) and _CONTEXT_FULL.search(said)):
-            return ContextLengthError(said)
-        return InvalidCallError(said + _remedy(said))
+        """Return the error for an answer with a status of its own."""
+        return error_by_status(self._where(), error, status, self.key_variables[0])
 
     def _cache_salt(self) -> Any:
         return [self._structured, self._sent_headers()]
@@ -533,6 +418,21 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         if echo is None or (echo.provider, echo.family) != (self._echo_provider, self._family):
             return None
         return json.loads(echo.data)
+
+    def _served_model(self, named: Any) -> str:
+        """Return the model that answered, or else the one that was asked for."""
+        return named if isinstance(named, str) and named else self._model
+
+    def _with_cost(self, counted: TokenUsage, model: str, extras: UsageExtras) -> TokenUsage:
+        """Return a usage with its cost by the price list."""
+        return priced(counted, model, provider=self._prices_of, base_url=self._base_url, extras=extras)
+
+    def _loaded(self, part: str | Attachment) -> str | bytes:
+        """Return a part of a message as it is sent: text, also of a file with text, or bytes."""
+        if isinstance(part, str):
+            return sendable(part)
+        content = self._bytes(part)
+        return content.decode("utf-8", "replace") if part.media_type.startswith("text/") else content
 
     def _bytes(self, attachment: Attachment) -> bytes:
         if self._blobs is None:
@@ -559,184 +459,3 @@ class SdkAdapter(BaseAdapter[AnswerT]):
         except binascii.Error as error:
             raise ValueError(f"damaged data URL: {error}") from None
         return self._kept(content, media_type)
-
-
-def with_params(body: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request with its parameters: lists of tools and of what to include are joined."""
-    check_one_answer(params)
-    merged = {**body, **params}
-    for name in _MERGED:
-        own, given = body.get(name), params.get(name)
-        if isinstance(own, list) and isinstance(given, list | tuple):
-            merged[name] = [*own, *(item for item in given if item not in own)]
-    return merged
-
-
-def check_one_answer(params: Mapping[str, Any]) -> None:
-    """Refuse parameters that ask for several answers, of which all but one would be paid for and lost."""
-    for name in ("n", "candidateCount"):
-        if params.get(name) not in (None, 1):
-            raise InvalidCallError(
-                f"{name} must be 1 (got {params[name]!r}): a call has one answer\n"
-                "ask for several answers with EvalConfig(repeats=...): each is a trial of its own"
-            )
-
-
-def split_data_url(url: str) -> tuple[str, str] | None:
-    """Return the media type and base64 text of a data URL; None for any other URL."""
-    head, comma, data = url.partition(",")
-    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
-        return None
-    media_type = head.removeprefix("data:").partition(";")[0]
-    return (media_type if "/" in media_type else "application/octet-stream"), data
-
-
-def instruction(schema: OutputSchema) -> str:
-    """Return the schema of an answer as an instruction, for servers without structured outputs."""
-    return (
-        "Answer with JSON only, with no text around it, that satisfies this JSON Schema:\n"
-        f"{json.dumps(schema.schema, ensure_ascii=False)}"
-    )
-
-
-def content_of(message: ChatMessage) -> tuple[str | Attachment, ...]:
-    """Return the parts of a message; the APIs refuse empty texts."""
-    content = message.content
-    return tuple(part for part in ((content,) if isinstance(content, str) else content) if part != "")
-
-
-def tool_call(name: Any, arguments: Any, call_id: Any, echo: Echo | None = None) -> ToolCall:
-    """Create a tool call. Arguments that are not a JSON object are kept as text, so that the model can be told."""
-    parsed = arguments
-    if isinstance(arguments, str):
-        try:
-            parsed = parse_json(arguments or "{}")
-        except CodecError:
-            parsed = None
-    if not isinstance(name, str):
-        raise TypeError("a tool call without a name")
-    if not isinstance(parsed, Mapping):
-        parsed = {UNPARSED: arguments if isinstance(arguments, str) else json.dumps(arguments)}
-    return ToolCall(name, parsed, str(call_id or ""), echo)
-
-
-def arguments_text(call: ToolCall) -> str:
-    """Return the arguments of a call as JSON text; invalid JSON is returned unchanged."""
-    unparsed = call.arguments.get(UNPARSED)
-    return unparsed if isinstance(unparsed, str) else json.dumps(call.arguments, default=to_json)
-
-
-def sendable(text: str) -> str:
-    """Replace characters that UTF-8 cannot encode: models sometimes send half of a surrogate pair."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
-def text_of(value: Any) -> str:
-    """Return a value that must be text; raises TypeError otherwise."""
-    if not isinstance(value, str):
-        raise TypeError(f"expected text (got {type(value).__name__})")
-    return value
-
-
-def count_of(value: Any) -> int:
-    """Return a token count; 0 if the value is not a number."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
-def amount_of(value: Any) -> float | None:
-    """Return an amount of dollars; None if the value is not a number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        return None
-    return float(value)
-
-
-def base64_text(content: bytes) -> str:
-    """Encode bytes as base64."""
-    return base64.b64encode(content).decode("ascii")
-
-
-def retry_after(headers: Mapping[str, str], now: Callable[[], float] = time.time) -> float | None:
-    """Return how many seconds a provider asked to wait, from milliseconds, seconds or a date; None without a header."""
-    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(name)
-        if value is None:
-            continue
-        try:
-            seconds = float(value) * scale
-        except ValueError:
-            try:
-                seconds = parsedate_to_datetime(value).timestamp() - now()
-            except (TypeError, ValueError):
-                continue
-        if seconds == seconds:  # Not NaN.
-            return min(max(seconds, 0.0), _LONGEST_WAIT)
-    resets = [
-        _until(headers.get(reset.format(quota)), now())
-        for left, reset, quotas in _RESETS
-        for quota in quotas
-        if headers.get(left.format(quota)) == "0"
-    ]
-    return max((seconds for seconds in resets if seconds is not None), default=None)
-
-
-def _until(text: str | None, now: float) -> float | None:
-    """Return the seconds until a quota is reset, from a duration such as "6m0s" or "120ms", or from a date."""
-    if not text:
-        return None
-    try:
-        seconds = datetime.fromisoformat(text).timestamp() - now if "-" in text else _seconds(text)
-    except ValueError:
-        return None
-    return None if seconds is None else min(max(seconds, 0.0), _LONGEST_WAIT)
-
-
-def _seconds(text: str) -> float | None:
-    match = _DURATION.fullmatch(text)
-    if match is None or not any(match.groups()):
-        return None
-    hours, minutes, seconds, milliseconds = (float(part or 0) for part in match.groups())
-    return hours * 3600 + minutes * 60 + seconds + milliseconds / 1000
-
-
-def _delay_in(body: Any) -> float | None:
-    """Return the pause that Google asks for in the body of an error; its endpoint also sends a list with the error."""
-    outer = body[0] if isinstance(body, list) and body else body
-    inner = outer.get("error", outer) if isinstance(outer, Mapping) else None
-    details = inner.get("details") if isinstance(inner, Mapping) else None
-    for detail in details if isinstance(details, list) else ():
-        delay = detail.get("retryDelay") if isinstance(detail, Mapping) else None
-        seconds = _seconds(delay) if isinstance(delay, str) else None
-        if seconds is not None:
-            return min(seconds, _LONGEST_WAIT)
-    return None
-
-
-_QUOTA = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
-
-
-def _said_in(body: Any) -> str | None:
-    inner = body.get("error") if isinstance(body, Mapping) and isinstance(body.get("error"), Mapping) else body
-    message = inner.get("message") if isinstance(inner, Mapping) else None
-    return str(message) if message else None
-
-
-def _said(error: BaseException) -> str:
-    status = getattr(error, "status_code", None)
-    text = _said_in(getattr(error, "body", None)) or str(error)
-    return f"{text} (status {status})" if isinstance(status, int) else text
-
-
-def _remedy(said: str) -> str:
-    """Return a remedy for known refusals of requests, else an empty text."""
-    if "/v1/responses" in said:
-        return '\nUse OpenAIAdapter(..., api="responses").'
-    if "temperature" in said or "top_p" in said:
-        return "\nReasoning models do not support sampling parameters: remove them from params."
-    return ""
-
-
-def _codes(body: Any) -> set[str]:
-    inner = body.get("error") if isinstance(body, Mapping) and isinstance(body.get("error"), Mapping) else body
-    if not isinstance(inner, Mapping):
-        return set()
-    return {value for key in ("code", "type") if isinstance(value := inner.get(key), str)}

@@ -25,10 +25,11 @@ from urllib.parse import urlsplit
 from fairtrial.errors import ConfigurationError, MissingExtraError, ModelError
 from fairtrial.models.anthropic import AnthropicAdapter
 from fairtrial.models.base import ModelCallFailed
+from fairtrial.models.clients import own_clients
 from fairtrial.models.limiter import Unlimited
 from fairtrial.models.openai import OpenAIAdapter
 from fairtrial.models.providers import PROVIDERS, AzureAdapter
-from fairtrial.models.sdk import SdkAdapter, own_clients
+from fairtrial.models.sdk import SdkAdapter
 from fairtrial.session.events import PromptExecuted, TokenUsage
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.session.views import JUDGE
