@@ -206,6 +206,20 @@ def test_every_client_of_the_process_is_recorded(weather: ModelServer) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_call_in_another_service_tier_does_not_have_the_usual_cost(protocol: str) -> None:
+    replies = [Reply("ok", usage=Usage(100, 10)), Reply("ok", usage=Usage(100, 10, service_tier="priority"))]
+    with ModelServer(replies) as server, record(make_client(server, protocol, is_async=False), protocol) as client:
+
+        def application(question: str) -> None:
+            for _ in replies:
+                method_of(client, protocol)(**request_of(protocol, [{"role": "user", "content": "Weather?"}]))
+
+        usual, fast = session_of(application)[PromptExecuted].all()
+    assert usual.usage == TokenUsage(100, 10, cost_usd=0.0002)
+    assert fast.usage == TokenUsage(100, 10)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_other_ways_to_read_an_answer_are_recorded(protocol: str) -> None:
     with ModelServer(Reply(output={"name": "Oslo"}, usage=Usage(9, 3))) as server:
         client = record(make_client(server, protocol, is_async=False), protocol)
