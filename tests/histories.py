@@ -45,11 +45,12 @@ from fairtrial.viewer.app import make_app
 from fairtrial.viewer.pages.context import Viewer
 from fairtrial.viewer.work import Jobs
 from fairtrial.viewer.working import Workbench
+from tests.history_figures import figures_of, flips_of, mean_over_samples, shares_of
+from tests.history_suites import HistorySuite, Judge, prune, rescore
 
 STEPS = 10
 RATES = ("pass_rate", "pass_rate_all", "mean_score", "mean_reward")
 ERRORS = ("task_error", "timeout", "scorer_error", "dead_letter")
-FAILURES = ("task_error", "timeout")
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Known:
     results: dict[int, EvalResult] = field(default_factory=dict)
     labels: dict[tuple[str, str, int], bool] = field(default_factory=dict)
     held: EvalReport[Any] | None = None  # A report that somebody made long ago and still has.
+    real: HistorySuite | None = None  # The suite that made the run.
 
     def of(self, experiment: str) -> list[EvalResult]:
         return [self.results[at] for at in sorted(self.results) if self.results[at].experiment == experiment]
@@ -68,8 +70,8 @@ class Known:
 class History:
     """One random history. The same seed gives the same history in every kind of store."""
 
-    def __init__(self, store: RunStore, seed: int) -> None:
-        self.store = store
+    def __init__(self, store: RunStore, seed: int, folder: Path, url: str | None = None) -> None:
+        self.store, self.folder, self.url = store, folder, url
         self.chance = random.Random(seed)
         self.seed = seed
         self.runs: dict[str, Known] = {}
@@ -82,46 +84,41 @@ class History:
         if len(self.runs) < 2:
             self.start()
             return
-        known = self.runs[chance.choice(sorted(self.runs))]
+        known = self.runs[chance.choice(list(self.runs))]
         ended, few = known.run.finished_at is not None, len(self.runs) < 3
         choices = {
             "commit": 6, "late worker": 6 if ended else 0, "end": 0 if ended else 4, "resume": 2 if ended else 0,
-            "rescore": int(few), "label": 2, "note": 1, "delete": 1, "start": int(few),
+            "rescore": int(few and ended), "label": 2, "note": 1, "delete": 1, "start": int(few), "run": 2 * few,
+            "prune": int(self.url is not None),
         }  # fmt: skip
         name = chance.choices(list(choices), list(choices.values()))[0]
         self.steps.append(f"{name} {known.run.run_id}")
         actions: dict[str, Callable[[Known], object]] = {
-            "commit": self.commit, "late worker": self.commit, "end": self.end, "resume": self.resume,
+            "commit": self.commit, "late worker": self.late_worker, "end": self.end, "resume": self.resume,
             "rescore": self.rescore, "label": self.label, "note": self.note, "delete": self.delete,
-            "start": lambda _known: self.start(),
+            "start": lambda _known: self.start(), "run": lambda _known: self.run(),
+            "prune": lambda _known: self.prune(),
         }  # fmt: skip
         actions[name](known)
 
-    def start(self, parent: RunRecord | None = None) -> Known:
+    def start(self) -> None:
         """Start a run; half of the runs share a dataset."""
         self.made += 1
         chance = self.chance
-        if parent is None:
-            shape: dict[str, Any] = {
-                "dataset_fingerprint": chance.choice(["shared", f"own{self.made}"]) * 4, "dataset_size": 5,
-                "experiments": chance.choice([("a",), ("a", "b")]), "repeats": chance.choice([1, 1, 2]),
-            }  # fmt: skip
-            if shape["dataset_fingerprint"].startswith("own"):
-                shape["dataset_size"] = chance.randint(2, 7)
-        else:
-            shape = {
-                name: getattr(parent, name)
-                for name in ("dataset_fingerprint", "dataset_size", "experiments", "repeats")
-            } | {"parent_run": parent.run_id}
+        shape: dict[str, Any] = {
+            "dataset_fingerprint": chance.choice(["shared", f"own{self.made}"]) * 4, "dataset_size": 5,
+            "experiments": chance.choice([("a",), ("a", "b")]), "repeats": chance.choice([1, 1, 2]),
+        }  # fmt: skip
+        if shape["dataset_fingerprint"].startswith("own"):
+            shape["dataset_size"] = chance.randint(2, 7)
         run = RunRecord(
             run_id=f"r{self.seed}x{self.made}", suite="s", dataset_name="d", dataset_version="1", evaluator="exact",
             created_at=1000.0 + self.made, **shape,
         )  # fmt: skip
         known = self.runs[run.run_id] = Known(self.store.create_run(run))
         self.commit(known)
-        return known
 
-    def sample(self, known: Known, place: int) -> Sample[str, str]:
+    def sample(self, place: int) -> Sample[str, str]:
         return Sample(f"q{place}", f"input {place // 2 if place == 1 else place}", "e", {"topic": f"t{place % 3}"})
 
     def result(self, known: Known, ordinal: int, attempt: int) -> EvalResult:
@@ -164,7 +161,7 @@ class History:
             ):
                 known.results[ordinal] = result
         places = {run.split(ordinal)[0] for ordinal in ordinals}
-        samples = {place: self.sample(known, place) for place in places} if self.chance.random() < 0.7 else {}
+        samples = {place: self.sample(place) for place in places} if self.chance.random() < 0.7 else {}
         committed = self.store.commit(run.run_id, batch, samples)
         assert not committed.refused
         assert not committed.unstorable, committed
@@ -185,9 +182,69 @@ class History:
         self.store.update_run(known.run.run_id, **changes)
         known.run = self.store.get_run(known.run.run_id)
 
+    def run(self) -> None:
+        """Run a suite."""
+        self.made += 1
+        experiments, repeats = self.chance.choice([("a",), ("a", "b")]), self.chance.choice([1, 2])
+        samples = [self.sample(place) for place in range(self.chance.randint(3, 6))]
+        real = HistorySuite(f"real{self.seed}x{self.made}", samples, experiments, repeats)
+        run = self.store.get_run(real.run(self.store))
+        known = self.runs[run.run_id] = Known(run, real=real)
+        self._took_place(known, {at: real.outcome(*self._trial(run, at)) for at in range(run.planned)}, real.judge)
+
+    def late_worker(self, known: Known) -> None:
+        """Let a worker retry what failed, after the end of the run; results of other runs come from nowhere."""
+        outcomes = {one.outcome for one in known.results.values()}
+        if known.real is None or outcomes == {"scored"} or "scorer_error" in outcomes:
+            self.commit(known)  # What only needs a score never reaches a worker.
+            return
+        kept = {at: one.execution for at, one in known.results.items() if one.score is not None}
+        broker = self.url if self.url is not None and self.url.startswith("postgresql:") else None
+        known.real.run_late(self.store, known.run.run_id, broker, lambda: self.end(known))
+        retried = {at: known.real.outcome(*self._trial(known.run, at)) for at in known.results.keys() - kept.keys()}
+        self._took_place(known, retried, known.real.judge, kept)
+
     def rescore(self, known: Known) -> None:
         """Score the outputs again: a run of its own with the same trials."""
-        self.end(self.start(known.run))
+        self.made += 1
+        everything = [self.sample(place) for place in range(7)]
+        run_id, judge = rescore(self.store, known.run.run_id, everything, f"judge{self.made}")
+        made = self.runs[run_id] = Known(self.store.get_run(run_id))
+        kept = {at: one.outcome for at, one in known.results.items()}
+        scored = {at: "scored" if one == "scorer_error" else one for at, one in kept.items()}
+        self._took_place(made, scored, judge)
+
+    def _trial(self, run: RunRecord, ordinal: int) -> tuple[str, str, int]:
+        place, experiment, repeat = run.split(ordinal)
+        return run.experiments[experiment], self.sample(place).input, repeat
+
+    def _took_place(
+        self, known: Known, expected: dict[int, str], judge: Judge, kept: dict[int, int] | None = None
+    ) -> None:
+        """Take over what was stored; it must have these outcomes and the scores of this evaluator."""
+        known.run = self.store.get_run(known.run.run_id)
+        known.results = {one.ordinal: one for one in self.store.results(known.run.run_id)}
+        changed = {at: one for at, one in known.results.items() if at not in (kept or {})}
+        assert {at: one.outcome for at, one in changed.items()} == expected
+        assert {at: known.results[at].execution for at in kept or {}} == (kept or {})
+        for at, one in changed.items():
+            score = judge.score(self._trial(known.run, at)[1]) if one.outcome == "scored" else None
+            assert (one.score and (one.score.value, one.score.passed)) == (score and (score.value, score.passed))
+
+    def prune(self) -> None:
+        """Delete old runs by the command; all that ended have ended long ago, unless a suite has just made them."""
+        assert self.url is not None
+        keep = self.chance.randint(0, 1)
+        newest: Counter[str] = Counter()
+        expected = set()
+        for run in self.store.runs():
+            if run.status in ("finished", "stopped"):
+                newest[run.suite] += 1
+                if newest[run.suite] > keep and (run.finished_at or 0) < 1e6:
+                    expected.add(run.run_id)
+        assert set(prune(self.url, self.folder, keep_last=keep)) == expected
+        for run_id in expected:
+            del self.runs[run_id]
 
     def label(self, known: Known) -> None:
         for result in known.results.values():
@@ -431,7 +488,7 @@ class Screens:
         self.same("compare", sum([changes.count(kind) for kind in kinds]), both)
         passed = found.candidates[0]["passed"]
         self.same("compare", passed.n, both)
-        if both >= 2:
+        if both >= 3:  # Two of the samples are alike, and one cluster has no variance.
             table = leaderboard(left[a], right[b])
             means = [one for one in (passed.baseline, passed.candidate) if one is not None]
             self.same("leaderboard", sorted(entry.mean for entry in table.systems), sorted(means))
@@ -446,56 +503,6 @@ class Screens:
             said = re.search(r"samples that changed: ([\d,]+) lost, ([\d,]+) gained", page)
             assert said is not None
             self.same("viewer compare", [int(said[1]), int(said[2])], [len(lost), len(gained)])
-
-
-def figures_of(results: list[EvalResult]) -> dict[str, Any]:
-    """Return the figures of some results by a plain loop."""
-    scored = [one.score for one in results if one.score is not None]
-    costs = [one.usage.cost_usd for one in results if one.usage.cost_usd is not None]
-    return {
-        "trials": len(results), "scored": len(scored), "passed": sum(score.passed for score in scored),
-        "errors": dict(Counter(one.outcome for one in results if one.score is None)),
-        "pass_rate": mean_over_samples(results, lambda score: score.passed),
-        "pass_rate_all": mean_over_samples(results, lambda score: score.passed, error=0.0),
-        "mean_score": mean_over_samples(results, lambda score: score.value),
-        "mean_reward": mean_over_samples(results, lambda score: score.reward),
-        "mean_latency_ms": sum(one.latency_ms for one in results) / len(results) if results else None,
-        "tokens": {
-            "input": sum(one.usage.input_tokens for one in results),
-            "output": sum(one.usage.output_tokens for one in results), "cached": 0, "cache_write": 0, "reasoning": 0,
-        },
-        "cost_usd": sum(costs) if costs else None,
-    }  # fmt: skip
-
-
-def mean_over_samples(
-    results: list[EvalResult], number: Callable[[Score], float], error: float | None = None
-) -> float | None:
-    """Return the mean over samples of the mean over the trials of each; `error` is what an error counts as."""
-    samples: dict[str, list[float]] = {}
-    for one in results:
-        found = error if one.score is None else number(one.score)
-        if found is not None:
-            samples.setdefault(one.sample_id, []).append(found)
-    means = [sum(found) / len(found) for found in samples.values()]
-    return sum(means) / len(means) if means else None
-
-
-def flips_of(baseline: list[EvalResult], candidate: list[EvalResult]) -> tuple[set[str], set[str], int]:
-    """Return the ids of the samples with a higher and a lower share of passes, and how many both sides have."""
-    sides = [shares_of(results) for results in (baseline, candidate)]
-    both = sides[0].keys() & sides[1].keys()
-    change = {name: sides[1][name] - sides[0][name] for name in both}
-    return {n for n in both if change[n] > 1e-12}, {n for n in both if change[n] < -1e-12}, len(both)
-
-
-def shares_of(results: list[EvalResult]) -> dict[str, float]:
-    """Return the share of passes of each sample; a failure of the system is none, other errors say nothing."""
-    samples: dict[str, list[bool]] = {}
-    for one in results:
-        if one.score is not None or one.outcome in FAILURES:
-            samples.setdefault(one.sample_id, []).append(one.score is not None and one.score.passed)
-    return {name: sum(passed) / len(passed) for name, passed in samples.items()}
 
 
 def criteria_of(known: Known, experiment: str) -> dict[str, float]:
@@ -539,9 +546,20 @@ def _close(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
-def play(store: RunStore, seed: int, folder: Path, *, viewed: bool = True, steps: int = STEPS) -> Counter[str]:
-    """Play a history; raises at the first figure on which two screens differ. Returns the figures compared."""
-    history = History(store, seed)
+def play(
+    store: RunStore, seed: int, folder: Path, url: str | None, *, viewed: bool = True, steps: int = STEPS
+) -> Counter[str]:
+    """Play a history; raises at the first figure on which two screens differ. Returns the figures compared.
+
+    Args:
+        store: The store.
+        seed: Determines the history.
+        folder: For files.
+        url: The address of the store for commands; None if it is in memory.
+        viewed: Whether the viewer is one of the screens.
+        steps: How much happens.
+    """
+    history = History(store, seed, folder, url)
     with asyncio.Runner() as loop:
         screens = Screens(store, folder, loop if viewed else None)
         for number in range(steps):
@@ -562,8 +580,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FAIRTRIAL_CACHE_DIR"] = f"{folder}/cache"
         for seed in range(first, end):
-            store = open_store(f"{folder}/{seed}.db")
-            compared += play(store, seed, Path(folder))
+            url = f"{folder}/{seed}.db"
+            store = open_store(url)
+            compared += play(store, seed, Path(folder), url)
             store.close()
     print(f"{end - first} histories, {sum(compared.values()):,} figures compared: {dict(compared)}")
 

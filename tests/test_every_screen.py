@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,24 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from fairtrial import EvalReport, Metric, Score, compare, open_store
+from fairtrial import (
+    Dataset,
+    EvalConfig,
+    EvalReport,
+    EvalSuite,
+    Metric,
+    Sample,
+    Score,
+    StopWhen,
+    compare,
+    exact_match,
+    open_store,
+)
 from fairtrial.analysis.source import run_totals
 from fairtrial.analysis.summaries import summarize
 from fairtrial.analysis.trial_columns import TrialColumns
+from fairtrial.contrib.inspect import write_log
+from fairtrial.formatting import rate
 from fairtrial.render.run_json import totals_record
 from fairtrial.runs.completion import run_completed
 from fairtrial.store import RunStore
@@ -127,6 +142,47 @@ def test_a_pass_rate_is_a_mean_over_samples_where_repeats_are_not_scored(store: 
         assert run_totals(store, store.get_run(run.run_id)) == store.totals(run.run_id)
 
 
+def test_rates_of_a_run_that_stopped_by_itself_are_those_of_the_samples_on_which_it_decided(
+    store: RunStore, tmp_path: Path
+) -> None:
+    data = Dataset([Sample(f"q{at}", at, 0, {"half": at // 20}) for at in range(40)], name="d")
+    rule = StopWhen(narrower_than=0.6, shuffle=False)
+    suite = EvalSuite("s", data, lambda given: given % 3, exact_match, config=EvalConfig(stop_when=rule))
+    run = suite.run_sync(store=store).run
+    note = run.noted.adaptive
+    assert note is not None
+    used = note.samples
+    assert used < 30
+    # Of the others, all fail: they were in flight when the run stopped.
+    late = [replace(result(run, at), key=result(run, at).key._replace(sample_id=f"q{at}")) for at in range(used, 40)]
+    late = [replace(one, score=Score(0.0, metrics=(Metric("m", 0.5),))) for one in late]
+    store.commit(run.run_id, late, {at: data[at] for at in range(used, 40)})
+    report: EvalReport[Any] = EvalReport(store, store.get_run(run.run_id))
+    figures = {one.name: one.value for one in report.estimates}
+    names = ("pass_rate", "pass_rate_all", "mean_score")
+    passed = sum(at % 3 == 0 for at in range(used)) / used
+    for found in (report, report.summary, totals_record(*store.totals(run.run_id)), figures):
+        shown = [found[name] if isinstance(found, dict) else getattr(found, name) for name in names]
+        assert shown == pytest.approx([passed] * 3)
+    assert report.adaptive is not None
+    assert report.adaptive["experiments"]["baseline"]["estimate"] == pytest.approx(passed)
+    assert (report.total, run_completed(store, run).pass_rate) == (40, report.pass_rate)
+    assert rate(passed) in report.to_html()
+    halves = report.group_by("half")
+    assert halves[0]["pass_rate"] == pytest.approx(sum(at % 3 == 0 for at in range(min(used, 20))) / min(used, 20))
+    (path,) = write_log(store, report.run, tmp_path / "s.eval")
+    with zipfile.ZipFile(path) as log:
+        written = json.loads(log.read("header.json"))["results"]["scores"][0]["metrics"]["pass_rate"]["value"]
+    assert written == pytest.approx(passed)
+    if hasattr(store, "identity"):
+        TrialColumns.open(store, report.run)  # Writes the file that has the sums.
+        assert run_totals(store, store.get_run(run.run_id)) == store.totals(run.run_id)
+        with asyncio.Runner() as loop:
+            screens = Screens(store, tmp_path, loop)
+            (listed,) = json.loads(screens.get(""))["runs"]
+            assert listed["experiments"][0]["pass_rate"] == pytest.approx(passed)
+
+
 def test_a_run_does_not_end_while_a_result_is_being_stored(pg_url: str) -> None:
     store, other = open_store(pg_url), open_store(pg_url)
     run = store.create_run(run_record())
@@ -233,16 +289,18 @@ def test_a_report_of_samples_that_were_never_stored_is_shown() -> None:
 
 
 def test_every_screen_shows_the_same_figures_after_a_short_history(tmp_path: Path) -> None:
-    store = open_store(f"sqlite:///{tmp_path / 'runs.db'}")
-    assert sum(play(store, 2, tmp_path, steps=4).values()) > 1_000
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    store = open_store(url)
+    assert sum(play(store, 2, tmp_path, url, steps=4).values()) > 1_000
     store.close()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0])
 def test_every_screen_shows_the_same_figures_after_a_history(tmp_path: Path, seed: int) -> None:
-    store = open_store(f"sqlite:///{tmp_path / 'runs.db'}")
-    compared = play(store, seed, tmp_path)
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    store = open_store(url)
+    compared = play(store, seed, tmp_path, url)
     assert set(compared) - {"calibration"} == SCREENS
     store.close()
 
@@ -252,6 +310,7 @@ def test_every_screen_shows_the_same_figures_after_a_history(tmp_path: Path, see
 def test_every_screen_shows_the_same_figures_in_other_stores(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    store = open_store("memory:" if kind == "memory" else str(request.getfixturevalue("pg_url")))
-    assert sum(play(store, 1, tmp_path, viewed=kind != "memory").values()) > 1_000
+    url = None if kind == "memory" else str(request.getfixturevalue("pg_url"))
+    store = open_store(url or "memory:")
+    assert sum(play(store, 4, tmp_path, url, viewed=kind != "memory").values()) > 1_000
     store.close()

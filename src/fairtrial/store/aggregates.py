@@ -27,7 +27,7 @@ from fairtrial.codec.escape import escape_text
 from fairtrial.store.protocol import RunRecord, Totals
 from fairtrial.store.rows import EXTRA_USAGE, MAX_TRIALS, NOT_RUN, OUTCOME_NAMES, text_of
 from fairtrial.store.schema import results, runs, samples
-from fairtrial.store.totals import TotalsBuilder, unequal
+from fairtrial.store.totals import TotalsBuilder, analysed_samples, unequal
 from fairtrial.types import JSON
 
 _LATENCY = func.sum(results.c.latency_ms)
@@ -91,7 +91,7 @@ def totals(connection: Connection, number: int, run: RunRecord) -> list[Totals]:
         for place, *rewards in connection.execute(_rewards(number)):
             tallies[place].add_rewards(*rewards)
     if unequal(run, tallies):
-        for place, *means in connection.execute(_by_sample(number, results)):
+        for place, *means in connection.execute(_by_sample(number, run, results)):
             tallies[place].add_samples(*means)
     if _has_extra_usage(connection, number):
         for place, *extra in connection.execute(_extra_usage(number)):
@@ -124,7 +124,7 @@ def group_totals(connection: Connection, number: int, run: RunRecord, key: str) 
         for place, *rewards, found in connection.execute(_rewards(number, value_json).select_from(joined)):
             tallies_of(found)(place).add_rewards(*rewards)
     if unequal(run, (tally for _, tally in groups.values())):
-        for place, *means, found in connection.execute(_by_sample(number, joined, value_json)):
+        for place, *means, found in connection.execute(_by_sample(number, run, joined, value_json)):
             tallies_of(found)(place).add_samples(*means)
     if _has_extra_usage(connection, number):
         for place, *sums, found in connection.execute(_extra_usage(number, value_json).select_from(joined)):
@@ -147,7 +147,7 @@ def _rewards(number: int, *by: ColumnElement[Any]) -> Select[Any]:
     return query.group_by(results.c.experiment, *by)
 
 
-def _by_sample(number: int, source: FromClause, *by: ColumnElement[Any]) -> Select[Any]:
+def _by_sample(number: int, run: RunRecord, source: FromClause, *by: ColumnElement[Any]) -> Select[Any]:
     """Return the query for what `TotalsBuilder.add_samples` takes."""
     each = (
         select(
@@ -160,7 +160,7 @@ def _by_sample(number: int, source: FromClause, *by: ColumnElement[Any]) -> Sele
             *by,
         )
         .select_from(source)
-        .where(results.c.run == number)
+        .where(results.c.run == number, results.c.sample < analysed_samples(run))
         .group_by(results.c.experiment, results.c.sample, *by)
         .subquery()
     )

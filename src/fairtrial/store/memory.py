@@ -67,7 +67,7 @@ from fairtrial.store.rows import (
     stored_id,
     text_of,
 )
-from fairtrial.store.totals import MetricSums, SampleSums, TotalsBuilder, unequal
+from fairtrial.store.totals import MetricSums, SampleSums, TotalsBuilder, analysed_samples, unequal
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.types import JSON
@@ -374,7 +374,8 @@ class MemoryStore(RunStore):
         for entry in entries:
             tallies[entry.row[_COLUMN["experiment"]]].add_row(entry.row)
         if unequal(run.record, tallies):
-            _add_samples((tallies[entry.row[_COLUMN["experiment"]]], entry) for entry in entries)
+            places = ((tallies[entry.row[_COLUMN["experiment"]]], entry) for entry in entries)
+            _add_samples(run.record, places)
         return [tally.totals(name, run.sample_id) for name, tally in zip(run.record.experiments, tallies, strict=True)]
 
     def metric_totals(self, run_id: str) -> Mapping[str, Mapping[str, MetricTotals]]:
@@ -405,7 +406,7 @@ class MemoryStore(RunStore):
             tally.add_row(entry.row)
             places.append((tally, entry))
         if unequal(run.record, (tally for _, tally in groups.values())):
-            _add_samples(places)
+            _add_samples(run.record, places)
         return [
             (value, tally.totals(run.record.experiments[experiment], run.sample_id))
             for (experiment, _text), (value, tally) in sorted(groups.items(), key=lambda item: item[0])
@@ -486,12 +487,13 @@ class MemoryStore(RunStore):
         return (read_label(run_id, values) for values in kept if wanted is None or values["name"] == wanted)
 
 
-def _add_samples(places: Iterable[tuple[TotalsBuilder, Entry]]) -> None:
+def _add_samples(run: RunRecord, places: Iterable[tuple[TotalsBuilder, Entry]]) -> None:
     """Add what the trials of each sample have together to the tallies in which they are."""
     sums: dict[TotalsBuilder, SampleSums] = {}
+    within = analysed_samples(run)
     for tally, entry in places:
         row = entry.row
-        if row[_COLUMN["outcome"]] != NOT_RUN:
+        if row[_COLUMN["outcome"]] != NOT_RUN and entry.sample < within:
             value, reward = row[_COLUMN["value"]], row[_COLUMN["reward"]]
             own = value if reward is None else reward
             sums.setdefault(tally, SampleSums()).add(entry.sample, row[_COLUMN["passed"]], value, own)

@@ -84,9 +84,27 @@ def sample_means(sums: Sequence[float]) -> SampleMeans:
     return SampleMeans(*means, *(one / finished if finished else None for one in (passed, value)))
 
 
+def analysed_samples(run: RunRecord) -> int:
+    """Return how many samples, from the start of the plan, are in the means of a run.
+
+    A run that decided by its results when to stop is described by the samples on which it decided: results beyond
+    them are stored and counted, but they are not in its rates and means.
+    """
+    note = run.noted.adaptive
+    return run.dataset_size if note is None else note.samples
+
+
 def unequal(run: RunRecord, tallies: Iterable[TotalsBuilder]) -> bool:
-    """Return whether samples may differ in their number of scored trials, so that means need a sum for each sample."""
-    return run.repeats > 1 and sum(tally.scored for tally in tallies) < run.planned
+    """Return whether means need a sum for each sample: their numbers of scored trials differ, or not all are in them.
+
+    Of a run of which not all samples are in the means, every group starts with none.
+    """
+    found = list(tallies)
+    if run.noted.adaptive is not None:
+        for tally in found:
+            tally.add_samples(*[0.0] * 7)
+        return True
+    return run.repeats > 1 and sum(tally.scored for tally in found) < run.planned
 
 
 class TotalsBuilder:

@@ -16,7 +16,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.importing.inspect_log import OWN_ENDING, OWN_RUN
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.store.protocol import RunRecord, RunStore
-from fairtrial.store.totals import SampleSums, sample_means
+from fairtrial.store.totals import SampleSums, analysed_samples, sample_means
 from fairtrial.tracing.facts import trials_with_samples
 from fairtrial.trials.result import EvalResult
 
@@ -95,7 +95,7 @@ class _ExperimentLog:
         scores = _scores(result)
         for name, score in scores.items():
             self.values.setdefault(name, []).append(score["value"])
-        if result.score is not None:
+        if result.score is not None and self.run.split(result.ordinal)[0] < analysed_samples(self.run):
             self.samples.add(result.sample_id, result.score.passed, result.score.value, result.score.reward)
         self.ended = max(self.ended, result.started_at + result.latency_ms / 1000)
         given = None if sample is None else sample.input
