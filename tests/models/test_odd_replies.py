@@ -205,7 +205,7 @@ async def test_odd_replies_never_give_a_verdict_that_they_do_not_contain(wire: s
             continue
         assert result.score is not None
         said = set(re.findall(r'\\"rating\\": \\"(\w+)\\"', json.dumps(body)))
-        assert {RATING_VALUES[rating] for rating in said} == {result.score.value}, body  # type: ignore[index]
+        assert {RATING_VALUES[rating] for rating in said} == {result.score.value}, body
         assert ending_of(reason_in(wire, body), TABLES[wire]) not in ("failed", "refused"), body
     assert {one.outcome for one in report.results} == {"scored", "scorer_error"}
     assert len({one.score.value for one in report.results if one.score is not None}) > 2

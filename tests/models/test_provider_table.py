@@ -208,7 +208,7 @@ async def test_choices_of_tools_tiers_and_caches_are_sent_as_given(protocol: str
     with ModelServer("hi") as server:
         await adapter(protocol, server, params=others).complete("q", params=choices, tools=[WEATHER])
         if protocol == "bedrock":
-            forced = {"toolConfig": {"toolChoice": {"any": {}}}}
+            forced: dict[str, Any] = {"toolConfig": {"toolChoice": {"any": {}}}}
             await adapter(protocol, server).complete("q", params=forced, tools=[WEATHER])
         first, *forced_call = (request.body for request in server.requests())
     assert {name: first.get(name) for name in (*choices, *others)} == {**choices, **others}
@@ -222,7 +222,7 @@ async def test_instructions_are_sent_as_the_protocol_has_them(protocol: str) -> 
     said = [("system", "Be brief."), ("developer", "Use English."), ("user", "q"), ("assistant", "a"), ("user", "r")]
     said.insert(4, ("system", "Use French."))
     with ModelServer("hi") as server:
-        await adapter(protocol, server).complete([ChatMessage(role, text) for role, text in said])  # type: ignore[arg-type]
+        await adapter(protocol, server).complete([ChatMessage(role, text) for role, text in said])
         (request,) = server.requests()
     found = [(message.role, message.text) for message in request.messages]
     if protocol in ("responses", "chat"):
