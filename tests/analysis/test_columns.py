@@ -30,6 +30,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.report import by_metric
 from fairtrial.report.estimates import slice_estimates
 from fairtrial.report.report import source_of
+from tests.records import changeable
 from tests.report.build import graded, stored
 
 
@@ -231,3 +232,7 @@ class TestEstimates:
         assert [part.n for part in slice_estimates(report, by_metric("value", at=0.5))] == [3, 3]
         with pytest.raises(KeyError, match="no estimate 'f1'; there are pass_rate, pass_rate_all"):
             law["f1"]
+
+
+def test_only_these_records_can_be_changed() -> None:
+    assert changeable("analysis") == {"AdjustedDifference", "CollectedLabels", "SampleArrays", "_Key", "_Metric"}

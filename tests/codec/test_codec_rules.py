@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, HttpUrl, RootModel, 
 from fairtrial.codec import canonical, decode, digest, dumps, from_json, parse_json, to_json
 from fairtrial.errors import CodecError
 from fairtrial.frozen import FrozenDict, FrozenList
+from tests.records import changeable
 
 T = TypeVar("T")
 
@@ -495,3 +496,7 @@ class TestParsing:
         with pytest.raises(CodecError) as caught:
             read(list[int], ["a"])
         assert caught.value.args == (caught.value.problem, (0,))
+
+
+def test_records_cannot_be_changed() -> None:
+    assert changeable("codec") == set()

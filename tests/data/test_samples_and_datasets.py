@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairtrial import Attachment, BlobFolder, DataError, Dataset, DatasetError, Sample
+from tests.records import changeable
 
 texts = st.text(st.characters(codec=None), max_size=8)
 values = st.recursive(
@@ -246,3 +247,7 @@ def test_what_a_dataset_says_about_itself_is_read_only() -> None:
 def test_pairs_that_are_none_are_refused_with_their_position(wrong: Any) -> None:
     with pytest.raises(DatasetError, match=r"pairs must be \(input, expected\) \(got .* as pair 1\)"):
         Dataset.of([("a", "b"), wrong])
+
+
+def test_records_cannot_be_changed() -> None:
+    assert changeable("data") == set()

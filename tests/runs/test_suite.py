@@ -39,6 +39,7 @@ from fairtrial import (
 )
 from fairtrial.models import ScriptedAdapter
 from fairtrial.runs import EvalRunCompleted, EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted, loop_watch
+from tests.records import changeable
 from tests.runs.doubles import double, doubles
 
 pytestmark = pytest.mark.anyio
@@ -527,3 +528,17 @@ def test_evaluate_sync_works_from_ordinary_code_and_twice_on_one_event_loop() ->
 
 async def test_evaluate_sync_works_inside_a_running_event_loop_as_notebooks_have() -> None:
     assert evaluate_sync(doubles(3), double, exact_match).pass_rate == 1.0
+
+
+def test_only_these_records_can_be_changed() -> None:
+    assert changeable("runs") == {
+        "Description",
+        "Interrupt",
+        "Limits",
+        "OpenRun",
+        "RepeatedErrors",
+        "RunLease",
+        "Stop",
+        "_Contents",
+        "_Runs",
+    }

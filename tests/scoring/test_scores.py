@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairtrial import Metric, Score
+from tests.records import changeable
 
 unchecked: Any = Score  # For what a type checker would not let pass.
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -163,3 +164,7 @@ def test_a_metric_with_a_verdict_is_a_criterion_and_one_without_is_not() -> None
         Metric("polite", 1.0, passed=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="reason of metric 'polite' must be text"):
         Metric("polite", 1.0, passed=True, reason=None)  # type: ignore[arg-type]
+
+
+def test_records_cannot_be_changed() -> None:
+    assert changeable("scoring") == set()

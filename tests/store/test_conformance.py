@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import time
 from collections.abc import Callable
@@ -15,8 +16,10 @@ import pytest
 from fairtrial import Metric, Sample, Score, TokenUsage
 from fairtrial.errors import RunBusyError, SessionError, StoreError, UnknownRunError
 from fairtrial.store import Label, RunStore
+from fairtrial.store.memory import MemoryStore
 from fairtrial.store.previews import preview_text
 from fairtrial.store.protocol import ScoreRow
+from fairtrial.store.sql import SqlStore
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
 from tests.store.build import result, rich_result, run_record, sample, samples
@@ -856,3 +859,13 @@ class TestOwnership:
     def test_ownership_of_an_unknown_run_is_an_error(self, store: RunStore) -> None:
         with pytest.raises(UnknownRunError):
             store.run_owner("nothing")
+
+
+def test_every_store_has_the_defaults_of_the_protocol() -> None:
+    methods = [(name, one) for name, one in inspect.getmembers(RunStore, inspect.isfunction) if name[0] != "_"]
+    assert len(methods) >= 30
+    for name, method in methods:
+        wanted = {one.name: one.default for one in inspect.signature(method).parameters.values()}
+        for kind in (SqlStore, MemoryStore):
+            own = inspect.signature(getattr(kind, name)).parameters.values()
+            assert {one.name: one.default for one in own} == wanted, f"{kind.__name__}.{name}"

@@ -20,6 +20,7 @@ from fairtrial.store import RunStore, commit, open_store
 from fairtrial.store.compress import compress, decompress
 from fairtrial.store.rows import Entry
 from fairtrial.store.sql import SqlStore
+from tests.records import changeable
 from tests.store.build import result, run_record, sample, samples
 
 type Opener = Callable[[str], RunStore]
@@ -221,3 +222,7 @@ def _execute(store: RunStore, *statements: str) -> None:
     with store._engine.begin() as connection:
         for statement in statements:
             connection.exec_driver_sql(statement)
+
+
+def test_only_these_records_can_be_changed() -> None:
+    assert changeable("store") == {"_StoredRun"}

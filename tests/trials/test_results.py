@@ -12,6 +12,7 @@ import pytest
 from fairtrial import EvalReport, EvalResult, Sample, Score, evaluate_sync, exact_match, group_by
 from fairtrial.codec import to_json
 from fairtrial.trials.keys import TrialKey
+from tests.records import changeable
 
 
 @pytest.mark.proves("R153")
@@ -88,3 +89,7 @@ def test_what_a_result_cannot_be_made_of_is_refused(
 def test_an_outcome_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="outcome must be one of dead_letter, "):
         EvalResult("1", Score(1.0), outcome=12)  # type: ignore[arg-type]
+
+
+def test_only_these_records_can_be_changed() -> None:
+    assert changeable("trials") == {"_Attempt", "_Trial"}
