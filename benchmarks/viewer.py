@@ -28,6 +28,7 @@ from dataclasses import replace
 from itertools import batched
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -133,12 +134,12 @@ class Pages:
             text += self.process.stdout.readline()
         facts = json.loads(text)
         self.connection = http.client.HTTPConnection("127.0.0.1", facts["port"], timeout=600)
-        path = facts["address"].partition(str(facts["port"]))[2]
-        self.connection.request("GET", path)
+        place, self.base = urlsplit(facts["address"]).netloc, urlsplit(facts["address"]).path
+        headers = {"Origin": f"http://{place}", "Content-Type": "application/x-www-form-urlencoded"}
+        self.connection.request("POST", f"{self.base}login", urlencode({"token": facts["token"]}), headers)
         answer = self.connection.getresponse()
         answer.read()
         self.cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
-        self.base = path.partition("login")[0]
         self.get("")
         self.started_seconds = time.perf_counter() - began
 

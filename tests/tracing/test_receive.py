@@ -521,6 +521,30 @@ class TestRequests:
         assert post(receiver.endpoint, body, path, **headers) == status
         assert post(receiver.endpoint, b"{}") == 200
 
+    @pytest.mark.parametrize(
+        ("headers", "status"),
+        [
+            ({"Host": "evil.example:4318"}, 421),
+            ({"Host": "127.0.0.1.evil.example"}, 421),
+            ({"Host": ""}, 421),
+            ({"Origin": "http://evil.example"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Host": "LOCALHOST:4318"}, 200),
+            ({"Host": "[::1]:4318"}, 200),
+            ({"Host": "host.docker.internal:4318"}, 200),
+        ],
+    )
+    def test_pages_of_a_browser_are_refused_whatever_name_they_reach_this_machine_by(
+        self, receiver: TraceReceiver, headers: dict[str, str], status: int
+    ) -> None:
+        assert post(receiver.endpoint, b"{}", **headers) == status
+
+    def test_a_receiver_for_other_machines_answers_to_any_name_but_not_to_pages(self) -> None:
+        with TraceReceiver(host="0.0.0.0") as receiver:
+            place = receiver.endpoint.replace("0.0.0.0", "127.0.0.1")
+            assert post(place, b"{}", Host="evals.team.example:4318") == 200
+            assert post(place, b"{}", Host="evals.team.example:4318", Origin="http://evals.team.example") == 403
+
     def test_it_listens_on_this_machine_only_unless_told(self, receiver: TraceReceiver) -> None:
         assert receiver.endpoint.startswith("http://127.0.0.1:")
 

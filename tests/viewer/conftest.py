@@ -228,7 +228,7 @@ def start_server(path: Path | str, **options: Any) -> tuple[ViewServer, threadin
 
 def open_session(server: ViewServer, reviewer: str | None = None) -> str:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    address = server.address() if reviewer is None else server.reviewer_addresses()[reviewer]
+    address = server.invitation() if reviewer is None else server.reviewer_addresses()[reviewer]
     connection.request("GET", address[address.index("/", 8) :])
     answer = connection.getresponse()
     cookie = answer.getheader("set-cookie") or ""

@@ -77,7 +77,7 @@ def test_no_page_violates_a_rule_of_axe(reviewed: Viewed, browser: Browser, widt
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
     page.set_default_timeout(120_000)
-    page.goto(reviewed.server.address())
+    page.goto(reviewed.server.invitation())
     axe = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
     violations: dict[str, list[str]] = {}
     for name, path in PAGES.items():

@@ -52,7 +52,7 @@ class Watched:
         self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
         self.page.on("console", self._console)
         self.page.on("request", self._request)
-        self.page.goto(viewed.server.address())
+        self.page.goto(viewed.server.invitation())
 
     def _dialog(self, dialog: Any) -> None:
         self.problems.append(f"dialog: {dialog.message}")

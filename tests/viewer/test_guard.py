@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairtrial.viewer.access import Access, kept_prefix
+from fairtrial.viewer.access import Access, kept_secrets
 from fairtrial.viewer.guard import HEADERS, MAX_ADDRESS, refusal
 
 PORT = 7878
@@ -23,7 +23,7 @@ def access() -> Access:
 
 def ask(access: Access, method: str = "GET", path: str = "/abcdefghij/", query: str = "", **headers: str | None) -> int:
     """The status that the guard answers with; 0 if it lets the request pass."""
-    given: dict[str, str | None] = {"host": HOST, "cookie": f"fairtrial={access.open_session()}"}
+    given: dict[str, str | None] = {"host": HOST, "cookie": f"fairtrial={access.sessions.open()}"}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
     pairs = [(name, value) for name, value in given.items() if value is not None]
     found = refusal(method, path, query, pairs, access)
@@ -118,9 +118,11 @@ def test_other_methods_are_refused(access: Access, method: str) -> None:
         ("/zzzzzzzzzz/", None, 404),
         ("/abcdefghij", None, 404),
         ("/static/x/view.css", None, 404),
+        ("/abcdefghij/static/x/view.css", None, 0),
+        ("/abcdefghij/statics", None, 401),
     ],
 )
-def test_without_a_session_only_the_login_is_answered(
+def test_without_a_session_only_the_page_to_sign_in_is_answered(
     access: Access, path: str, cookie: str | None, status: int
 ) -> None:
     assert ask(access, path=path, cookie=cookie) == status
@@ -131,16 +133,16 @@ def test_an_address_that_is_too_long_is_refused(access: Access) -> None:
 
 
 def test_a_session_ends_when_it_is_taken_away(access: Access) -> None:
-    session = access.open_session()
+    session = access.sessions.open()
     assert ask(access, cookie=f"fairtrial={session}") == 0
-    del access.sessions[session]
+    access.sessions.end(session)
     assert ask(access, cookie=f"fairtrial={session}") == 401
 
 
 def test_the_cookie_is_bound_to_the_prefix_and_hidden_from_scripts(access: Access) -> None:
-    assert access.set_cookie("s") == "fairtrial=s; Path=/abcdefghij/; HttpOnly; SameSite=Lax"
+    assert access.set_cookie("s") == "fairtrial=s; Path=/abcdefghij/; HttpOnly; SameSite=Lax; Max-Age=2592000"
     secure = Access.create(port=PORT, prefix="abcdefghij", secure=True)
-    assert secure.set_cookie("s").endswith("; HttpOnly; SameSite=Lax; Secure")
+    assert secure.set_cookie("s").endswith("; HttpOnly; SameSite=Lax; Secure; Max-Age=2592000")
 
 
 def test_the_token_is_compared_whole(access: Access) -> None:
@@ -149,16 +151,16 @@ def test_the_token_is_compared_whole(access: Access) -> None:
 
 
 def test_the_prefix_is_kept_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
-    first = kept_prefix(tmp_path)
-    assert len(first) == 10
-    assert kept_prefix(tmp_path) == first
+    first = kept_secrets(tmp_path)
+    assert (len(first.prefix), len(first.token)) == (10, 32)
+    assert kept_secrets(tmp_path) == first
     assert stat.S_IMODE((tmp_path / "view.json").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"prefix": "../../etc"}', '{"prefix": 7}', "\x00"])
 def test_a_damaged_prefix_is_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / "view.json").write_text(content)
-    assert kept_prefix(tmp_path).isalnum()
+    assert kept_secrets(tmp_path).prefix.isalnum()
 
 
 def test_the_policy_has_no_exception() -> None:

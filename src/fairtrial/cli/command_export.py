@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +13,7 @@ import typer
 
 from fairtrial.cli import options, trace_export
 from fairtrial.cli.user_errors import UserError
+from fairtrial.errors import StoreError
 
 if TYPE_CHECKING:
     from fairtrial.report import EvalReport
@@ -141,22 +144,23 @@ def export(
     counts = None
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent}", "make it first, or name another file with --output")
-    if format_name in trace_export.FORMATS:
-        traces.write(opened, named.run, target, format_name)
-    elif format_name == "site":
-        _write_site(opened, named.run, target)
-    elif format_name == "eval":
-        from fairtrial.contrib.inspect.log_export import write_log
+    with _naming(target):
+        if format_name in trace_export.FORMATS:
+            traces.write(opened, named.run, target, format_name)
+        elif format_name == "site":
+            _write_site(opened, named.run, target)
+        elif format_name == "eval":
+            from fairtrial.contrib.inspect.log_export import write_log
 
-        return _say_written(write_log(opened, named.run, target), named.run.run_id, json)
-    elif format_name == "run":
-        report.save(target)
-    elif format_name in _TRAINING:
-        from fairtrial.rl.export import export as export_training
+            return _say_written(write_log(opened, named.run, target), named.run.run_id, json)
+        elif format_name == "run":
+            report.save(target)
+        elif format_name in _TRAINING:
+            from fairtrial.rl.export import export as export_training
 
-        counts = export_training(report, target, format_name)  # type: ignore[arg-type]  # one of them
-    else:
-        report.export(target, format_name)
+            counts = export_training(report, target, format_name)  # type: ignore[arg-type]  # one of them
+        else:
+            report.export(target, format_name)
     size = target.stat().st_size
     if json:
         written = {"format": "fairtrial.export/1", "run_id": named.run.run_id, "file": str(target), "bytes": size}
@@ -166,6 +170,20 @@ def export(
     else:
         note(f"wrote {target}, {size:,} bytes" + ("" if counts is None else f": {counts}"))
     return 0
+
+
+@contextmanager
+def _naming(target: Path) -> Iterator[None]:
+    """Give errors of writing, such as that of a full disk, the name of the file."""
+    try:
+        yield
+    except (OSError, StoreError) as error:
+        what = getattr(error, "strerror", None) or error
+        named = error.filename is not None if isinstance(error, OSError) else "disk" not in str(error)
+        if named:
+            raise
+        remedy = "make room, or name a file elsewhere with --output"
+        raise UserError(f"{target} cannot be written: {what}", remedy) from None
 
 
 def _say_written(files: list[Path], run_id: str, json: bool) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,8 @@ import typer
 
 from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
+
+_VARIABLE = "FAIRTRIAL_VIEW_TOKEN"
 
 
 def register(app: typer.Typer) -> None:
@@ -46,6 +50,12 @@ def view(
         str | None,
         typer.Option("--reviewers", metavar="NAMES", help="People who get an address for reviews alone: ann,ben."),
     ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="FILE", help="Sign in with the token in this file (or in FAIRTRIAL_VIEW_TOKEN)."
+        ),
+    ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Open the store for reading only.")] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address and open no browser.")] = False,
     store: options.Store = None,
@@ -53,7 +63,8 @@ def view(
 ) -> int:
     """Show runs, trials and comparisons as pages in a browser.
 
-    The server answers this machine only, and only to whoever has the address that it prints. Stop it with Ctrl-C.
+    The server answers this machine only, and only to whoever signs in. The browser that it opens is signed in already.
+    Stop it with Ctrl-C.
 
     \b
     Examples:
@@ -80,28 +91,61 @@ def view(
     opened.close()
     _, url = options.settings_with(store)
     names = tuple((reviewers or "").split(","))
+    token, origin = _given_token(token_file)
     server = ViewServer(
-        ServeOptions(url, host, port, socket, tuple(trusted_host or ()), secure, read_only, reviewers=names)
+        ServeOptions(
+            url, host, port, socket, tuple(trusted_host or ()), secure, read_only, reviewers=names, token=token
+        )
     )
 
     def started() -> None:
         address = server.address(name)
+        own = None if token else server.access.token
         if json:
             more = {"reviewers": server.reviewer_addresses()} if server.access.reviewers else {}
-            print_json({"format": "fairtrial.view/1", "address": address, "port": server.port, **more})
+            facts = {"address": address, "port": server.port, "token": own, **more}
+            print_json({"format": "fairtrial.view/1", **facts})
         else:
             if host not in ("127.0.0.1", "localhost", "::1") and socket is None:
-                note(f"listening on {host}: whoever has the address below can read every run, over plain HTTP")
+                note(f"listening on {host}: whoever reads the traffic can read the token and every run (plain HTTP)")
             if socket is not None:
                 note(f"listening on {socket}; forward it with: ssh -L PORT:{socket.absolute()} HOST")
             note(f"open {address}")
+            note(f"sign in with the token {own or origin}")
             for reviewer, place in server.reviewer_addresses().items():
                 note(f"{reviewer} reviews at {place}")
             note("stop with Ctrl-C")
         if not no_browser and socket is None:
-            import webbrowser
+            _open_browser(Path(folder), server.invitation(name))
 
-            webbrowser.open(address)
-
-    server.run(started)
+    with tempfile.TemporaryDirectory(prefix="fairtrial-") as folder:
+        server.run(started)
     return 0
+
+
+def _given_token(file: Path | None) -> tuple[str, str]:
+    """Return the token that people sign in with and where it comes from; empty if none is given."""
+    from fairtrial.viewer.access import check_token
+
+    given = os.environ.get(_VARIABLE, "")
+    if file is None:
+        return (check_token(given, _VARIABLE), f"in {_VARIABLE}") if given else ("", "")
+    try:
+        return check_token(file.read_text(encoding="utf-8"), str(file)), f"in {file}"
+    except UnicodeDecodeError:
+        raise UserError(f"the token in {file} must be text in UTF-8") from None
+
+
+def _open_browser(folder: Path, invitation: str) -> None:
+    """Open a browser by a file that only this user can read: everybody can read the command line of a process."""
+    import webbrowser
+    from html import escape
+
+    page = folder / "open.html"
+    link = escape(invitation)
+    with open(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(
+            '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>Fairtrial</title>'
+            f'<meta http-equiv="refresh" content="0;url={link}"><p><a href="{link}">Open Fairtrial</a>\n'
+        )
+    webbrowser.open(page.absolute().as_uri())

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _START_SECONDS = 30.0
+# The last two are names of this machine inside a container.
+_LOOPBACK = ("127.0.0.1", "::1", "localhost", "host.docker.internal", "host.containers.internal")
 _JSON, _PROTOBUF = "application/json", "application/x-protobuf"
 
 
@@ -168,6 +170,11 @@ class TraceReceiver:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         from aiohttp import web
 
+        # Pages in a browser, which could reach this machine by DNS rebinding. Applications send no Origin.
+        if "Origin" in request.headers:
+            return web.Response(status=403, text="requests of web pages are refused\n")
+        if self._host in _LOOPBACK and _name_of(request.host) not in _LOOPBACK:
+            return web.Response(status=421, text="this receiver answers to this machine only\n")
         path = request.path.rstrip("/")
         if not path.endswith(("/v1/traces", "/v1/logs")):
             return web.Response(status=404, text="spans are received at /v1/traces, log records at /v1/logs\n")
@@ -201,6 +208,12 @@ class TraceReceiver:
                 raise _TooLargeError
             parts.append(part)
         return decompress(b"".join(parts), request.headers.get("Content-Encoding", ""), self._limit)
+
+
+def _name_of(host: str) -> str:
+    """Return the name or address in a `Host`, in lower case and without its port."""
+    name, separator, port = host.lower().rpartition(":")
+    return (name if separator and port.isdecimal() else host.lower()).strip("[]")
 
 
 class _TooLargeError(Exception):

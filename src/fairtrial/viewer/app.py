@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,7 +15,8 @@ from starlette.routing import Mount, Route
 
 from fairtrial.errors import FairtrialError, StoreError, UnknownRunError
 from fairtrial.report.run_names import UnknownName
-from fairtrial.viewer.guard import Guard
+from fairtrial.viewer.access import Visitor, same_secret
+from fairtrial.viewer.guard import BodyTooLate, Guard
 from fairtrial.viewer.links import segment
 from fairtrial.viewer.pages.comparison import compare_page, pair_page
 from fairtrial.viewer.pages.context import FormFields, PageNotFound, Viewer, read_form
@@ -33,6 +35,9 @@ from fairtrial.viewer.pages.runs import history_page, runs_page
 from fairtrial.viewer.pages.trial import blob, trial_page
 from fairtrial.viewer.pages.trials import export_trials, rates_of_question, trials_page
 
+_WRONG_TOKEN_SECONDS = 0.5
+_IN_ADDRESS = "%/?&=@:+~,;!$'()*"
+
 type PageFunction = Callable[[Viewer, Request], Awaitable[Response]]
 type ChangeFunction = Callable[[Viewer, Request, FormFields], Awaitable[Response]]
 
@@ -41,7 +46,7 @@ def routes(viewer: Viewer) -> list[Route]:
     """Return all routes below the prefix."""
     pages: list[tuple[str, PageFunction]] = [
         ("/", runs_page),
-        ("/login", login),
+        ("/login", open_link),
         ("/history", history_page),
         ("/compare", compare_page),
         ("/compare/sample", pair_page),
@@ -69,7 +74,8 @@ def routes(viewer: Viewer) -> list[Route]:
         ("/{run}/picked", pick_trial),
     ]
     made = [Route(path, partial(_page, viewer, function), methods=["GET"]) for path, function in pages]
-    made.insert(1, Route("/logout", partial(_page, viewer, logout), methods=["POST"]))
+    made.insert(1, Route("/login", partial(_page, viewer, sign_in), methods=["POST"]))
+    made.insert(2, Route("/logout", partial(_page, viewer, logout), methods=["POST"]))
     if not viewer.read_only:
         made += [Route(path, partial(_change, viewer, function), methods=["POST"]) for path, function in changes]
     return made
@@ -86,7 +92,11 @@ def make_app(viewer: Viewer) -> Any:
     mount = Mount(f"/{viewer.access.prefix}", routes=routes(viewer))
     inside = Starlette(routes=[mount], exception_handlers={404: unknown_page})
     inside.router.redirect_slashes = False
-    return Guard(inside, viewer.access)
+
+    async def without_session(scope: Any, receive: Any, send: Any) -> None:
+        await _sign_in_page(viewer, Request(scope, receive), _asked_for(viewer, scope))(scope, receive, send)
+
+    return Guard(inside, viewer.access, without_session)
 
 
 async def _change(viewer: Viewer, function: ChangeFunction, request: Request) -> Response:
@@ -94,7 +104,7 @@ async def _change(viewer: Viewer, function: ChangeFunction, request: Request) ->
 
     async def change(viewer: Viewer, request: Request) -> Response:
         form = await read_form(request)
-        if form is None or not hmac.compare_digest(form.get("form_secret"), viewer.form_secret(request)):
+        if form is None or not same_secret(form.get("form_secret"), viewer.form_secret(request)):
             return PlainTextResponse("this form is of another session: load its page again\n", 403)
         return await function(viewer, request, form)
 
@@ -110,6 +120,8 @@ async def _page(
         return PlainTextResponse("this session is for reviews only\n", 403)
     try:
         return await function(viewer, request)
+    except BodyTooLate:
+        return PlainTextResponse("the request did not arrive in time\n", 408)
     except PageNotFound as error:
         return _problem(viewer, request, 404, str(error), "")
     except UnknownName as error:
@@ -126,21 +138,52 @@ def _problem(viewer: Viewer, request: Request, status: int, what: str, remedy: s
     return viewer.render(request, "problem.html", code=status, title=what, what=what, remedy=remedy)
 
 
-async def login(viewer: Viewer, request: Request) -> Response:
-    """Open a session for whoever has the token."""
-    found = viewer.access.sign_in(request.query_params.get("token", ""))
-    if found is None:
-        return PlainTextResponse("wrong token: open the address that `fairtrial view` printed last\n", 401)
-    visitor, session = found
+async def open_link(viewer: Viewer, request: Request) -> Response:
+    """Open a session for the browser that we opened, or for a reviewer; without a token, ask for one."""
+    token = request.query_params.get("token", "")
     run = request.query_params.get("run", "")
-    location = "./review" if visitor.review_only else f"./{segment(run)}" if run else "./"
+    found = viewer.access.sign_in(token, by_link=True)
+    if found is None:
+        problem = "This link has been used already, or it has expired." if token else ""
+        return _sign_in_page(viewer, request, segment(run) if run else "", problem)
+    return _signed_in(viewer, found, segment(run) if run else "")
+
+
+async def sign_in(viewer: Viewer, request: Request) -> Response:
+    """Open a session for whoever types a token."""
+    form = await read_form(request)
+    to = "" if form is None else form.get("to")
+    found = None if form is None else viewer.access.sign_in(form.get("token").strip())
+    if found is None:
+        await asyncio.sleep(_WRONG_TOKEN_SECONDS)
+        return _sign_in_page(viewer, request, to, "That is not the token.")
+    return _signed_in(viewer, found, to)
+
+
+def _signed_in(viewer: Viewer, found: tuple[Visitor, str], to: str) -> Response:
+    """Return the answer that gives a browser its session and leads to the page that was asked for."""
+    visitor, session = found
+    if visitor.review_only and not to.startswith("review"):
+        to = "review"
+    location = "./" + quote(to, safe=_IN_ADDRESS, errors="replace")  # Of this server, whatever it says.
     headers = {"location": location, "set-cookie": viewer.access.set_cookie(session), "referrer-policy": "no-referrer"}
     return Response(status_code=303, headers=headers)
 
 
+def _sign_in_page(viewer: Viewer, request: Request, to: str, problem: str = "") -> Response:
+    return viewer.render(request, "sign_in.html", code=401, to=to, problem=problem)
+
+
+def _asked_for(viewer: Viewer, scope: Any) -> str:
+    """Return the address of a page below the prefix, as it was sent."""
+    path = scope["raw_path"].decode("latin-1").removeprefix(f"/{viewer.access.prefix}/")
+    query = scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
 async def logout(viewer: Viewer, request: Request) -> Response:
-    """End all sessions of this browser."""
-    viewer.access.sessions.pop(request.cookies.get(viewer.access.cookie, ""), None)
+    """End the session of this browser."""
+    viewer.access.sessions.end(request.cookies.get(viewer.access.cookie, ""))
     return PlainTextResponse("The session has ended.\n", headers={"set-cookie": viewer.access.set_cookie("")})
 
 
@@ -154,6 +197,6 @@ async def static_file(viewer: Viewer, request: Request) -> Response:
 
 
 FOR_REVIEWERS: frozenset[PageFunction | ChangeFunction] = frozenset(
-    (login, logout, static_file, review_list, review_queue, review_blob, answer_trial)
+    (open_link, sign_in, logout, static_file, review_list, review_queue, review_blob, answer_trial)
 )
 """What sessions of reviewers may see and do; everything else is refused."""

@@ -6,6 +6,7 @@ text that models and datasets wrote. The rules are pure functions of a request, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ HEADERS: Mapping[str, str] = {
 }
 MAX_ADDRESS = 8_192
 MAX_BODY = 1_048_576
+MAX_SIGN_IN = 16_384
+BODY_SECONDS = 30.0
 _SAFE = ("GET", "HEAD")
 
 
@@ -66,10 +69,13 @@ def refusal(
     root = f"/{access.prefix}/"
     if not path.startswith(root):
         return GuardRefusal(404, "not found: open the address that `fairtrial view` printed")
-    if path == f"{root}login" and method in _SAFE:
-        return None
+    if path == f"{root}login":
+        too_long = method == "POST" and int(values["content-length"]) > MAX_SIGN_IN
+        return GuardRefusal(413, f"a token has at most {MAX_SIGN_IN:,} bytes") if too_long else None
+    if path.startswith(f"{root}static/") and method in _SAFE:
+        return None  # The files of the package, for the page where people sign in.
     if not any(access.has_session(value) for value in _cookies(headers, access.cookie)):
-        return GuardRefusal(401, "no session: open the address that `fairtrial view` printed")
+        return GuardRefusal(401, "no session: sign in at the address that `fairtrial view` printed")
     return None
 
 
@@ -102,9 +108,10 @@ def _cookies(headers: Sequence[tuple[str, str]], wanted: str) -> list[str]:
 class Guard:
     """ASGI middleware that applies the rules and adds the headers."""
 
-    def __init__(self, app: Any, access: Access) -> None:
+    def __init__(self, app: Any, access: Access, sign_in: Any) -> None:
         self.app = app
         self.access = access
+        self._sign_in = sign_in  # The page that whoever has no session sees instead of any other.
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a refused request; pass on any other."""
@@ -113,7 +120,8 @@ class Guard:
         headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
         found = refusal(scope["method"], path, scope.get("query_string", b"").decode("latin-1"), headers, self.access)
-        if found is not None:
+        asks_to_sign_in = found is not None and found.status == 401 and _is_for_people(scope["method"], headers)
+        if found is not None and not asks_to_sign_in:
             await _answer(send, found)
             return
 
@@ -123,7 +131,7 @@ class Guard:
             await send(message)
 
         scope["fairtrial.session"] = self._session(headers)
-        await self.app(scope, receive, send_guarded)
+        await (self._sign_in if asks_to_sign_in else self.app)(scope, _in_time(receive), send_guarded)
 
     def _session(self, headers: Sequence[tuple[str, str]]) -> tuple[Visitor, str] | None:
         """Return whose request it is, and the secret of the session; None for whoever is about to sign in."""
@@ -131,6 +139,34 @@ class Guard:
             if (visitor := self.access.visitor(value)) is not None:
                 return visitor, value
         return None
+
+
+class BodyTooLate(Exception):
+    """The rest of a request did not arrive in time."""
+
+
+def _in_time(receive: Any) -> Any:
+    """Return `receive` with a time limit for the whole body."""
+    loop = asyncio.get_running_loop()
+    end, complete = loop.time() + BODY_SECONDS, False
+
+    async def receive_in_time() -> Any:
+        nonlocal complete
+        if complete:
+            return await receive()  # Waits until the client leaves.
+        try:
+            async with asyncio.timeout_at(end):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTooLate from None
+        complete = not message.get("more_body", False)
+        return message
+
+    return receive_in_time
+
+
+def _is_for_people(method: str, headers: Sequence[tuple[str, str]]) -> bool:
+    return method == "GET" and any(name == "accept" and "text/html" in value for name, value in headers)
 
 
 def _missing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import hashlib
 import os
 import socket
 from collections.abc import Callable, Coroutine
@@ -13,18 +14,22 @@ from typing import Any
 from urllib.parse import urlencode
 
 import uvicorn
+from sqlalchemy import make_url
 
+from fairtrial.data.index import cache_folder
 from fairtrial.errors import ConfigurationError
 from fairtrial.store.open import find_database
 from fairtrial.store.protocol import RunStore
 from fairtrial.viewer.access import Access, check_reviewers, kept_secrets
 from fairtrial.viewer.app import make_app
+from fairtrial.viewer.connections import ViewConnection
+from fairtrial.viewer.links import segment
 from fairtrial.viewer.pages.context import Viewer
 from fairtrial.viewer.work import open_viewed
 from fairtrial.viewer.working import Workbench
 
 DEFAULT_PORT = 7878
-_CONNECTIONS = 64
+_BACKLOG = 256
 _NEXT_PORTS = 20
 
 
@@ -42,6 +47,7 @@ class ServeOptions:
         read_only: Open the store for reading only.
         reviewers: The names of people who get an address of their own, with reviews and nothing else.
         user: The name under which labels of whoever started the server are stored; by default, the login name.
+        token: What people sign in with; by default one that is kept beside the store.
     """
 
     store: str
@@ -53,6 +59,7 @@ class ServeOptions:
     read_only: bool = False
     reviewers: tuple[str, ...] = ()
     user: str = ""
+    token: str = ""
 
 
 class ViewServer:
@@ -68,33 +75,46 @@ class ViewServer:
         self._listening = _listen(options)
         port = None if options.socket_path else int(self._listening.getsockname()[1])
         self.port = port
-        folder = database.absolute().parent if isinstance(database, Path) else None
+        folder = database.absolute().parent if isinstance(database, Path) else _private_folder(database)
         hosts = [*options.trusted_hosts]
         if port is not None and options.host not in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::"):  # noqa: S104
             hosts.append(f"{options.host}:{port}")
-        prefix, tokens = kept_secrets(folder, reviewers)
+        kept = kept_secrets(folder, reviewers)
         self.access = Access.create(
-            port=port, trusted_hosts=hosts, prefix=prefix, secure=options.secure, user=user, reviewers=tokens
+            port=port,
+            trusted_hosts=hosts,
+            prefix=kept.prefix,
+            secure=options.secure,
+            user=user,
+            reviewers=kept.reviewers,
+            token=options.token or kept.token,
+            folder=folder,
         )
         place = database.name if isinstance(database, Path) else "PostgreSQL"
         self.store: RunStore = open_viewed(options.store, read_only=options.read_only)
-        self._place = place
+        self._store_name = place
         self._server: _Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def address(self, run: str = "") -> str:
-        """Return the address to open first; it contains the token."""
-        return self._login(self.access.token, **({"run": run} if run else {}))
+        """Return the address to open first; whoever opens it is asked for the token."""
+        return self._place(segment(run) if run else "")
+
+    def invitation(self, run: str = "") -> str:
+        """Return an address that opens a session once, within a minute."""
+        return self._login(self.access.invite(), **({"run": run} if run else {}))
 
     def reviewer_addresses(self) -> dict[str, str]:
         """Return the address of each reviewer, which stays valid when the server is started again."""
         return {name: self._login(token) for name, token in self.access.reviewers.items()}
 
     def _login(self, token: str, **more: str) -> str:
-        query = {"token": token, **more}
+        return self._place(f"login?{urlencode({'token': token, **more})}")
+
+    def _place(self, path: str) -> str:
         host = "127.0.0.1" if self._options.host in ("0.0.0.0", "::") else self._options.host  # noqa: S104
         place = f"http://{host}:{self.port}" if self.port is not None else "http://localhost:PORT"
-        return f"{place}/{self.access.prefix}/login?{urlencode(query)}"
+        return f"{place}/{self.access.prefix}/{path}"
 
     def run(self, started: Callable[[], None] = lambda: None) -> None:
         """Serve until Ctrl-C or `stop`."""
@@ -108,12 +128,11 @@ class ViewServer:
 
     async def _serve(self, started: Callable[[], None]) -> None:
         workbench = Workbench(self._options.store, read_only=self._options.read_only)
-        viewer = Viewer(self.store, workbench, self.access, place=self._place, read_only=self._options.read_only)
+        viewer = Viewer(self.store, workbench, self.access, place=self._store_name, read_only=self._options.read_only)
         config = uvicorn.Config(
-            make_app(viewer), http="h11", loop="asyncio", ws="none", lifespan="off", access_log=False,
+            make_app(viewer), http=ViewConnection, loop="asyncio", ws="none", lifespan="off", access_log=False,
             log_level="warning", server_header=False, date_header=False, proxy_headers=False,
-            limit_concurrency=_CONNECTIONS, h11_max_incomplete_event_size=32_768, timeout_keep_alive=30,
-            timeout_graceful_shutdown=2,
+            h11_max_incomplete_event_size=32_768, timeout_keep_alive=30, timeout_graceful_shutdown=2,
         )  # fmt: skip
         self._server = _Server(config, viewer.streams.close)
         self._loop = asyncio.get_running_loop()
@@ -180,7 +199,7 @@ def _listen(options: ServeOptions) -> socket.socket:
             made.close()
             problem = error
             continue
-        made.listen(_CONNECTIONS)
+        made.listen(_BACKLOG)
         return made
     where = f"{options.host}:{options.port or DEFAULT_PORT}"
     raise ConfigurationError(f"cannot listen on {where}: {problem}\nchoose another port with --port, or 0 for any")
@@ -199,5 +218,16 @@ def _listen_on_path(path: Path) -> socket.socket:
         raise ConfigurationError(f"cannot listen on {path}: {error}\nname another file with --socket") from None
     finally:
         os.umask(mask)
-    made.listen(_CONNECTIONS)
+    made.listen(_BACKLOG)
     return made
+
+
+def _private_folder(url: str) -> Path | None:
+    """Return the folder of this user for what the viewer of a database on a server keeps; None if there is none."""
+    place = make_url(url).set(password=None).render_as_string()
+    folder = cache_folder() / "view" / hashlib.sha256(place.encode()).hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return None
+    return folder
