@@ -22,8 +22,10 @@ from fairtrial import (
     Sample,
     Score,
     StopWhen,
+    TokenUsage,
     compare,
     exact_match,
+    gate,
     open_store,
 )
 from fairtrial.analysis.source import run_totals
@@ -263,6 +265,35 @@ def test_the_comparison_page_counts_flips_as_compare_does(sqlite: RunStore) -> N
         (flips.lost[0], "lost", [2, 2]),
         (flips.gained[0], "gained", [1, 1]),
     ]
+
+
+@pytest.mark.parametrize(("size", "differs"), [(12, False), (200, True)])
+def test_a_gate_says_that_its_interval_is_not_that_of_the_report_only_where_it_is_not(size: int, differs: bool) -> None:
+    data = Dataset([Sample(str(at), at, 0) for at in range(size)])
+    report = EvalSuite("s", data, lambda given: int(given % 7 == 0), exact_match).run_sync(store="memory:")
+    decided = gate(report, {"floors": {"passed": 0.5}})
+    (check,) = decided.checks
+    interval = report.pass_rate_interval
+    assert interval is not None
+    assert (rate(interval.low) in check.reason and rate(interval.high) in check.reason) != differs
+    remark = "Gates use the exact interval of a rate, which is not that of reports."
+    for shown in (str(decided), decided.to_html(), decided.to_markdown()):
+        assert (remark in " ".join(shown.split())) == differs
+
+
+@pytest.mark.parametrize(("usage", "shown"), [
+    (TokenUsage(9, 9), "unknown"), (TokenUsage(9, 9, cost_usd=0.5), "at least $0.5000"),
+])  # fmt: skip
+def test_a_cost_of_which_a_part_is_unknown_is_said_to_be_at_least_that(
+    sqlite: RunStore, tmp_path: Path, usage: TokenUsage, shown: str
+) -> None:
+    run = sqlite.create_run(run_record(size=1, experiments=("baseline",)))
+    sqlite.commit(run.run_id, [replace(result(run, 0), usage=usage, unpriced_calls=1)], samples([0]))
+    sqlite.update_run(run.run_id, status="finished", finished_at=3000.0)
+    with asyncio.Runner() as loop:
+        page = Screens(sqlite, tmp_path, loop).get("", accept="text/html")
+    assert f"<td>{shown}</td>" in page
+    assert shown in EvalReport(sqlite, sqlite.get_run(run.run_id)).to_html()
 
 
 def test_a_saved_run_that_is_overwritten_is_read_again(tmp_path: Path) -> None:

@@ -355,3 +355,41 @@ class TestAdHoc:
             "again     fairtrial run --prompt ask.md --dataset capitals.jsonl --model prompts.py:parrot "
             "--evaluator exact_match --evaluator contains --sample j"
         )
+
+
+MISSPELT = """
+from fairtrial import Dataset, EvalConfig, EvalSuite, exact_match
+
+def answer(number): return number.outputt
+
+data = Dataset.of([(number, number) for number in range(9)])
+suite = EvalSuite("misspelt", data, answer, exact_match, config=EvalConfig(max_concurrent=1))
+"""
+
+
+class TestTheSameErrorAgainAndAgain:
+    @pytest.mark.parametrize("by", ["option", "settings", "variable", "option before settings"])
+    def test_the_limit_is_an_option_and_a_setting(
+        self, cli: Cli, place: Path, by: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (place / "evals.py").write_text(MISSPELT)
+        option: list[str] = ["--max-same-errors", "3"] if "option" in by else []
+        if "settings" in by:
+            number = 5 if option else 3
+            (place / "pyproject.toml").write_text(f"[tool.fairtrial]\nmax-same-errors = {number}\n")
+        if by == "variable":
+            monkeypatch.setenv("FAIRTRIAL_MAX_SAME_ERRORS", "3")
+        done = cli("run", "evals.py", "--json", *option)
+        assert done.code == 4
+        (run,) = done.json["runs"]
+        assert run["report"]["run"]["status"] == "incomplete"
+        assert run["report"]["experiments"][0]["trials"]["task_error"] == 3
+        stopped = run["report"]["run"]["notes"]["stopped"]
+        assert "its first 3 trials all ended in the same error: AttributeError" in stopped
+
+    def test_0_lets_the_run_end(self, cli: Cli, place: Path) -> None:
+        (place / "evals.py").write_text(MISSPELT)
+        done = cli("run", "evals.py", "--json", "--max-same-errors", "0")
+        (run,) = done.json["runs"]
+        assert run["report"]["run"]["status"] == "finished"
+        assert run["report"]["experiments"][0]["trials"]["task_error"] == 9

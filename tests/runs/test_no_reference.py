@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import Callable
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from fairtrial import Dataset, EvalResult, EvalSuite, Sample, Score, exact_match, open_store, task
+from fairtrial.fleet import EvalLoop, MemoryBroker, connect_broker
 from fairtrial.fleet.messages import EvalReply, EvalRequest
 from fairtrial.rl.reward import RewardFunction, sample_text
 from fairtrial.store.portable import load_run, save_run
+from fairtrial.suites.worker import run_worker
 from fairtrial.trials.keys import TrialKey
 
 NONE: Sample[Any, Any] = Sample("none", None, expected=None)
@@ -120,8 +123,11 @@ SCORES = {"none": 1.0, "missing": None, "given": 1.0}
 
 
 @pytest.mark.parametrize("fn", [lambda given: given, isolated])
-@pytest.mark.parametrize("url", ["memory:", "sqlite:///{}/runs.db"])
-def test_stores_rescoring_and_exports_keep_it(tmp_path: Path, url: str, fn: Any) -> None:
+@pytest.mark.parametrize("kind", ["memory:", "sqlite:///{}/runs.db", "postgresql"])
+def test_stores_rescoring_and_exports_keep_it(
+    tmp_path: Path, kind: str, fn: Any, request: pytest.FixtureRequest
+) -> None:
+    url = str(request.getfixturevalue("pg_url")) if kind == "postgresql" else kind
     store = open_store(url.format(tmp_path))
     suite = EvalSuite("s", Dataset(ALL, name="d"), fn, exact_match)
     report = suite.run_sync(store=store)
@@ -133,3 +139,24 @@ def test_stores_rescoring_and_exports_keep_it(tmp_path: Path, url: str, fn: Any)
     save_run(store, report.run_id, tmp_path / "saved.fairtrial")
     copied, run_id = load_run(tmp_path / "saved.fairtrial")
     assert [sample for _, sample in copied.samples(run_id)] == list(ALL)
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis", "postgresql"])
+def test_workers_keep_it(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url = {"memory": "", "redis": "valkey_url", "postgresql": "pg_url"}[kind]
+    address = str(request.getfixturevalue(url)) if url else ""
+    suite = EvalSuite("s", Dataset(ALL, name="d"), lambda given: given, exact_match)
+
+    async def run() -> Any:
+        broker = connect_broker(address) if address else MemoryBroker()
+        loops: list[EvalLoop] = []
+        worker = asyncio.create_task(run_worker(suite, broker, started=loops.append))
+        report = await suite.run(store=address if kind == "postgresql" else str(tmp_path / "runs.db"), mailbox=broker)
+        loops[0].stop()
+        await worker
+        await broker.close()
+        return report
+
+    report = asyncio.run(run())
+    assert outcomes(report) == SCORES
+    assert [result.sample for result in report.results] == list(ALL)

@@ -132,7 +132,7 @@ class TrialExecutor:
             given = self._input(input_name, given)
         if expected_type is None:
             wanted = self._known.read(expected_name, wanted, "expected")
-        return Sample(sample.id, given, wanted, sample.metadata)
+        return replace(sample, input=given, expected=wanted)
 
     def _input(self, name: TypeName, given: Any) -> Any:
         if self._remote is None:
@@ -151,7 +151,9 @@ class TrialExecutor:
         if self._dataset is None or request.types == PLAIN or place >= len(self._dataset):
             return None
         own, sent = self._dataset[place], request.sample
-        if own.id != sent.id or canonical([own.input, own.expected]) != canonical([sent.input, sent.expected]):
+        if (own.id, own.has_expected) != (sent.id, sent.has_expected):
+            return None
+        if canonical([own.input, own.expected]) != canonical([sent.input, sent.expected]):
             return None
         return own if own.metadata == sent.metadata else replace(own, metadata=sent.metadata)
 
