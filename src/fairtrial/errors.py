@@ -9,6 +9,7 @@
     │   ├── DatasetError          a dataset file or sample, with its file, line and field
     │   ├── CodecError            a value that cannot be encoded as JSON, or JSON of another type than requested
     │   │   └── NewerFormatError  a message in a format of a newer version
+    │   ├── LimitExceededError    data of others that is larger, or expands further, than a limit allows
     │   └── EnvironmentMismatchError  environment state of another kind or of an incompatible version
     ├── SessionError              a session record used against its nature
     ├── StoreError                the store of runs cannot do what was asked
@@ -115,6 +116,10 @@ class NewerFormatError(CodecError):
 
 class SessionError(FairtrialError):
     """A session was used in a way its record does not allow."""
+
+
+class LimitExceededError(DataError):
+    """Data of others is larger, or expands further, than a limit allows; the message names what raises it."""
 
 
 class EnvironmentMismatchError(DataError):

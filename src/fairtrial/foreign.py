@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any, Literal
 
-from fairtrial.errors import DataError
+from fairtrial.errors import ConfigurationError, DataError, LimitExceededError
+
+SETTING = "FAIRTRIAL_FILE_LIMITS"
+_CHUNK = 1 << 16  # Of compressed data.
+_ZSTD_CHUNK = 256  # Expands to 8 MiB at most, and has no limit of its own.
+_MAX_STREAMS = 100  # Compressed one after another, in one piece of data.
+_MAX_SECONDS = 120
+_MAX_WINDOW = 1 << 27  # Of Zstandard: memory that a frame may ask for.
+_REMEDY = "if you trust it, raise the limit: {}"
+_WINDOW_BITS = {"gzip": 31, "zlib": 15, "deflate": -15}
+
+type Method = Literal["stored", "gzip", "zlib", "deflate", "zstd"]
+
+
+def limit_factor() -> float:
+    """Return what all limits of foreign files are multiplied by: FAIRTRIAL_FILE_LIMITS, 1 by default."""
+    return _factor(os.environ.get(SETTING) or "1")
+
+
+@lru_cache(8)
+def _factor(value: str) -> float:
+    try:
+        factor = float(value)
+    except ValueError:
+        factor = 0.0
+    if not 0.0 < factor < 1e9:
+        raise ConfigurationError(f"{SETTING} must be a number above 0 (got {value!r})")
+    return factor
 
 
 def inside(folder: Path, name: str | Path) -> Path:
@@ -14,13 +48,137 @@ def inside(folder: Path, name: str | Path) -> Path:
         DataError: the path leads out of the folder, or cannot be a path.
     """
     path = folder / name
+    root = target = folder
     try:
         root, target = folder.resolve(), path.resolve()
         target.lstat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass  # Where it would be is known; the reader says what is wrong with it.
     except (OSError, ValueError, RuntimeError):  # Too long, with a null character, or a circle of links.
-        target = root = folder
+        target = root
     if root == target or not target.is_relative_to(root):
         raise DataError(f"{str(name)[:200]!r} must be a file in {folder} (it leads elsewhere)")
     return path
+
+
+def check_limit(source: str, what: str, count: int, limit: int) -> None:
+    """Raise `LimitExceededError` if a source has more of something than `limit` times `FAIRTRIAL_FILE_LIMITS`."""
+    allowed = int(limit * limit_factor())
+    if count > allowed:
+        raise LimitExceededError(
+            f"{source} must have at most {allowed:,} {what} (got {count:,})\n{_REMEDY.format(SETTING)}"
+        )
+
+
+class ExpansionBudget:
+    """How far one source may expand: bytes, compressed streams and seconds.
+
+    Args:
+        source: What errors call it.
+        max_bytes: The most bytes that may come out.
+        setting: What raises the limit.
+    """
+
+    def __init__(self, source: str, max_bytes: int, setting: str = SETTING) -> None:
+        self.source = source
+        self.max_bytes = max_bytes
+        self.left = max_bytes
+        self._setting = setting
+        self._streams = 0
+        self._end = time.monotonic() + _MAX_SECONDS
+
+    def check(self, count: int) -> None:
+        """Refuse data that says itself that it is too large."""
+        if count > self.left:
+            self._refuse(f"at most {self.max_bytes:,} bytes when it is expanded")
+
+    def take(self, count: int) -> None:
+        """Count bytes that came out."""
+        self.check(count)
+        self.left -= count
+        if time.monotonic() > self._end:
+            self._refuse(f"content that is expanded within {_MAX_SECONDS} seconds")
+
+    def add_stream(self) -> None:
+        """Count a compressed stream."""
+        self._streams += 1
+        if self._streams > _MAX_STREAMS:
+            self._refuse(f"at most {_MAX_STREAMS} compressed streams, one after another")
+
+    def _refuse(self, limit: str) -> None:
+        raise LimitExceededError(f"{self.source} must have {limit}\n{_REMEDY.format(self._setting)}")
+
+
+def expand(data: bytes, method: Method, budget: ExpansionBudget) -> bytes:
+    """Return decompressed data. Never holds more than the budget in memory, whatever the data would become.
+
+    Raises:
+        LimitExceededError: it exceeds the budget.
+        DataError: it is damaged or incomplete.
+    """
+    if method == "stored":
+        budget.take(len(data))
+        return data
+    if method == "zstd":
+        return _expand_zstd(data, budget)
+    bits = _WINDOW_BITS[method]
+    try:
+        return _expand_streams(data, budget, lambda: zlib.decompressobj(bits), _CHUNK, single=method == "deflate")
+    except zlib.error as error:
+        raise _unreadable(budget, method, error) from None
+
+
+def _expand_streams(
+    data: bytes, budget: ExpansionBudget, start: Callable[[], Any], chunk: int, *, single: bool = False
+) -> bytes:
+    """Decompress one stream after another, piece by piece. With an offset: copying the rest would be quadratic."""
+    view, at, parts = memoryview(data), 0, []
+    while True:
+        budget.add_stream()
+        stream = start()
+        while not stream.eof:
+            if at == len(view):
+                raise DataError(f"{budget.source} cannot be read: it ends early")
+            piece = view[at : at + chunk]
+            part = stream.decompress(piece) if chunk == _ZSTD_CHUNK else stream.decompress(piece, budget.left + 1)
+            budget.take(len(part))
+            parts.append(part)
+            at += len(piece) - len(stream.unused_data)
+        if single or at == len(view):
+            return b"".join(parts)
+
+
+class _Zstd(threading.local):
+    """Decompressors are reused for speed, and must not be shared between threads. Loaded when it is needed."""
+
+    @cached_property
+    def module(self) -> Any:
+        import zstandard
+
+        return zstandard
+
+    @cached_property
+    def decompressor(self) -> Any:
+        return self.module.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+
+
+_zstd = _Zstd()
+
+
+def _expand_zstd(data: bytes, budget: ExpansionBudget) -> bytes:
+    zstandard = _zstd.module
+    try:
+        size = zstandard.frame_content_size(data)
+        budget.check(size)
+        try:
+            whole: bytes = _zstd.decompressor.decompress(data, max_output_size=max(size, 0), allow_extra_data=False)
+        except zstandard.ZstdError:  # It hides its size, has several frames, or is damaged.
+            return _expand_streams(data, budget, _zstd.decompressor.decompressobj, _ZSTD_CHUNK)
+    except zstandard.ZstdError as error:
+        raise _unreadable(budget, "zstd", error) from None
+    budget.take(len(whole))
+    return whole
+
+
+def _unreadable(budget: ExpansionBudget, method: str, error: Exception) -> DataError:
+    return DataError(f"{budget.source} cannot be read as {method}: {error}")

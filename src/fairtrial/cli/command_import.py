@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from json import loads as parse_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,8 @@ import typer
 
 from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
+from fairtrial.codec import parse_foreign_json
+from fairtrial.errors import CodecError
 from fairtrial.importing import IMPORTERS
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ def _damage(source: Path) -> str:
         return "is empty"
     if source.suffix == ".json":
         try:
-            parse_json(source.read_bytes())
-        except ValueError as error:
-            return f"is not JSON: {error}"
+            parse_foreign_json(source.read_bytes())
+        except CodecError as error:
+            return f"is not JSON: {error.problem.removeprefix('not JSON: ')}"
     return ""
 
 

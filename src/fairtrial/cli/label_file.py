@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairtrial.cli.user_errors import UserError
+from fairtrial.codec import parse_foreign_json
 
 if TYPE_CHECKING:
     from fairtrial.analysis.labels import Labels
@@ -121,7 +121,7 @@ def _rows(file: Path) -> Iterator[tuple[int, Any]]:
         ):  # `splitlines` would also split at separators that are allowed inside JSON strings.
             if line.strip():
                 try:
-                    yield number, json.loads(line)
+                    yield number, parse_foreign_json(line.encode())
                 except ValueError as error:
                     raise UserError(f"{file}:{number}: not JSON: {error}") from None
     else:

@@ -32,5 +32,5 @@ def parse_value(text: str) -> Any:
     """Parse JSON (`3`, `true`, `[1, 2]`); anything else is text."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -28,6 +28,6 @@ into a number. What is read with no type stays JSON.
 
 from fairtrial.codec.decode import decode, from_json
 from fairtrial.codec.encode import canonical, digest, dumps, to_json
-from fairtrial.codec.escape import parse_json
+from fairtrial.codec.escape import parse_foreign_json, parse_json
 
-__all__ = ["canonical", "decode", "digest", "dumps", "from_json", "parse_json", "to_json"]
+__all__ = ["canonical", "decode", "digest", "dumps", "from_json", "parse_foreign_json", "parse_json", "to_json"]

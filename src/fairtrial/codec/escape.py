@@ -88,10 +88,26 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
+class _LongNumberError(ValueError):
+    """A number is too long to be one of a measurement."""
+
+
+def _short_integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise _LongNumberError(digits)
+    return int(digits)
+
+
+_MAX_DIGITS = 308  # Longer ones are no floats.
+_MAX_DEPTH = 200  # Of foreign JSON, well below what recursive functions can take.
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 # For rows of datasets: of two values of one field, one would be ignored without a word.
 _ROW_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+_FOREIGN_DECODER = json.JSONDecoder()
+_DIGITS_DECODER = json.JSONDecoder(parse_int=_short_integer)  # Three times as slow.
+_ZEROS, _LONG_NUMBER = bytes.maketrans(b"123456789", b"0" * 9), b"0" * (_MAX_DIGITS + 1)
 _SPACE = re.compile(r"[ \t\n\r]*")
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?+|([\[{])|([\]}])', re.DOTALL)
 
 
 def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
@@ -109,6 +125,53 @@ def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
         return decoder.decode(text)
     except (ValueError, RecursionError) as error:
         raise _not_json(error) from None
+
+
+def parse_foreign_json(content: bytes) -> Any:
+    """Parse JSON of another tool: NaN is allowed, numbers of more than 308 digits and 200 levels are not.
+
+    Raises:
+        CodecError: it is no such JSON; the message has the line, if there are several.
+    """
+    text, problem = "", None
+    try:
+        text = content.decode("utf-8-sig")
+        has_long = _LONG_NUMBER in content.translate(_ZEROS)
+        value = (_DIGITS_DECODER if has_long else _FOREIGN_DECODER).decode(text)
+    except _LongNumberError as error:
+        digits = str(error)
+        place = _line(text, text.index(digits))
+        raise CodecError(f"a number must have at most {_MAX_DIGITS} digits (got {len(digits)}{place})") from None
+    except RecursionError as error:
+        value, problem = None, _not_json(error)
+    except ValueError as error:
+        raise _not_json(error) from None
+    if problem or _is_deep(value):
+        depth = 0
+        for bracket in _BRACKET.finditer(text):
+            depth += (bracket[1] is not None) - (bracket[2] is not None)
+            if depth > _MAX_DEPTH:
+                raise CodecError(f"nested more than {_MAX_DEPTH} levels deep{_line(text, bracket.start())}")
+    if problem:
+        raise problem
+    return value
+
+
+def _line(text: str, position: int) -> str:
+    return f" at line {text.count('\n', 0, position) + 1}" if "\n" in text.rstrip() else ""
+
+
+def _is_deep(value: Any) -> bool:
+    """Return whether a JSON value has too many levels; level by level, as recursion could not tell."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_MAX_DEPTH):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if type(node) is dict else node)
+            if type(child) is dict or type(child) is list
+        ]
+    return bool(level)
 
 
 def _not_json(error: ValueError | RecursionError) -> CodecError:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fairtrial.data.index import open_data
 from fairtrial.data.rows import Row
 from fairtrial.errors import ConfigurationError, DatasetError, MissingExtraError
+from fairtrial.foreign import check_limit
 
 type DatasetFormat = Literal[
     "langsmith", "braintrust", "langfuse", "pydantic-evals", "deepeval", "ragas", "openai", "promptfoo"
@@ -19,6 +20,7 @@ type Converter = Callable[[Row], Row]
 
 _LISTS = {"pydantic-evals": "cases", "promptfoo": "tests"}  # Formats with one document that contains the rows.
 _DOCUMENTS = (".yaml", ".yml", ".json")
+_MAX_NODES = 1_000_000
 
 
 def converter_of(format: str) -> Converter:
@@ -47,7 +49,10 @@ def _yaml_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
         content = file.read()
     try:
         node = yaml.compose(content, Loader=yaml.SafeLoader)  # With lines; JSON is YAML, too.
+        check_limit(str(path), "values", _count_nodes(node, {}), _MAX_NODES)
         document = yaml.safe_load(content)
+    except RecursionError:
+        raise DatasetError("nested too deeply, or it contains itself", path=path) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
@@ -66,6 +71,15 @@ def _yaml_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
         if not isinstance(row, dict):
             raise DatasetError(f"an entry of {name!r} must be an object (got {row!r:.80})", path=path, line=line)
         yield line, row
+
+
+def _count_nodes(node: Any, counts: dict[int, int]) -> int:
+    """Return the number of values in a YAML document once every alias is replaced by what it stands for."""
+    if id(node) not in counts:
+        inner = node.value if isinstance(getattr(node, "value", None), list) else ()
+        parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
+        counts[id(node)] = 1 + sum(_count_nodes(part, counts) for part in parts)
+    return counts[id(node)]
 
 
 def _take(row: Row, fields: Mapping[str, tuple[str, ...]], *, required: str, kept: tuple[str, ...] = ()) -> Row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fairtrial.errors import DataError
+from fairtrial.foreign import ExpansionBudget, limit_factor
 from fairtrial.importing.scores import SourceScore
-from fairtrial.importing.values import as_mapping, as_number, as_objects, as_text, load_object, usage_of
+from fairtrial.importing.values import as_document, as_mapping, as_number, as_objects, as_text, load_object, usage_of
 from fairtrial.importing.zip_members import ZipMembers
 from fairtrial.session.events import PromptExecuted, TokenUsage, ToolInvoked
 from fairtrial.session.trajectory import ChatMessage, ToolCall
@@ -24,6 +24,7 @@ OWN_RUN = "fairtrial_run"
 """The key of the metadata of logs that Fairtrial wrote."""
 OWN_ENDING = "fairtrial_ending"
 """The key of the outcome and the stage of a trial, in the store of its sample."""
+_ATTACHED_BYTES = 32 << 20  # In one sample.
 _START, _HEADER, _SAMPLES = "_journal/start.json", "header.json", "samples/"
 
 
@@ -63,28 +64,41 @@ class InspectLog:
             if not isinstance(sample.get("id"), str | int) or not isinstance(sample.get("epoch"), int):
                 raise DataError(f"{self.path}: every sample must have an id and an epoch (got {list(sample)[:8]})")
             attachments = as_mapping(sample.get("attachments"))
-            yield with_attachments(sample, attachments) if attachments else sample
+            if attachments:
+                source = f"{self.path}: the attachments of sample {str(sample['id'])[:100]}"
+                budget = ExpansionBudget(source, int(_ATTACHED_BYTES * limit_factor()))
+                sample = with_attachments(_without_inputs(sample), attachments, budget)
+            yield sample
 
     def _load(self, name: str) -> dict[str, Any]:
-        try:
-            document = json.loads(self._members.read(name))
-        except ValueError as error:
-            raise DataError(f"{self.path}: {name} must be JSON ({error})") from None
-        if not isinstance(document, dict):
-            raise DataError(f"{self.path}: {name} must contain a JSON object")
-        return document
+        return as_document(self._members.read(name), f"{self.path}: {name}")
 
 
-def with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
+def _without_inputs(sample: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what model calls were sent: it repeats the messages, with all that is attached to them."""
+    unused = ("input", "call", "attachments")
+    events = [{name: event[name] for name in event if name not in unused} for event in as_objects(sample.get("events"))]
+    return {**sample, "events": events}
+
+
+def with_attachments(value: Any, attachments: Mapping[str, Any], budget: ExpansionBudget) -> Any:
     """Replace references to attachments, which stand for long texts, by what they refer to."""
     if isinstance(value, str):
         if "attachment://" not in value:
             return value
-        return _ATTACHMENT.sub(lambda found: as_text(attachments.get(found[1])) or found[0], value)
+
+        def attached(found: re.Match[str]) -> str:
+            text = as_text(attachments.get(found[1])) or found[0]
+            budget.take(len(text))  # A text may be referred to any number of times.
+            return text
+
+        return _ATTACHMENT.sub(attached, value)
     if isinstance(value, list):
-        return [with_attachments(item, attachments) for item in value]
+        return [with_attachments(item, attachments, budget) for item in value]
     if isinstance(value, dict):
-        return {name: with_attachments(item, attachments) for name, item in value.items() if name != "attachments"}
+        return {
+            name: with_attachments(item, attachments, budget) for name, item in value.items() if name != "attachments"
+        }
     return value
 
 

@@ -125,6 +125,7 @@ class _LoggedRun:
             params={experiment_name(model): parameters},
             dataset=self.dataset,
             repeats=self.epochs,
+            rows=self.tally.total(),
             trials=self._trials,
             content=file_hash(self.log.path),
             created_at=created,

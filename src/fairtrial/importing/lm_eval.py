@@ -6,7 +6,6 @@ model, and which way its metrics are better, are in `results_<time>.json` beside
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,10 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fairtrial.codec import parse_foreign_json
 from fairtrial.data.dataset import Dataset
-from fairtrial.data.index import read_lines
+from fairtrial.data.index import placed, read_lines
 from fairtrial.data.sample import Sample
-from fairtrial.errors import DataError, DatasetError
+from fairtrial.errors import CodecError, DataError, DatasetError
 from fairtrial.foreign import inside
 from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.importing.scores import ScoreRanges, SourceScore
@@ -84,9 +84,9 @@ class _TaskSamples:
     def _rows(self) -> Iterator[Row]:
         for number, _, line in read_lines(self.path):
             try:
-                row = json.loads(line)  # The harness writes NaN, which is no JSON.
-            except ValueError as error:
-                raise DatasetError(f"not JSON: {error}", path=self.path, line=number) from None
+                row = parse_foreign_json(line)  # The harness writes NaN, which is no JSON.
+            except CodecError as error:
+                raise placed(error, self.path, number) from None
             fields = as_mapping(row)
             metrics = fields.get("metrics")
             named = isinstance(metrics, list) and all(isinstance(metric, str) for metric in metrics)
@@ -130,6 +130,7 @@ class _TaskSamples:
             params={name: {"model": model}},
             dataset=self.dataset,
             repeats=1,
+            rows=len(self.dataset),
             trials=self._trials,
             content=identity,
             created_at=created,

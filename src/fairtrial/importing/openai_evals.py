@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairtrial.codec import digest
+from fairtrial.codec import digest, parse_foreign_json
 from fairtrial.data.dataset import Dataset
-from fairtrial.data.index import parse_line, placed, read_lines
+from fairtrial.data.index import placed, read_lines
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
 from fairtrial.foreign import inside
@@ -90,7 +90,9 @@ def _latest(path: Path, *fields: str) -> Iterator[Row]:
 def _rows(path: Path) -> Iterator[tuple[int, Row]]:
     for number, _, line in read_lines(path):
         try:
-            row = parse_line(line)
+            row = parse_foreign_json(line)
+            if not isinstance(row, dict):
+                raise CodecError("a row must be a JSON object")
         except CodecError as error:
             wrong = placed(error, path, number)
             if not line.endswith(b"\n"):
@@ -267,6 +269,7 @@ class _Eval:
             params={run.experiment: {"model": run.model}},
             dataset=Dataset([self._sample(name, self.samples[name]) for name in order], name=self.name),
             repeats=max(run.repeats.values(), default=1),
+            rows=max(run.repeats.total(), len(order)),
             trials=lambda: self._trials(run, {name: place for place, name in enumerate(order)}),
             content=file_hash(run.items),
             created_at=_moment(record),

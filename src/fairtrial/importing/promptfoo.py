@@ -104,6 +104,7 @@ class _PromptfooEval:
             params={self.experiments[key]: _parameters(key) for key in self.experiments},
             dataset=dataset,
             repeats=self.repeats,
+            rows=len(self.rows),
             trials=self._trials,
             content=file_hash(self.path),
             created_at=created,

@@ -95,6 +95,7 @@ class _Report:
             params={name: dict(self.metadata)},
             dataset=self.dataset,
             repeats=self.repeats,
+            rows=len(self.cases),
             trials=self._trials,
             content=identity,
             created_at=changed,

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from fairtrial.data.dataset import Dataset
+from fairtrial.foreign import check_limit
 from fairtrial.frozen import EMPTY
 from fairtrial.scoring.score import Score
 from fairtrial.session.events import NO_USAGE, TokenUsage
 from fairtrial.trials.result import Outcome, Stage
 from fairtrial.types import JSON
+
+_PLANNED, _PLANNED_PER_ROW = 10_000, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class ImportedRun:
     experiments: tuple[str, ...]
     dataset: Dataset[Any, Any]
     repeats: int
+    rows: int  # The number of trials that the source has; those of the plan that it has not are missing.
     trials: Callable[[], Iterator[ImportedTrial]]
     content: str  # A hash of the files that were read, to detect a run that changed after it was imported.
     created_at: float
@@ -53,6 +57,11 @@ class ImportedRun:
     tags: Mapping[str, str] = EMPTY
     origin: Mapping[str, JSON] = EMPTY
     remarks: tuple[str, ...] = ()  # Differences from the source, and data that is missing there.
+
+    def __post_init__(self) -> None:
+        # One number in a small file must not make a plan of billions of trials.
+        planned = len(self.dataset) * len(self.experiments) * self.repeats
+        check_limit(self.name, "planned trials", planned, max(_PLANNED, _PLANNED_PER_ROW * self.rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -11,8 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fairtrial.codec import parse_foreign_json
 from fairtrial.data.sample import NOT_GIVEN
-from fairtrial.errors import DataError
+from fairtrial.errors import CodecError, DataError
 from fairtrial.foreign import inside
 from fairtrial.session.events import TokenUsage
 
@@ -108,10 +108,15 @@ def file_start(path: Path, suffix: str, size: int = 4096) -> bytes:
 
 def load_object(path: Path) -> dict[str, Any]:
     """Load a file that contains one JSON object. Raises `DataError` if it does not."""
+    return as_document(path.read_bytes(), str(path))
+
+
+def as_document(content: bytes, source: str) -> dict[str, Any]:
+    """Return a JSON object. Raises `DataError` if the content is something else."""
     try:
-        document = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path} must be JSON ({error})") from None
+        document = parse_foreign_json(content)
+    except CodecError as error:
+        raise DataError(f"{source} must be JSON ({error})") from None
     if not isinstance(document, dict):
-        raise DataError(f"{path} must contain a JSON object (got {type(document).__name__})")
+        raise DataError(f"{source} must contain a JSON object (got {type(document).__name__})")
     return document

@@ -7,16 +7,19 @@ import zipfile
 import zlib
 from pathlib import Path
 
-import zstandard
-
 from fairtrial.errors import DataError
+from fairtrial.foreign import ExpansionBudget, Method, check_limit, expand, limit_factor
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-_ZSTANDARD = 93
+_METHODS: dict[int, Method] = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflate", 93: "zstd"}
+_MAX_MEMBERS = 100_000
+# JSON takes up to twenty times its size in memory. Small members may expand further than the ratio allows.
+_MEMBER_BYTES, _SMALL_BYTES, _MEMBER_RATIO = 128 << 20, 16 << 20, 200
+_FILE_BYTES, _FILE_RATIO = 1 << 30, 20
 
 
 class ZipMembers:
-    """The members of a ZIP file: stored, deflated or Zstandard."""
+    """The members of a ZIP file: stored, deflated or Zstandard. What they may expand to is limited."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,6 +29,10 @@ class ZipMembers:
                 self._members = {member.filename: member for member in archive.infolist()}
         except (zipfile.BadZipFile, OSError) as error:
             raise DataError(f"{path} must be a complete ZIP file ({error})") from None
+        check_limit(str(path), "members", len(self._members), _MAX_MEMBERS)
+        self._expanded: dict[str, int] = {}  # By name: members are read several times.
+        self._total = 0
+        self._max_bytes = max(_FILE_BYTES, _FILE_RATIO * path.stat().st_size)
 
     @property
     def names(self) -> list[str]:
@@ -43,21 +50,19 @@ class ZipMembers:
             _, name_length, extra_length = _LOCAL_HEADER.unpack(header)
             file.seek(name_length + extra_length, 1)
             content = file.read(member.compress_size)
-        try:
-            plain = _decompress(content, member.compress_type)
-        except (zlib.error, zstandard.ZstdError, ValueError) as error:
-            raise DataError(f"{self.path}: {name} cannot be read: {error}") from None
+        plain = self._expand(name, content, member.compress_type)
         if zlib.crc32(plain) != member.CRC:
             raise DataError(f"{self.path}: {name} cannot be read: its checksum differs")
         return plain
 
-
-def _decompress(content: bytes, method: int) -> bytes:
-    if method == zipfile.ZIP_STORED:
-        return content
-    if method == zipfile.ZIP_DEFLATED:
-        return zlib.decompress(content, -zlib.MAX_WBITS)
-    if method == _ZSTANDARD:
-        with zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True) as reader:
-            return reader.read()
-    raise ValueError(f"compression method {method} is not supported")
+    def _expand(self, name: str, content: bytes, compress_type: int) -> bytes:
+        if compress_type not in _METHODS:
+            problem = f"compression method {compress_type} is not supported"
+            raise DataError(f"{self.path}: {name} cannot be read: {problem}")
+        largest = min(_MEMBER_BYTES, max(_SMALL_BYTES, _MEMBER_RATIO * len(content)))
+        budget = ExpansionBudget(f"{self.path}: {name}", int(largest * limit_factor()))
+        plain = expand(content, _METHODS[compress_type], budget)
+        self._total += len(plain) - self._expanded.get(name, 0)
+        self._expanded[name] = len(plain)
+        check_limit(str(self.path), "bytes when it is expanded", self._total, self._max_bytes)
+        return plain

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Protocol, Self
 import anyio
 
 from fairtrial.errors import ConfigurationError, EnvironmentMismatchError, SandboxError
+from fairtrial.foreign import ExpansionBudget, expand, limit_factor
 from fairtrial.sandbox.settings import (
     MIB,
     ExceededLimit,
@@ -276,13 +277,11 @@ class Sandbox:
         """Return a sandbox with the settings of this class and the saved files."""
         check_state(data, env_kind=cls.env_kind, version=cls.version)
         try:
-            unpacking = zlib.decompressobj()
-            archive = unpacking.decompress(base64.b64decode(data["files"], validate=True), _STATE_LIMIT)
-            complete = unpacking.eof
-        except (KeyError, TypeError, ValueError, zlib.error):
-            archive, complete = b"", False
-        if not complete:
-            raise EnvironmentMismatchError(f"the state of environment {cls.env_kind!r} has no readable files")
+            packed = base64.b64decode(data["files"], validate=True)
+            archive = expand(packed, "zlib", ExpansionBudget("the saved files", int(_STATE_LIMIT * limit_factor())))
+        except (KeyError, TypeError, ValueError) as error:
+            problem = f"the state of environment {cls.env_kind!r} has no readable files ({error})"
+            raise EnvironmentMismatchError(problem) from None
         sandbox = cls()
         try:
             result = await sandbox.exec(["tar", "-xpf", "-"], input=archive)

@@ -6,14 +6,14 @@ import threading
 
 import zstandard
 
-from fairtrial.errors import CodecError, StoreError
+from fairtrial.errors import CodecError, DataError, StoreError
+from fairtrial.foreign import SETTING, ExpansionBudget, expand, limit_factor
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
 # Smaller data is not worth the time of compression.
 _WORTH_IT = 200
 # Level 1: small transcripts compress no better at level 3, and negative levels are hardly faster.
 _LEVEL = 1
-# A frame declares the size of its content: a small malicious file could request all memory.
 MAX_BYTES = 256 << 20
 
 
@@ -22,7 +22,6 @@ class _Local(threading.local):
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(level=_LEVEL).compress
-        self.decompress = zstandard.ZstdDecompressor().decompress
 
 
 _local = _Local()
@@ -34,8 +33,8 @@ def compress(data: bytes) -> bytes:
     Raises:
         CodecError: the data exceeds the limit of `decompress`.
     """
-    if len(data) > MAX_BYTES:
-        raise CodecError(f"a transcript must be at most {MAX_BYTES >> 20} MiB (got {len(data) >> 20} MiB)")
+    if len(data) > MAX_BYTES and len(data) > MAX_BYTES * limit_factor():
+        raise CodecError(f"a transcript must have at most {MAX_BYTES:,} bytes (got {len(data):,}): see {SETTING}")
     if len(data) < _WORTH_IT and data[:4] != _MAGIC:
         return data
     packed = _local.compress(data)
@@ -47,11 +46,6 @@ def decompress(data: bytes) -> bytes:
     if data[:4] != _MAGIC:
         return data
     try:
-        size = zstandard.frame_content_size(data)
-        if not 0 <= size <= MAX_BYTES:
-            raise StoreError(
-                f"a stored transcript must be at most {MAX_BYTES >> 20} MiB (its header says {size:,} bytes)"
-            )
-        return _local.decompress(data, max_output_size=size)
-    except zstandard.ZstdError as error:
-        raise StoreError(f"a stored transcript is damaged: {error}") from None
+        return expand(data, "zstd", ExpansionBudget("a stored transcript", int(MAX_BYTES * limit_factor())))
+    except DataError as error:
+        raise StoreError(str(error)) from None

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairtrial.codec import to_json
+from fairtrial.codec import parse_foreign_json, to_json
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
-from fairtrial.errors import DataError
+from fairtrial.errors import CodecError, DataError
 from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.importing.syntax import fill, source_of
 from fairtrial.session.events import PromptExecuted, TokenUsage, TraceIncomplete
@@ -91,6 +90,7 @@ class OtlpTraces:
             experiments=("recorded",),
             dataset=dataset,
             repeats=1,
+            rows=len(recorded),
             trials=lambda: (trial.imported(place) for place, trial in enumerate(recorded)),
             content=digest,
             created_at=min(span.start for span in spans),
@@ -141,9 +141,9 @@ def _read(path: Path, content: bytes) -> tuple[list[ReceivedSpan], list[Received
     spans: list[ReceivedSpan] = []
     logs: list[ReceivedLog] = []
     try:
-        json.loads(content)
+        parse_foreign_json(content)
         lines: Sequence[bytes] = [content]  # One object over several lines.
-    except ValueError:
+    except CodecError:
         lines = content.splitlines()
     for number, line in enumerate(lines, 1):
         if line.strip():

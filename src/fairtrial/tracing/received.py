@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fairtrial.codec import parse_foreign_json
 from fairtrial.errors import DataError
 from fairtrial.tracing.protocol_buffers import json_attributes, json_value, otlp_messages, plain_attributes, plain_value
 
@@ -97,7 +97,7 @@ def _message(kind: Any, body: bytes) -> Any:
 
 def _checked[T](body: bytes, read: Any) -> list[T]:
     try:
-        return list(read(json.loads(body)))
+        return list(read(parse_foreign_json(body)))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"the body must be an OTLP request in JSON ({type(error).__name__}: {error})") from None
 

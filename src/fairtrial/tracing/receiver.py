@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import zlib
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from fairtrial.errors import ConfigurationError, DataError, MissingExtraError
+from fairtrial.errors import ConfigurationError, DataError, LimitExceededError, MissingExtraError
+from fairtrial.foreign import ExpansionBudget, Method, expand
+from fairtrial.offload import in_thread
 from fairtrial.tracing.buffer import PendingTrace, TraceBuffer, TraceCounts
 from fairtrial.tracing.protocol_buffers import otlp_messages
 from fairtrial.tracing.received import parse_logs, parse_traces
@@ -24,6 +25,7 @@ _START_SECONDS = 30.0
 # The last two are names of this machine inside a container.
 _LOOPBACK = ("127.0.0.1", "::1", "localhost", "host.docker.internal", "host.containers.internal")
 _JSON, _PROTOBUF = "application/json", "application/x-protobuf"
+_ENCODINGS: dict[str, Method] = {"": "stored", "identity": "stored", "gzip": "gzip", "deflate": "zlib"}
 
 
 class TraceReceiver:
@@ -190,55 +192,28 @@ class TraceReceiver:
                 self._buffer.add(parse_traces(body, is_json=is_json))
             else:
                 self._buffer.add((), parse_logs(body, is_json=is_json))
-        except _TooLargeError:
-            return web.Response(status=413, text=f"a request must have at most {self._limit:,} bytes\n")
+        except LimitExceededError as error:
+            return web.Response(status=413, text=f"{error}\n")
         except DataError as error:
             return web.Response(status=400, text=f"{error}\n")
         return web.Response(body=b"{}" if kind == _JSON else b"", content_type=kind)
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         """Read the body, which must stay within the limit, also while it is decompressed."""
-        declared = request.content_length
-        if declared is not None and declared > self._limit:
-            raise _TooLargeError
-        parts, size = [], 0
+        budget = ExpansionBudget("the body", self._limit, "TraceReceiver(max_body_bytes=...)")
+        budget.check(request.content_length or 0)
+        body = bytearray()
         async for part in request.content.iter_chunked(65_536):
-            size += len(part)
-            if size > self._limit:
-                raise _TooLargeError
-            parts.append(part)
-        return decompress(b"".join(parts), request.headers.get("Content-Encoding", ""), self._limit)
+            body += part
+            budget.check(len(body))
+        encoding = request.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in _ENCODINGS:
+            raise DataError(f"the content encoding must be gzip, deflate or none (got {encoding[:40]!r})")
+        # In a thread: other senders are answered meanwhile.
+        return await in_thread(lambda: expand(bytes(body), _ENCODINGS[encoding], budget))
 
 
 def _name_of(host: str) -> str:
     """Return the name or address in a `Host`, in lower case and without its port."""
     name, separator, port = host.lower().rpartition(":")
     return (name if separator and port.isdecimal() else host.lower()).strip("[]")
-
-
-class _TooLargeError(Exception):
-    """A request is over the limit."""
-
-
-def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """Return a decompressed body. Never holds more than the limit in memory, whatever the body would become."""
-    chosen = encoding.strip().lower()
-    if chosen in ("", "identity"):
-        return body
-    if chosen not in ("gzip", "deflate"):
-        raise DataError(f"the content encoding must be gzip, deflate or none (got {chosen[:40]!r})")
-    parts, size = [], 0
-    while body:  # A body may have several members, one after another.
-        reader: Any = zlib.decompressobj(31 if chosen == "gzip" else 15)
-        try:
-            part: bytes = reader.decompress(body, limit - size + 1)
-        except zlib.error as error:
-            raise DataError(f"the body must be valid {chosen} ({error})") from None
-        size += len(part)
-        if size > limit:
-            raise _TooLargeError
-        if not reader.eof:
-            raise DataError(f"the body must be complete {chosen} (it ends early)")
-        parts.append(part)
-        body = reader.unused_data
-    return b"".join(parts)
