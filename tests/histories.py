@@ -287,7 +287,7 @@ class Screens:
             bench._children = {name: _Direct(store) for name in ("statistics", "search")}  # type: ignore[misc]
             self.viewer = Viewer(store, bench, access, place="here", read_only=False)
             self.app = make_app(self.viewer)
-            self.cookie = f"{access.cookie}={access.open_session()}"
+            self.cookie = f"{access.cookie}={access.sessions.open()}"
 
     def get(self, path: str, *, accept: str = "application/json") -> str:
         """Request a page of the viewer."""
