@@ -21,6 +21,7 @@ pytestmark = pytest.mark.long
 REVIEW = ReviewNote("helpful", "Does it help?", "Be *strict*.", ("baseline",), "ratings", "07", 36, 2, ("m.kind",))
 CODE = review_code("support-run-2", REVIEW)
 PAGES = {
+    "sign in": "login?token=used",
     "runs": "",
     "report": "support@2",
     "trials": "support@2/trials?m.kind=refund",

@@ -6,11 +6,13 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from fairtrial.cli.command_view import _open_browser
 from tests.viewer.conftest import HOSTILE, Viewed, segment
 
 PAGES = {
@@ -95,6 +97,30 @@ def test_every_page_fits_its_window_and_reports_nothing(
     assert made.problems == []
     assert made.foreign == []
     made.context.close()
+
+
+def test_a_link_leads_through_the_page_to_sign_in_and_the_opened_browser_needs_none(
+    viewed: Viewed, browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    _open_browser(tmp_path, viewed.server.invitation("support@2"))
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(viewed.base + "support@2/trials?m.kind=refund")
+    page.get_by_label("Token").fill("not the token")
+    page.keyboard.press("Enter")
+    assert page.get_by_role("alert").inner_text() == "That is not the token."
+    page.get_by_label("Token").fill(viewed.server.access.token)
+    page.get_by_role("button").click()
+    page.wait_for_url("**/support@2/trials?m.kind=refund")
+    context.close()
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(opened[0])
+    page.wait_for_url(viewed.base + "support@2")
+    assert page.goto(viewed.base).status == 200  # type: ignore[union-attr]
+    context.close()
 
 
 def test_keys_move_open_and_go_back_with_the_filter_kept(watched: Watched) -> None:
