@@ -104,7 +104,7 @@ class _Held(io.StringIO):
 
     @property
     def encoding(self) -> str:
-        return str(self._stream.encoding)
+        return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
         return bool(self._stream.isatty())
