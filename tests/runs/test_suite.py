@@ -39,6 +39,7 @@ from fairtrial import (
 )
 from fairtrial.models import ScriptedAdapter
 from fairtrial.runs import EvalRunCompleted, EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted, loop_watch
+from fairtrial.runs.events import observe_every_run
 from tests.records import changeable
 from tests.runs.doubles import double, doubles
 
@@ -327,6 +328,15 @@ async def test_observers_hear_of_the_run_and_of_every_trial_and_cannot_break_it(
     (completed,) = recorder.of(EvalRunCompleted)
     assert (completed.status, completed.pass_rate, completed.mean_score) == ("finished", 1.0, 1.0)
     assert "the run continues" in caplog.text
+
+
+async def test_an_observer_of_every_run_hears_each_once_until_it_is_taken_away() -> None:
+    first, second = Recorder(), Recorder()
+    suite = EvalSuite("s", doubles(1), double, exact_match)
+    for observer in (first, second, None):
+        observe_every_run(observer)
+        await suite.run(store="memory:")
+    assert len(first.of(EvalRunCompleted)) == len(second.of(EvalRunCompleted)) == 1
 
 
 async def test_the_end_of_a_run_of_several_experiments_has_the_figures_of_each_and_no_common_ones() -> None:
