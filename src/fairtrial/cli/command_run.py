@@ -218,7 +218,7 @@ def run(
       fairtrial run evals.py:support --repeats 3 --experiment terse
       fairtrial run evals.py --sample t07 --set style=terse
       fairtrial run evals.py --fail-under 0.8            for CI: exit 1 if lower
-      fairtrial run evals.py --once nightly-2026-11-17   for schedulers that repeat a command
+      fairtrial run evals.py --once nightly-7            for schedulers: only once
       fairtrial run --prompt prompts.py:ask --dataset q.jsonl \\
           --model openai:gpt-6.1-sol --model anthropic:claude-opus-5 \\
           --evaluator exact_match                        compare two models
