@@ -160,7 +160,8 @@ def test_workers_are_scaled_on_the_stream_they_read(kubernetes: dict[str, Any], 
 
 
 def test_secrets_come_from_secrets(compose: Any, kubernetes: dict[str, Any], containers: list[Any]) -> None:
-    assert all("secretKeyRef" in variable["valueFrom"] for each in containers for variable in each["env"])
+    variables = [variable for each in containers for variable in each["env"] if variable["name"] != "JOB_UID"]
+    assert all("secretKeyRef" in variable["valueFrom"] for variable in variables)
     for name in ("redis", "postgres"):  # Not in the environment, which `docker inspect` shows.
         service = compose["services"][name]
         assert service["secrets"] == [f"{name}_password"]
@@ -229,6 +230,10 @@ def test_the_client_runs_the_suite_of_the_workers_and_is_probed_where_it_listens
     (worker,) = kubernetes["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert client["args"][:3] == ["run", worker["args"][1], "--fleet"]
     given = dict(zip(client["args"][3::2], client["args"][4::2], strict=True))
+    # The same for every pod of the Job, and another for the next Job: a pod that is started again executes nothing twice.
+    label = {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}}
+    assert {"name": "JOB_UID", "valueFrom": label} in client["env"]
+    assert given.pop("--once") == "$(JOB_UID)"
     assert given == {"--health-port": str(client["ports"][0]["containerPort"]), "--health-host": "0.0.0.0"}
     source = Path(options.__file__).read_text()
     assert all(f'"{flag}"' in source for flag in given)
