@@ -230,7 +230,7 @@ def test_the_client_runs_the_suite_of_the_workers_and_is_probed_where_it_listens
     (worker,) = kubernetes["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert client["args"][:3] == ["run", worker["args"][1], "--fleet"]
     given = dict(zip(client["args"][3::2], client["args"][4::2], strict=True))
-    # The same for every pod of the Job, and another for the next Job: a pod that is started again executes nothing twice.
+    # The same for every pod of a Job, and another for the next Job: a restarted pod executes nothing twice.
     label = {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}}
     assert {"name": "JOB_UID", "valueFrom": label} in client["env"]
     assert given.pop("--once") == "$(JOB_UID)"
