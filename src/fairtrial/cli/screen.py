@@ -103,7 +103,7 @@ class _Held(io.StringIO):
         self._stream = stream
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # type: ignore[override]  # not writable here either
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:

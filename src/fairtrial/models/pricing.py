@@ -86,11 +86,12 @@ class Prices:
                 raise ConfigurationError(
                     f"Prices.{name} must be US dollars per million tokens, at least 0 (got {value!r})"
                 )
-        if not isinstance(self.tiers, Mapping) or not all(map(_is_amount, self.tiers.values())):
+        tiers: object = self.tiers  # Checked at run time, for callers without a type checker.
+        if not isinstance(tiers, Mapping) or not all(map(_is_amount, tiers.values())):
             raise ConfigurationError(
-                f'Prices.tiers must be factors by service tier, such as {{"flex": 0.5}} (got {self.tiers!r})'
+                f'Prices.tiers must be factors by service tier, such as {{"flex": 0.5}} (got {tiers!r})'
             )
-        object.__setattr__(self, "tiers", FrozenDict(self.tiers))
+        object.__setattr__(self, "tiers", FrozenDict(tiers))
 
     def cost(self, usage: TokenUsage, extras: UsageExtras = NO_EXTRAS) -> float | None:
         """Return the cost of a call in US dollars; None if a part of it has no price."""

@@ -69,18 +69,28 @@ ANTHROPIC_ENDINGS: Mapping[str, Ending] = MappingProxyType(
 
 # Google's own API: the names of google-genai's `FinishReason`. Answers without text end with `NO_IMAGE` and the like.
 GEMINI_ENDINGS: Mapping[str, Ending] = MappingProxyType(
-    {"STOP": "complete", "MAX_TOKENS": "cut off"}
-    | dict.fromkeys(
-        ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT",
-         "IMAGE_RECITATION"),
-        "refused",
-    )
-    | dict.fromkeys(
-        ("FINISH_REASON_UNSPECIFIED", "MALFORMED_FUNCTION_CALL", "MALFORMED_RESPONSE", "UNEXPECTED_TOOL_CALL",
-         "TOO_MANY_TOOL_CALLS", "OTHER", "IMAGE_OTHER", "NO_IMAGE", "LANGUAGE"),
-        "failed",
-    )
-)  # fmt: skip
+    {
+        "STOP": "complete",
+        "MAX_TOKENS": "cut off",
+        "SAFETY": "refused",
+        "RECITATION": "refused",
+        "BLOCKLIST": "refused",
+        "PROHIBITED_CONTENT": "refused",
+        "SPII": "refused",
+        "IMAGE_SAFETY": "refused",
+        "IMAGE_PROHIBITED_CONTENT": "refused",
+        "IMAGE_RECITATION": "refused",
+        "FINISH_REASON_UNSPECIFIED": "failed",
+        "MALFORMED_FUNCTION_CALL": "failed",
+        "MALFORMED_RESPONSE": "failed",
+        "UNEXPECTED_TOOL_CALL": "failed",
+        "TOO_MANY_TOOL_CALLS": "failed",
+        "OTHER": "failed",
+        "IMAGE_OTHER": "failed",
+        "NO_IMAGE": "failed",
+        "LANGUAGE": "failed",
+    }
+)
 
 # Amazon Bedrock's Converse, which has most of Anthropic's names.
 CONVERSE_ENDINGS: Mapping[str, Ending] = MappingProxyType(
