@@ -293,6 +293,42 @@ async def test_fleets_score_what_the_suite_has(
         await broker.close()
 
 
+async def same_number(given: int) -> int:
+    return given
+
+
+def look_alike() -> Any:
+    """A class that has the name of every other class that this returns."""
+
+    @dataclass(frozen=True)
+    class Item:
+        value: int
+
+    return Item
+
+
+async def test_workers_use_the_suites_own_samples_where_names_are_ambiguous(tmp_path: Path, redis_url: str) -> None:
+    items = [look_alike()(1), look_alike()(1)]
+    dataset = Dataset([Sample(str(place), place, item) for place, item in enumerate(items)])
+
+    def is_own(output: int, expected: Any) -> bool:
+        return expected is items[output]
+
+    broker = connect_broker(redis_url)
+    try:
+        suite = EvalSuite("alike", dataset, same_number, is_own)
+        loops: list[EvalLoop] = []
+        worker = asyncio.create_task(run_worker(suite, broker, started=loops.append))
+        report = await suite.run(store=str(tmp_path / "runs.db"), mailbox=broker)
+        loops[0].stop()
+        await worker
+        assert [(result.outcome, result.passed, result.error) for result in report.results] == [
+            ("scored", True, None)
+        ] * 2
+    finally:
+        await broker.close()
+
+
 async def test_two_hops_give_the_values_of_one(reference: Mapping[str, Verdict]) -> None:
     for name, kind, _ in KINDS_HERE:
         main = MainLoop(annotated(kind))
