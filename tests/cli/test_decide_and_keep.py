@@ -545,7 +545,7 @@ class TestConfig:
         found = {one["name"]: (one["value"], one["origin"]) for one in facts["settings"]}
         prices = facts["settings"][-1]["value"]["tiny"]
         assert (prices["input"], prices["output"]) == (1, 2.5)
-        price = dict.fromkeys(prices) | {"input": 1, "output": 2.5}
+        price = dict.fromkeys(prices) | {"input": 1, "output": 2.5, "tiers": {}}
         assert found == {
             "store": ("here.db", "pyproject.toml [tool.fairtrial]"),
             "suites": (["evals/a.py", "pkg.mod"], "pyproject.toml [tool.fairtrial]"),
