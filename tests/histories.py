@@ -21,7 +21,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -219,7 +219,7 @@ class History:
         return run.experiments[experiment], self.sample(place).input, repeat
 
     def _took_place(
-        self, known: Known, expected: dict[int, str], judge: Judge, kept: dict[int, int] | None = None
+        self, known: Known, expected: Mapping[int, str], judge: Judge, kept: dict[int, int] | None = None
     ) -> None:
         """Take over what was stored; it must have these outcomes and the scores of this evaluator."""
         known.run = self.store.get_run(known.run.run_id)
