@@ -667,6 +667,20 @@ class TestTotals:
         assert (even.reward_sum, even.reward_min, even.reward_max) == (2.0, -5.0, 7.0)
         assert (odd.reward_sum, odd.reward_squares) == (1.5, 2 * 0.75**2)
 
+    def test_samples_with_fewer_scored_repeats_count_once_also_in_groups(self, store: RunStore) -> None:
+        run = store.create_run(run_record(size=2, experiments=("baseline",)))
+        outcomes: list[Outcome] = ["scored", "scored", "timeout", "scored"]
+        values = [Score(1.0), Score(0.0), None, Score(1.0)]
+        given = {place: sample(place, topic="one") for place in range(2)}
+        store.commit(
+            "r1", [result(run, n, o, score=v) for n, o, v in zip(range(4), outcomes, values, strict=True)], given
+        )
+        (whole,) = store.totals("r1")
+        ((_, group),) = store.group_totals("r1", "topic")
+        for means in (whole.sample_means, group.sample_means):
+            assert means is not None
+            assert (means.pass_rate, means.mean_score, means.pass_rate_all) == (0.75, 0.75, 0.5)
+
     def test_metric_means_are_over_scored_trials(self, store: RunStore) -> None:
         run = store.create_run(run_record())
         batch = [
@@ -818,6 +832,7 @@ class TestOwnership:
         owned = store.run_owner(run_id)
         assert (owned.owner, owned.epoch) == ("first", 1)
         assert owned.heartbeat_at is not None
+        assert owned.age_seconds is None or 0 <= owned.age_seconds < 60
 
     def test_a_heartbeat_defeats_a_takeover_that_was_decided_before_it(self, store: RunStore) -> None:
         run_id = store.create_run(run_record()).run_id

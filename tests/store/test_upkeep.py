@@ -17,7 +17,7 @@ from fairtrial import Attachment, ChatMessage, Sample
 from fairtrial.errors import StoreError
 from fairtrial.models.cache import ResponseCache
 from fairtrial.models.reply import ModelReply
-from fairtrial.store import RunStore, open_store, upkeep
+from fairtrial.store import Label, RunStore, open_store, upkeep
 from fairtrial.store.schema import datasets, details, results, samples
 from fairtrial.store.sql import SqlStore
 from fairtrial.testing import FakeClock
@@ -47,6 +47,16 @@ def test_a_sqlite_file_shrinks_when_it_is_vacuumed_after_a_run_was_deleted(tmp_p
     assert store.size() < full / 5
     store.create_run(run_record(run_id="new"))
     store.close()
+
+
+def test_labels_of_a_deleted_run_are_not_kept(tmp_path: Path) -> None:
+    store = sql(open_store(tmp_path / "runs.db"))
+    run = store.create_run(run_record())
+    store.label(Label(result(run, 0).key, "good", "somebody's words"))
+    store.delete_run(run.run_id)
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM labels").fetchone() == (0,)
 
 
 def test_a_postgresql_store_uses_the_space_of_a_deleted_run_again(pg_url: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -28,6 +28,8 @@ from fairtrial import (
     tool_not_called,
 )
 from fairtrial.errors import FairtrialError
+from fairtrial.judging import llm_judge
+from fairtrial.models import ScriptedAdapter
 from fairtrial.testing import FakeClock
 from fairtrial.trials.context import TrialContext, current_trial
 from fairtrial.trials.keys import TrialKey
@@ -443,6 +445,21 @@ async def test_a_stored_output_is_scored_again_without_its_task_and_keeps_its_co
     odd = await score_again(rules(number), KEY, 0, sample, stored, None)
     assert (odd.outcome, odd.stage) == ("scorer_error", "score")
     assert "does not match the output type of the task" in (odd.error or "")
+
+
+async def test_scoring_again_costs_what_its_own_run_paid_for_judges() -> None:
+    judge = llm_judge(
+        ScriptedAdapter([{"reason": "r", "rating": "good"}], repeat=True, usage=TokenUsage(10, 1, cost_usd=1.0)),
+        "Right.",
+    )
+    first = await trial(answer, judge)
+    assert first.judge_cost_usd == 1.0
+    assert first.snapshot is not None
+    stored, recorded = replace(first, output="a"), restore_session(first.snapshot)
+    for run_id, cost in ((KEY.run_id, 2.0), ("another", 1.0)):
+        key = KEY._replace(run_id=run_id)
+        again = await score_again(rules(answer, judge), key, 0, Sample("s1", "q", "a"), stored, recorded)
+        assert (again.outcome, again.judge_cost_usd) == ("scored", cost)
 
 
 @asynccontextmanager
