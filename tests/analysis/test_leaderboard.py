@@ -18,6 +18,8 @@ from fairtrial.analysis.ranking import rank_columns
 from fairtrial.errors import ConfigurationError
 from fairtrial.report.estimates import mean_over_suites
 from fairtrial.report.preferences import preferences
+from fairtrial.store.notes import AdaptiveNote
+from fairtrial.trials.stopping import StopWhen
 from tests.report.build import graded, stored
 
 pytestmark = pytest.mark.proves("R148")
@@ -309,7 +311,10 @@ class TestRefusals:
             leaderboard(FOUR, alpha=2)
 
     def test_a_run_that_looked_at_its_own_results_is_refused(self) -> None:
-        report = stored({"a": passes(0.9), "b": passes(0.8)}, notes={"adaptive": {}})
+        note = AdaptiveNote(
+            stopped=False, reason=None, rule=StopWhen(0.2), samples=0, planned=0, beyond=0, experiments={}, pair=None
+        )
+        report = stored({"a": passes(0.9), "b": passes(0.8)}, notes={"adaptive": note.to_json()})
         with pytest.raises(ConfigurationError, match="a leaderboard needs runs of fixed length, but run r1"):
             leaderboard(report)
         with pytest.raises(ConfigurationError, match="a mean over suites needs runs of fixed length"):

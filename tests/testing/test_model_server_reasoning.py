@@ -282,7 +282,7 @@ def test_what_the_responses_endpoint_cannot_serve_is_refused(talk_to: MakeTalk) 
         for problem, options in (
             ("keeps no responses", {"previous_response_id": "resp_1"}),
             ("list of at least one item", {"input": []}),
-            ("of type 'web_search_call' are not served", {"input": [{"type": "web_search_call"}]}),
+            ("of type 'computer_call' are not served", {"input": [{"type": "computer_call"}]}),
             ("each must be a function with a name", {"tools": [{"type": "function"}]}),
             ("each must be a function with a name", {"tools": [{"type": "custom", "name": "shell"}]}),
         ):
