@@ -181,7 +181,8 @@ KINDS: dict[str, Kind] = {
     "module imported by a function call": Kind("import importlib\ndef task(x): return importlib.import_module('late_e').h(x)", files={"late_e.py": "def h(x): return '@'"}),
     # The surroundings.
     "variable read at import": Kind("WORD = os.environ.get('KINDS_WORD')\ndef task(x): return WORD"),
-    "variable read by the task": Kind("def task(x): return os.environ['KINDS_WORD'] + os.getenv('KINDS_WORD')", named="$KINDS_WORD"),
+    "variable read by the task": Kind("def task(x): return os.environ['KINDS_WORD']", named="$KINDS_WORD"),
+    "variable that the task asks for": Kind("def task(x): return os.getenv('KINDS_WORD')", named="$KINDS_WORD"),
     "prompt read at import": Kind("PROMPT = pathlib.Path(os.environ['KINDS_FOLDER'], 'word.txt').read_text()\ndef task(x): return PROMPT"),
     "prompt read by the task": Kind("def task(x): return open('word.txt').read()", named="word.txt"),
     "port of a local server": Kind("URL = 'http://127.0.0.1:80%d/v1' % ord(V)\ndef task(x): return URL", named="URL"),
