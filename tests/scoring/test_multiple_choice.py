@@ -169,3 +169,10 @@ def test_a_model_that_always_answers_a_is_right_by_chance_only() -> None:
         multiple_choice,
     )
     assert fixed.run_sync(store="memory:").pass_rate == 1.0
+
+
+def test_choices_given_as_a_list_cannot_be_changed_later() -> None:
+    given = ["red", "blue"]
+    question = ChoiceQuestion("Which?", given)  # type: ignore[arg-type]
+    given.append("green")
+    assert question == ChoiceQuestion("Which?", ("red", "blue"))
