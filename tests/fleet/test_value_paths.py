@@ -339,7 +339,7 @@ async def test_two_hops_give_the_values_of_one(reference: Mapping[str, Verdict])
             sent = MainLoopRequest.from_wire(MainLoopRequest(sample.input).to_wire())
             answer = type(reply := await main._executor.answer(sent)).from_wire(reply.to_wire())
             assert answer.error is None or reference[sample.id][0] == "task_error", (sample.id, answer.error)
-            assert answer.type == EvalRequest(sample=sample).type_names[0], sample.id
+            assert answer.type_name == EvalRequest(sample=sample).type_names[0], sample.id
 
 
 @pytest.mark.parametrize("path", ["loop", "isolated", "rescored"])

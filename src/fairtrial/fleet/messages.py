@@ -364,7 +364,7 @@ class MainLoopRequest:
         seed: The run's seed.
         attempt: The number of the attempt.
         timeout_seconds: Time after which the sender no longer waits for the result.
-        type: The name of the type of the input; determined when the request is sent by default.
+        type_name: The name of the type of the input; determined when the request is sent by default.
     """
 
     input: Any
@@ -376,7 +376,7 @@ class MainLoopRequest:
     seed: int = 0
     attempt: int = 1
     timeout_seconds: float | None = None
-    type: TypeName | None = field(default=None, compare=False)
+    type_name: TypeName | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("params", "metadata"):
@@ -390,7 +390,7 @@ class MainLoopRequest:
     def to_wire(self) -> bytes:
         """The request as JSON."""
         tree: dict[str, Any] = {"v": VERSION, "id": self.request_id, "input": self.input}
-        if name := value_type_name(self.input) if self.type is None else self.type:
+        if name := value_type_name(self.input) if self.type_name is None else self.type_name:
             tree["type"] = [name]
         if self.params:
             tree["params"] = self.params
@@ -426,7 +426,7 @@ class MainLoopResult(Generic[OutputT]):  # noqa: UP046 - they have defaults
         session_id: The id of the session in the shared session store, if it is kept there.
         usage: What the model calls used.
         latency_ms: The duration of the call.
-        type: The name of the type of the output; determined when the result is sent by default.
+        type_name: The name of the type of the output; determined when the result is sent by default.
     """
 
     request_id: str
@@ -436,14 +436,14 @@ class MainLoopResult(Generic[OutputT]):  # noqa: UP046 - they have defaults
     session_id: str | None = None
     usage: TokenUsage = NO_USAGE
     latency_ms: int = 0
-    type: TypeName | None = field(default=None, compare=False)
+    type_name: TypeName | None = field(default=None, compare=False)
 
     def to_wire(self) -> bytes:
         """The result as JSON."""
         tree: dict[str, Any] = {"v": VERSION, "id": self.request_id, "latency_ms": self.latency_ms}
         if self.output is not None:
             tree["output"] = self.output
-            if name := value_type_name(self.output) if self.type is None else self.type:
+            if name := value_type_name(self.output) if self.type_name is None else self.type_name:
                 tree["type"] = [name]
         if self.error is not None:
             tree["error"] = self.error

@@ -121,9 +121,7 @@ class EvalConfig:
 
 # The field is only an argument, which dataclasses leave on the class as its default.
 if not TYPE_CHECKING:
-    EvalConfig.timeout_per_sample_ms = property(
-        lambda config: _Converted(config.timeout_seconds * 1000), doc="`timeout_seconds` in milliseconds."
-    )
+    EvalConfig.timeout_per_sample_ms = property(lambda config: _Converted(config.timeout_seconds * 1000))
 
 _REAL = frozenset({"timeout_seconds", "max_cost_usd", "close_seconds", "grace_seconds"})
 _LEAST: dict[str, float] = {

@@ -120,13 +120,13 @@ class InputExecutor:
 
     def _given(self, request: MainLoopRequest) -> Any:
         """Return the input, by the input type of the loop or, where that would change it, by the name of its type."""
-        if request.type is None and value_type_name(request.input):
+        if request.type_name is None and value_type_name(request.input):
             return request.input  # Passed by reference, so it has its original type.
         given = request.typed(self._input_type)
-        if not request.type or not changes_parts(request.type, value_type_name(given)):
+        if not request.type_name or not changes_parts(request.type_name, value_type_name(given)):
             return given
         task = None if self._task is None else self._task.fn
-        return KnownTypes(task, input=self._input_type).read(request.type, request.input, "input")
+        return KnownTypes(task, input=self._input_type).read(request.type_name, request.input, "input")
 
 
 class MainLoop(TaskLoop[InputT, OutputT]):

@@ -129,7 +129,7 @@ class RemoteMainLoop:
             seed=self._seed,
             attempt=ctx.attempt,
             timeout_seconds=self._timeout,
-            type=input_type_name.get(),
+            type_name=input_type_name.get(),
         )
         answer: asyncio.Future[MainLoopResult] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = answer
@@ -217,8 +217,8 @@ def _take_over(result: MainLoopResult, output_type: Any, known: KnownTypes, ctx:
         ctx.session.extend(restore_session(result.session_snapshot).everything().envelopes)
     if result.error is not None:
         raise MainLoopError(result.error)
-    if result.type:
-        return known.read(result.type, result.output, "output")
+    if result.type_name:
+        return known.read(result.type_name, result.output, "output")
     if output_type is object:
         return result.output
     return from_json(output_type, to_json(result.output))
