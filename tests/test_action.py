@@ -271,7 +271,8 @@ def test_a_baseline_in_a_shared_database_is_found_behind_the_runs_of_many_pull_r
     assert "store-test-password" not in said
     away = {**shared, "EVALS_STORE": "postgresql://127.0.0.1:1/none", "FAIRTRIAL_PATIENCE_SECONDS": "1"}
     gone = run_action(tmp_path, environment(tmp_path, api, event=event, **away))
-    assert gone.returncode != 0  # Not "no baseline yet".
+    assert gone.returncode == 3  # Neither "no baseline yet" nor "too little data to decide".
+    assert "Evals: error" in api.comments[0]["body"]
 
 
 def test_the_action_passes_settings_as_variables_and_pins_what_it_uses() -> None:

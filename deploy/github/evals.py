@@ -299,15 +299,15 @@ def _evaluate(settings: Settings, environ: Mapping[str, str]) -> int:
     if settings.baseline == "artifact" and not fetch_store(github, settings, Path(settings.store)):
         print(f"::notice::branch {settings.base} has no artifact {settings.artifact!r} yet")
     code = execute(settings)
-    with tempfile.TemporaryDirectory() as folder:
-        if code not in (PASS, FAIL):
-            text = f"The run ended with exit code {code}; see the log of the job."
-        else:
+    if code in (PASS, FAIL):
+        with tempfile.TemporaryDirectory() as folder:
             code, text = decide(settings, Path(folder, "gate.md"))
-    result = {PASS: "pass", FAIL: "fail", INCONCLUSIVE: "inconclusive"}.get(code, "error")
+        result = {PASS: "pass", FAIL: "fail", INCONCLUSIVE: "inconclusive"}.get(code, "error")
+    else:  # Also 3: a run that ended early, or without its store, was not decided about.
+        text, result = f"The run ended with exit code {code}; see the log of the job.", "error"
     report(environ, text, result)
     comment(github, settings, f"**Evals: {result}**\n\n{text}")
-    if code == INCONCLUSIVE and settings.inconclusive == "warn":
+    if result == "inconclusive" and settings.inconclusive == "warn":
         print("::warning::the evals are inconclusive: too little data to decide")
         return 0
     return code
