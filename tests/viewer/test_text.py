@@ -128,6 +128,7 @@ def test_texts_that_repeat_words_are_given_up_instead_of_compared_for_minutes() 
         assert time.process_time() - start < 5
         assert remark == "the texts are too long or repetitive to mark"
         assert not any(part.changed for part in [*left, *right])
+    first = "again\n" * 3000
     left, right, remark = differences(first, "again\n" * 2000 + "stop")
     assert ([part.text for part in right if part.changed], remark) == (["stop"], "")
     assert "".join(part.text for part in left) == first
