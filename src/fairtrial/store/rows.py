@@ -203,7 +203,7 @@ class Encoder:
             result.refused_calls,
             usage.reasoning_tokens, usage.cache_write_tokens, attempt,
             STAGES[result.stage], execution, metrics, _mask(redacted) if redacted else 0, reward, verdicts,
-            result.code, self._endings(result.unknown_endings),
+            result.code, self._json_of_endings(result.unknown_endings) if result.unknown_endings else None,
         )  # fmt: skip
         detail = (
             (self._number, ordinal, execution, error, reason, rest_json, metadata_json, output, transcript)
@@ -246,8 +246,8 @@ class Encoder:
             values[name] = metric.value
         return dumps(values)
 
-    def _endings(self, endings: Mapping[str, int]) -> str | None:
-        return self._redactor.json(dumps(endings)) if endings else None
+    def _json_of_endings(self, endings: Mapping[str, int]) -> str:
+        return self._redactor.json(dumps(endings))
 
     def _score_name(self, name: str) -> str:
         """Return the name of a score as JSON; most results of a run have the same."""
