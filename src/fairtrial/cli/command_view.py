@@ -63,7 +63,7 @@ def view(
 ) -> int:
     """Show runs, trials and comparisons as pages in a browser.
 
-    The server answers this machine only, and only to whoever signs in. The browser that it opens is signed in already.
+    The server answers only this machine, and only people who sign in. The browser that it opens is already signed in.
     Stop it with Ctrl-C.
 
     \b

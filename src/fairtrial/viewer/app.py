@@ -150,7 +150,7 @@ async def open_link(viewer: Viewer, request: Request) -> Response:
 
 
 async def sign_in(viewer: Viewer, request: Request) -> Response:
-    """Open a session for whoever types a token."""
+    """Open a session with a typed token."""
     form = await read_form(request)
     to = "" if form is None else form.get("to")
     found = None if form is None else viewer.access.sign_in(form.get("token").strip())

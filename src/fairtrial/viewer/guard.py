@@ -111,7 +111,7 @@ class Guard:
     def __init__(self, app: Any, access: Access, sign_in: Any) -> None:
         self.app = app
         self.access = access
-        self._sign_in = sign_in  # The page that whoever has no session sees instead of any other.
+        self._sign_in = sign_in  # Shown instead of any other page without a session.
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a refused request; pass on any other."""
@@ -134,7 +134,7 @@ class Guard:
         await (self._sign_in if asks_to_sign_in else self.app)(scope, _in_time(receive), send_guarded)
 
     def _session(self, headers: Sequence[tuple[str, str]]) -> tuple[Visitor, str] | None:
-        """Return whose request it is, and the secret of the session; None for whoever is about to sign in."""
+        """Return whose request it is, and the secret of the session; None for a request to sign in."""
         for value in _cookies(headers, self.access.cookie):
             if (visitor := self.access.visitor(value)) is not None:
                 return visitor, value

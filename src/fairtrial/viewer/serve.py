@@ -97,7 +97,7 @@ class ViewServer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def address(self, run: str = "") -> str:
-        """Return the address to open first; whoever opens it is asked for the token."""
+        """Return the address to open first; it asks for the token."""
         return self._place(segment(run) if run else "")
 
     def invitation(self, run: str = "") -> str:

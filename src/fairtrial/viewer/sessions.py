@@ -19,7 +19,7 @@ _FILE = "view-sessions.json"
 class Sessions:
     """The sessions that were opened with one token; with another token, none of them is valid.
 
-    Of a session only a digest is kept: whoever reads the file cannot use it. Without a folder that can be written,
+    Only a digest of each session is kept, so that the file alone opens nothing. Without a folder that can be written,
     sessions end with the server.
     """
 
