@@ -1,56 +1,66 @@
-"""A long run in which workers, client, queue and store are killed again and again.
+"""A fleet under load in which something fails every six seconds, for an hour; its store is then judged in plain SQL.
 
-    python benchmarks/fleet_soak.py [--engine redis|postgresql|sqs] [--trials 500000] [--rounds 5] [--minutes 60]
+    python benchmarks/fleet_soak.py [--engine one-transaction|redis|postgresql|sqs] [--minutes 60]
+                                    [--fault-seconds 6] [--trials 10000] [--workers 2]
 
-The same as the chaos test, for longer: a worker is killed every 3 s, and in each round the queue and the store are
-killed and restarted once and the client is killed twice. The emulator of SQS, which would lose everything, is paused
-for 5 s instead. Prints one JSON line; fails if a trial is lost, stored twice or set aside.
+Workers are killed and frozen beyond their lease, clients killed and started again, the database killed with all its
+children, its connections terminated, and the queue killed where it is a server of its own: in `one-transaction` it is
+in the database of the store. The emulator of SQS, which would lose everything, is paused for 5 s instead. Runs follow
+one another until the time is over. The memory of a worker that is never killed, and of the client, is printed each
+minute.
+
+Prints one JSON line; fails if a trial of a run is missing, stored twice or wrong, if its sample or its details are, if
+a message was set aside, or if the worker's memory grew by more than 1.1 times after the first third of the time.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.fleet.chaos import Plan, run_chaos
+from tests.fleet.load import LoadOutcome, LoadPlan, run_load
 
-EVENTS = 6  # Of a round.
+FLAT = 1.1
+
+
+def grown(outcome: LoadOutcome) -> float:
+    """How many times the worker's memory at the end is that after a third of the time."""
+    sizes = [look["worker_mb"] for look in outcome.memory]
+    return round(sizes[-1] / sizes[len(sizes) // 3], 3)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=("redis", "postgresql", "sqs"), default="redis")
-    parser.add_argument("--trials", type=int, default=500_000)
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--kill-seconds", type=float, default=3.0, help="how often a worker is killed")
-    options = parser.parse_args()
-    steps = [step / (EVENTS * options.rounds + 1) for step in range(1, EVENTS * options.rounds + 1)]
-    plan = Plan(
-        trials=options.trials,
-        queue=options.engine,
-        workers=options.workers,
-        kill_every_seconds=options.kill_seconds,
-        queue_kill_at=tuple(steps[0::EVENTS]),
-        client_kill_at=(*steps[1::EVENTS], *steps[4::EVENTS]),
-        queue_restart_at=tuple(steps[2::EVENTS]),
-        store_kill_at=tuple(steps[3::EVENTS]),
-        store_restart_at=tuple(steps[5::EVENTS]),
-        limit_seconds=60 * options.minutes,
+    parser.add_argument(
+        "--engine", choices=("one-transaction", "redis", "postgresql", "sqs"), default="one-transaction"
     )
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--fault-seconds", type=float, default=6.0, help="how often something fails")
+    parser.add_argument("--trials", type=int, default=10_000, help="of each run")
+    parser.add_argument("--workers", type=int, default=2, help="that are killed, beside one that is not")
+    parser.add_argument("--seed", type=int, default=20261117)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ends what was started.
+    plan = LoadPlan(**vars(options))
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run_chaos(Path(folder), plan, lambda line: print(line, file=sys.stderr, flush=True))
-    extra = outcome.executions / plan.trials - 1
-    print(json.dumps({"engine": plan.queue, **dataclasses.asdict(outcome), "extra_executions": round(extra, 4)}))
-    if outcome.stored != plan.trials or outcome.outcomes != {"scored": plan.trials} or outcome.dead_letters:
-        raise SystemExit("a trial was lost, failed or set aside")
+        outcome = run_load(Path(folder), plan, lambda line: print(line, file=sys.stderr, flush=True))
+    extra = outcome.executions - outcome.stored
+    figures = {
+        "extra_executions": extra,
+        "extra_share": round(extra / outcome.stored, 4),
+        "worker_grown": grown(outcome),
+    }
+    print(json.dumps({"engine": plan.engine, **vars(outcome), **figures}))
+    if outcome.broken:
+        raise SystemExit("broken: " + ", ".join(outcome.broken))
+    if grown(outcome) > FLAT:
+        raise SystemExit(f"the memory of the worker grew by {grown(outcome)} times")
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def queue_server(folder: Path, engine: str) -> Iterator[QueueServer]:
         yield QueueServer(url, kill_postgres, postgres.restart)
 
 
-async def _left(url: str) -> tuple[int, int]:
+async def left_in_queue(url: str) -> tuple[int, int]:
     """Return how many dead letters and how many other requests a queue has."""
     broker = connect_broker(url)
     try:
@@ -201,7 +201,7 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
             assert not schedule, f"the run ended before {schedule[0][1]}: give it more trials"
             outcome.seconds = time.monotonic() - began
             outcome.status = answer["status"]
-            outcome.dead_letters, outcome.left_in_requests = asyncio.run(_left(queue.url))
+            outcome.dead_letters, outcome.left_in_requests = asyncio.run(left_in_queue(queue.url))
             logs = "".join(path.read_text() for path in folder.glob("client-*.log"))
             outcome.resent = sum(map(int, re.findall(r"(\d+) requests were lost or never sent", logs)))
         outcome.executions = begun()
