@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -427,6 +428,17 @@ class TestFiles:
         found = open_columns(store, run)
         assert found is not None
         assert found.header.uncoded == ["topic"]
+
+    def test_keys_beyond_a_number_are_read_from_the_store(
+        self, store: RunStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fairtrial.analysis.column_samples._MOST_KEYS", 1)
+        samples, repeats, cells = sample_run()
+        run = store_run(store, [replace(one, metadata={"topic": "t", "level": "l"}) for one in samples], repeats, cells)
+        assert_equal(*both(store, run, keys=["topic", "level"]))
+        found = open_columns(store, run)
+        assert found is not None
+        assert found.header.uncoded == ["level"]
 
 
 def _from_files(source: ExperimentSource) -> Columns:

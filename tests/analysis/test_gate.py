@@ -412,6 +412,13 @@ class TestMissing:
         assert at_random.checks[0].missing_at_random
         assert at_random.reasons[0].endswith("This assumes that the 4 missing are like the others.")
 
+    def test_one_missing_pair_is_an_assumption_too(self) -> None:
+        old, new = stored([1.0] * 100), stored([*[1.0] * 99, "scorer_error"])
+        (check,) = gate(new, GateRules(margin=0.1, max_missing=0.05), baseline=old).checks
+        assert (check.missing, check.missing_at_random) == (1, True)
+        (check,) = gate(old, GateRules(margin=0.1, max_missing=0.05), baseline=old).checks
+        assert (check.missing, check.missing_at_random) == (0, False)
+
     def test_a_failure_must_hold_with_what_is_missing_at_its_best(self) -> None:
         report = stored([*share(69, 96), *["scorer_error"] * 4])
         assert gate(report, GateRules(min_pass_rate=0.81)).status == "inconclusive"

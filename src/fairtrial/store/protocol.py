@@ -158,33 +158,33 @@ class Totals:
 
     experiment: str
     outcomes: Mapping[Outcome, int]  # Stored results by outcome.
-    passed: int = 0
-    value_sum: float = 0.0
-    value_min: float | None = None
-    value_max: float | None = None
-    value_squares: float = 0.0  # Sum of squared values.
-    reward_sum: float = 0.0
-    reward_min: float | None = None
-    reward_max: float | None = None
-    reward_squares: float = 0.0
-    latency_sum: int = 0
-    latency_max: int = 0
-    slowest: str | None = None  # Sample id of the slowest trial.
-    timed: int = 0  # Trials whose latency counts: all but not_run and those with metadata "warmup" or "untimed" True.
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    cost_usd: float | None = None  # Known costs of the task's calls.
-    judge_cost_usd: float | None = None
-    cache_hits: int = 0  # Model calls answered by the response cache.
-    unpriced_calls: int = 0  # Calls of the task with unknown cost.
-    unpriced_judge_calls: int = 0
-    cut_off_calls: int = 0  # Model answers truncated at a token limit.
-    refused_calls: int = 0  # Calls that the model or a filter declined.
-    unknown_endings: Mapping[str, int] = EMPTY  # Answers by the unknown reason with which they ended.
-    reasoning_tokens: int = 0  # Of the output.
-    cache_write_tokens: int = 0  # Of the input.
-    sample_means: SampleMeans | None = None  # None: all samples have as many scored trials, so that the sums tell.
+    passed: int
+    value_sum: float
+    value_min: float | None
+    value_max: float | None
+    value_squares: float  # Sum of squared values.
+    reward_sum: float
+    reward_min: float | None
+    reward_max: float | None
+    reward_squares: float
+    latency_sum: int
+    latency_max: int
+    slowest: str | None  # Sample id of the slowest trial.
+    timed: int  # Trials whose latency counts: all but not_run and those with metadata "warmup" or "untimed" True.
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    cost_usd: float | None  # Known costs of the task's calls.
+    judge_cost_usd: float | None
+    cache_hits: int  # Model calls answered by the response cache.
+    unpriced_calls: int  # Calls of the task with unknown cost.
+    unpriced_judge_calls: int
+    cut_off_calls: int  # Model answers truncated at a token limit.
+    refused_calls: int  # Calls that the model or a filter declined.
+    unknown_endings: Mapping[str, int]  # Answers by the unknown reason with which they ended.
+    reasoning_tokens: int  # Of the output.
+    cache_write_tokens: int  # Of the input.
+    sample_means: SampleMeans | None  # None: all samples have as many scored trials, so that the sums tell.
 
     @property
     def total_cost_usd(self) -> float:
