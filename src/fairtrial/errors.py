@@ -16,6 +16,7 @@
     │   ├── UnknownRunError       no such run
     │   ├── StoreVersionError     written by a newer Fairtrial, or in need of migration
     │   └── StoreUnavailableError the database cannot be reached just now; trying again may help
+    │       └── StoreFullError    its disk is full; trying again helps when there is room
     ├── NothingToScoreError       an evaluator has nothing to measure: no reference, no statement, no record
     ├── RunBusyError              another process is at work on the run
     ├── ModelError                a model call failed
@@ -140,6 +141,10 @@ class StoreVersionError(StoreError):
 
 class StoreUnavailableError(StoreError):
     """The database cannot be reached just now; trying again may help."""
+
+
+class StoreFullError(StoreUnavailableError):
+    """The disk of the database is full; trying again helps when there is room."""
 
 
 class RunMismatchError(ConfigurationError):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from fairtrial import Dataset, EvalConfig, EvalSuite, StoreError, exact_match, open_store
@@ -96,13 +99,24 @@ def test_a_damaged_page_ends_a_resumed_run_with_a_sentence(tmp_path: Path) -> No
 
 FULL = textwrap.dedent(
     """
-    import os, subprocess, sys
+    import logging, os, subprocess, sys
     import anyio
     from fairtrial import Dataset, EvalConfig, EvalSuite, StoreError
 
-    folder = sys.argv[1]
+    folder, waits = sys.argv[1], sys.argv[2] == "waits"
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
-    executed = []
+    executed, warnings = [], []
+
+    def make_room():
+        subprocess.run(["mount", "-o", "remount,size=100m", folder], check=True)
+
+    class Watch(logging.Handler):
+        def emit(self, record):
+            if "disk is full" in record.getMessage():
+                warnings.append(record.getMessage())
+                waits and make_room()
+
+    logging.getLogger("fairtrial").addHandler(Watch())
 
     async def large(number):
         executed.append(number)
@@ -113,30 +127,67 @@ FULL = textwrap.dedent(
     config = EvalConfig(max_concurrent=5)
     suite = EvalSuite("full", data, large, lambda output, expected: True, version="1", config=config)
     try:
-        suite.run_sync(store=f"{folder}/runs.db")
+        report = suite.run_sync(store=f"{folder}/runs.db")
+        print(report.status, report.total, len(executed))
     except StoreError as error:
         print(error)
-    subprocess.run(["mount", "-o", "remount,size=100m", folder], check=True)
+    print(*warnings[:1])
+    make_room()
     before = len(executed)
     report = suite.run_sync(store=f"{folder}/runs.db")
-    print(report.status, report.total, before < 300, len(executed) < 300 + before)
+    print(report.status, report.total, len(executed) < 300 + before)
     """
 )
 
 
-def test_a_full_disk_ends_a_run_with_a_sentence_and_the_run_is_resumed_when_there_is_room(tmp_path: Path) -> None:
+def run_on_a_small_disk(tmp_path: Path, mode: str, patience: int) -> list[str]:
     folder = tmp_path / "small"
     folder.mkdir()
     alone = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
     done = subprocess.run(
-        [*alone, sys.executable, "-c", FULL, str(folder)],
+        [*alone, sys.executable, "-c", FULL, str(folder), mode],
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "FAIRTRIAL_PATIENCE_SECONDS": "1"},
+        env={**os.environ, "FAIRTRIAL_PATIENCE_SECONDS": str(patience)},
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    sentence, verdict = done.stdout.splitlines()
-    assert "full" in sentence
-    assert verdict == "finished 300 True True"
+    return done.stdout.splitlines()
+
+
+def test_a_full_disk_is_waited_for_and_costs_no_result(tmp_path: Path) -> None:
+    verdict, warning, _ = run_on_a_small_disk(tmp_path, "waits", 60)
+    assert verdict == "finished 300 300"
+    assert "committing results of run" in warning
+    assert "; trying again for" in warning
+
+
+def test_a_full_disk_ends_a_run_with_a_sentence_and_the_run_is_resumed_when_there_is_room(tmp_path: Path) -> None:
+    sentence, _, verdict = run_on_a_small_disk(tmp_path, "gives up", 1)
+    assert "the disk of the store is full" in sentence
+    assert verdict == "finished 300 True"
+
+
+@pytest.mark.postgres
+def test_a_full_disk_of_postgresql_is_waited_for(pg_url: str) -> None:
+    executed: list[int] = []
+    with psycopg.connect(pg_url, autocommit=True) as admin, closing(open_store(pg_url)) as store:
+        admin.execute(
+            "CREATE FUNCTION full_disk() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'No space left on device' "
+            "USING ERRCODE = 'disk_full'; END $$ LANGUAGE plpgsql"
+        )
+        admin.execute("CREATE TRIGGER full_disk BEFORE INSERT ON results FOR EACH ROW EXECUTE FUNCTION full_disk()")
+
+        def make_room(record: logging.LogRecord) -> bool:
+            if "the disk of the store is full: No space left on device" in record.getMessage():
+                admin.execute("DROP TRIGGER IF EXISTS full_disk ON results")
+            return True
+
+        logger = logging.getLogger("fairtrial.runs")
+        logger.addFilter(make_room)
+        try:
+            report = the_suite(lambda: executed.append(0), at=0).run_sync(store=store)
+        finally:
+            logger.removeFilter(make_room)
+        assert (report.status, report.total, executed) == ("finished", TRIALS, [0])

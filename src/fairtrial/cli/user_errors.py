@@ -16,6 +16,7 @@ from fairtrial.errors import (
     DatasetError,
     FairtrialError,
     MailboxConnectionError,
+    StoreFullError,
     StoreUnavailableError,
 )
 
@@ -112,6 +113,8 @@ def explain(error: BaseException) -> Explanation:
 def _remedy(error: FairtrialError) -> str:
     if isinstance(error, UserError):
         return error.remedy
+    if isinstance(error, StoreFullError):
+        return "make room on the disk of the database, then retry"
     if isinstance(error, StoreUnavailableError):
         return "check that the database is running and that --store (or FAIRTRIAL_STORE) is correct, then retry"
     if isinstance(error, MailboxConnectionError):

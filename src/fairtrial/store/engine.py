@@ -29,7 +29,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.schema import CreateColumn
 
-from fairtrial.errors import ConfigurationError, MissingExtraError, StoreError, StoreUnavailableError, StoreVersionError
+from fairtrial.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+    StoreVersionError,
+)
 from fairtrial.store import schema
 from fairtrial.store.bulk import register_arrays
 from fairtrial.store.postgres_options import POSTGRES_SETTINGS as _POSTGRES_SETTINGS
@@ -40,6 +47,9 @@ from fairtrial.store.rows import read_reward
 _BUSY_SECONDS = 30.0
 _PAGE = 1_000  # Scores read at once by a migration.
 _MIGRATION_LOCK = 0x66616972  # The key of an advisory lock.
+
+# The last two: a quota or the limit of a file's size, and a file of shared memory that cannot grow.
+_DISK_FULL = ("53100", sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 
 STATEMENT_TIMEOUT_SECONDS = 300
 WRITE = "fairtrial_write"
@@ -182,6 +192,8 @@ def translated() -> Iterator[None]:
         yield
     except DBAPIError as error:
         message = current().text(str(error.orig).strip())
+        if _is_disk_full(error):
+            raise StoreFullError(f"the disk of the store is full: {message}") from None
         if error.connection_invalidated or _may_pass(error):
             raise StoreUnavailableError(f"the store is unavailable: {message}") from None
         raise StoreError(f"the database reports an error: {message}") from None
@@ -198,8 +210,13 @@ def _may_pass(error: DBAPIError) -> bool:
         return False
     if isinstance(error.orig, sqlite3.Error):
         return "locked" in str(error.orig) or "busy" in str(error.orig)
-    # PostgreSQL's classes for lost connections, restarts, deadlocks and full disks; all of them can be temporary.
+    # PostgreSQL's classes for lost connections, restarts and deadlocks; all of them can be temporary.
     return True
+
+
+def _is_disk_full(error: DBAPIError) -> bool:
+    code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorcode", None)
+    return code in _DISK_FULL
 
 
 def prepare(engine: Engine, place: str, *, create: bool = True) -> int:
