@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -116,6 +117,30 @@ async def test_an_isolated_task_brings_home_its_output_and_what_it_recorded() ->
     result = await trial(work, judge)
     assert result.error is None
     assert result.passed
+
+
+async def test_an_isolated_task_that_fails_brings_home_what_it_recorded() -> None:
+    @task(isolate=True)
+    def work(given: str, ctx: TrialContext) -> str:
+        ctx.session.record(ToolInvoked("search"))
+        raise ValueError("after the search")
+
+    result = await trial(work, max_retries=0)
+    assert result.outcome == "task_error"
+    assert [event.name for event in restore_session(result.snapshot)[ToolInvoked].all()] == ["search"]
+
+
+async def test_idle_child_processes_end_with_their_rules() -> None:
+    @task(isolate=True)
+    def process(given: str) -> int:
+        return os.getpid()
+
+    made = rules(process)
+    result = await run_trial(made, KEY, 0, Sample("s1", "q", "a"), 0)
+    os.kill(result.output, 0)  # It is kept for the next trial.
+    made.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(result.output, 0)
 
 
 async def test_an_isolated_task_whose_output_cannot_leave_its_process_says_so() -> None:

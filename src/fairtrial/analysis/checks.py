@@ -369,10 +369,12 @@ def _equals_report(found: MeanEstimate, interval: Interval) -> bool:
 
 def _hull(interval: Interval, others: Sequence[Interval | None]) -> Interval | None:
     """Return the smallest interval that contains all of these; None if one is undefined."""
-    known = [interval, *(one for one in others if one is not None)]
-    if len(known) <= len(others):
-        return None
-    return replace(interval, low=min(one.low for one in known), high=max(one.high for one in known))
+    whole = interval
+    for one in others:
+        if one is None:
+            return None
+        whole = replace(whole, low=min(whole.low, one.low), high=max(whole.high, one.high))
+    return whole
 
 
 def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateCheck:
