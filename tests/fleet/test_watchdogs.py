@@ -70,7 +70,7 @@ def a_wrong_turn(seconds: float, then: Callable[[], None]) -> None:
 
 
 STALLING = """
-import ctypes, sys, time
+import ctypes, re, sys, time
 from fairtrial.fleet.ops.watchdog import InterpreterWatchdog
 
 class Contained(InterpreterWatchdog):
@@ -81,19 +81,21 @@ class Contained(InterpreterWatchdog):
 
 with (Contained if "contained" in sys.argv else InterpreterWatchdog)(1.5):
     print("watched", flush=True)
-    if "stalled" in sys.argv:
+    if "computing" in sys.argv:
+        re.match("(a+)+$", 40 * "a" + "!")
+    elif "stalled" in sys.argv:
         ctypes.PyDLL(None).sleep(100)
     time.sleep(4)
 print("ended", flush=True)
 """
 
 
-@pytest.mark.parametrize("how", ["watched", "contained"])
+@pytest.mark.parametrize("how", ["watched", "computing", "contained"])
 def test_a_process_whose_interpreter_is_stalled_is_killed_from_outside_and_shows_where(how: str) -> None:
     run = [sys.executable, "-c", STALLING, "stalled", how]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=15, check=False)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1 if how == "contained" else -signal.SIGABRT, "watched\n")
-    assert 'File "<string>", line 14 in <module>' in done.stderr
+    assert f'File "<string>", line {14 if how == "computing" else 16} in <module>' in done.stderr
     assert how == "contained" or "its interpreter has been stalled for" in done.stderr
 
 
@@ -106,3 +108,43 @@ def test_a_process_that_waits_or_was_suspended_is_not_taken_for_stalled() -> Non
         os.kill(process.pid, signal.SIGCONT)
         out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "ended\n")
+
+
+STARVED = """
+import time
+from fairtrial.fleet.ops.watchdog import InterpreterWatchdog
+
+with InterpreterWatchdog(1.0):
+    print("watched", flush=True)
+    end = time.thread_time() + 0.5
+    while time.thread_time() < end:
+        pass
+print("ended", flush=True)
+"""
+BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+
+
+def schedule(pid: int, policy: int, cores: set[int]) -> None:
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), cores)
+        os.sched_setscheduler(int(thread), policy, os.sched_param(0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the scheduler's figures are those of Linux")
+def test_a_process_that_gets_no_processor_is_not_taken_for_stalled() -> None:
+    cores = os.sched_getaffinity(0)
+    core = min(cores)
+    rivals = [subprocess.Popen([sys.executable, "-c", BUSY, str(core)]) for _ in range(4)]
+    try:
+        with subprocess.Popen([sys.executable, "-c", STARVED], stdout=subprocess.PIPE, text=True) as starved:
+            assert starved.stdout is not None
+            assert starved.stdout.readline() == "watched\n"
+            schedule(starved.pid, os.SCHED_IDLE, {core})
+            time.sleep(3)
+            schedule(starved.pid, os.SCHED_OTHER, cores)
+            out, _ = starved.communicate(timeout=60)
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert (starved.returncode, out) == (0, "ended\n")

@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 
 EXIT_STALLED = 70
 """The exit code of a process that ends because it is stuck."""
+_CONTAINED_FACTOR = 3
 
 
 class Watchdog:
@@ -106,9 +107,10 @@ class InterpreterWatchdog:
 
     A regular expression or a C extension can hold it for hours. Then no thread of this process runs, its leases expire
     and its messages are redelivered, while the process remains. Therefore a thread writes heartbeats to a pipe, and a
-    small process at the other end kills this one after `stall_seconds` without a heartbeat. The stack of every thread
-    is written to standard error first. The first process of a container cannot be killed from inside: there a thread
-    outside the interpreter ends it.
+    small process at the other end kills this one after `stall_seconds` without a heartbeat, not counting the time in
+    which it was suspended or (on Linux) got no processor. The stack of every thread is written to standard error first.
+    The first process of a container cannot be killed from inside: there a thread outside the interpreter ends it, which
+    counts all time and waits three times as long.
 
     Use it as a context manager around the work of the process.
     """
@@ -177,4 +179,4 @@ class InterpreterWatchdog:
             pass  # The watcher is suspended and has enough heartbeats in the pipe.
 
     def _rearm(self) -> None:
-        faulthandler.dump_traceback_later(self._stall_seconds, exit=True)
+        faulthandler.dump_traceback_later(_CONTAINED_FACTOR * self._stall_seconds, exit=True)
