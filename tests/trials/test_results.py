@@ -12,6 +12,7 @@ import pytest
 from fairtrial import EvalReport, EvalResult, Sample, Score, evaluate_sync, exact_match, group_by
 from fairtrial.codec import to_json
 from fairtrial.trials.keys import TrialKey
+from fairtrial.trials.result import failed_result, new_execution
 from tests.records import changeable
 
 
@@ -93,3 +94,17 @@ def test_an_outcome_that_does_not_exist_is_refused() -> None:
 
 def test_only_these_records_can_be_changed() -> None:
     assert changeable("trials") == {"_Attempt", "_Trial"}
+
+
+def test_ids_of_executions_use_all_bits_that_a_store_keeps() -> None:
+    drawn = [new_execution() for _ in range(200)]
+    assert len(set(drawn)) == 200
+    assert min(drawn) >= 0
+    assert 1 << 62 <= max(drawn) < 1 << 63
+
+
+def test_the_error_of_a_trial_that_could_not_be_executed_is_limited() -> None:
+    result = failed_result(TrialKey("r", "e", "s", 2), 7, 3, "dead_letter", "delivery", "x" * 20_000)
+    assert (result.key.repeat, result.ordinal, result.attempt) == (2, 7, 3)
+    assert (result.outcome, result.stage, result.error) == ("dead_letter", "delivery", "x" * 10_000)
+    assert result.started_at > 0

@@ -11,8 +11,6 @@ after its ordinal has been stored: if the process crashes once more, this trial 
 from __future__ import annotations
 
 import os
-import random
-import time
 from collections.abc import Iterator
 
 import anyio
@@ -28,7 +26,7 @@ from fairtrial.runs.scheduler import Execute
 from fairtrial.store.notes import CrashNote, write_notes
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.isolated_trial import run_trial_in_child
-from fairtrial.trials.result import EvalResult, Outcome
+from fairtrial.trials.result import EvalResult, Outcome, failed_result
 from fairtrial.trials.run_trial import TrialRules, run_trial
 
 _CRASHES = 2
@@ -146,13 +144,4 @@ class SuspectedTrials:
 
 
 def _failed(trial: PlannedTrial, outcome: Outcome, error: str) -> EvalResult:
-    return EvalResult(
-        key=trial.key,
-        ordinal=trial.ordinal,
-        outcome=outcome,
-        error=error,
-        stage="task",
-        attempt=trial.attempt,
-        execution=random.getrandbits(62),
-        started_at=time.time(),
-    )
+    return failed_result(trial.key, trial.ordinal, trial.attempt, outcome, "task", error)

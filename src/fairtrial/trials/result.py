@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, Protocol, get_args
@@ -31,6 +33,8 @@ _OUTCOMES = frozenset(get_args(Outcome.__value__))
 
 # With a default, which the syntax of PEP 695 has only from Python 3.13: a plain `EvalResult` is one of any output.
 OutputT = TypeVar("OutputT", default=Any, covariant=True)
+
+_LONGEST_ERROR = 10_000
 
 
 class ResultSource(Protocol):
@@ -382,6 +386,25 @@ class EvalResult(Generic[OutputT]):
 
 
 allow_type_arguments(EvalResult)
+
+
+def new_execution() -> int:
+    """Return a random id of an execution, which fits into the signed integer of 64 bits of every store."""
+    return random.getrandbits(63)
+
+
+def failed_result(key: TrialKey, ordinal: int, attempt: int, outcome: Outcome, stage: Stage, error: str) -> EvalResult:
+    """Return the result of a trial that could not be executed to its end."""
+    return EvalResult(
+        key=key,
+        ordinal=ordinal,
+        outcome=outcome,
+        error=error[:_LONGEST_ERROR],
+        stage=stage,
+        attempt=attempt,
+        execution=new_execution(),
+        started_at=time.time(),
+    )
 
 
 def _check_arguments(key: Any, sample_id: Any, score: Any, latency_ms: Any, error: Any) -> None:

@@ -40,7 +40,7 @@ from fairtrial.trials.application_calls import without_recorded
 from fairtrial.trials.context import TrialContext, _current, call_task_in_child
 from fairtrial.trials.experiment import Experiment
 from fairtrial.trials.keys import TrialKey
-from fairtrial.trials.result import EvalResult, Outcome, Stage
+from fairtrial.trials.result import EvalResult, Outcome, Stage, new_execution
 from fairtrial.trials.sample_types import (
     OUTPUT_TYPE,
     KnownTypes,
@@ -614,7 +614,7 @@ def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
         error=describe_error(state.error) if state.error is not None else None,
         stage=state.stage,
         attempt=trial.attempt,
-        execution=random.getrandbits(62),
+        execution=new_execution(),
         started_at=trial.started_at,
         metadata=metadata,
         judge_cost_usd=calls.judge_cost_usd,

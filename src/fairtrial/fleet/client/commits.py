@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,7 +15,7 @@ from fairtrial.runs.plan import PlannedTrial
 from fairtrial.runs.retries import RetrySet
 from fairtrial.runs.scheduler import Limits
 from fairtrial.runs.writer import Item
-from fairtrial.trials.result import EvalResult
+from fairtrial.trials.result import EvalResult, failed_result
 
 
 class ResultCommitter:
@@ -96,14 +94,5 @@ class ResultCommitter:
 
 def _undelivered(trial: PlannedTrial, reason: str) -> EvalReply:
     """Build the error result of a trial that no worker answered."""
-    result = EvalResult(
-        key=trial.key,
-        ordinal=trial.ordinal,
-        outcome="dead_letter",
-        error=reason,
-        stage="delivery",
-        attempt=trial.attempt,
-        execution=random.getrandbits(62),
-        started_at=time.time(),
-    )
+    result = failed_result(trial.key, trial.ordinal, trial.attempt, "dead_letter", "delivery", reason)
     return EvalReply(result, trial.sample_ordinal, trial.sample)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ from fairtrial.scoring.evaluator import resolve
 from fairtrial.session.session import Session
 from fairtrial.trials.context import TrialContext
 from fairtrial.trials.experiment import Experiment
-from fairtrial.trials.result import EvalResult, Outcome, Stage
+from fairtrial.trials.result import EvalResult, Outcome, Stage, failed_result
 from fairtrial.trials.run_trial import TrialRules, run_trial
 from fairtrial.trials.sample_types import PLAIN, KnownTypes, TypeName, UnknownTypeError
 from fairtrial.trials.task import ResolvedTask, resolve_task
@@ -307,14 +306,5 @@ async def _execute_trial(trial: tuple[Any, ...]) -> bytes:
 
 
 def failed(request: EvalRequest, outcome: Outcome, stage: Stage, error: str) -> EvalResult:
-    """Build the result of a trial that could not be executed normally."""
-    return EvalResult(
-        key=request.key,
-        ordinal=request.ordinal,
-        outcome=outcome,
-        error=error[:10_000],
-        stage=stage,
-        attempt=request.attempt,
-        execution=random.getrandbits(62),
-        started_at=time.time(),
-    )
+    """Return the result of a request that could not be executed to its end."""
+    return failed_result(request.key, request.ordinal, request.attempt, outcome, stage, error)
