@@ -204,7 +204,7 @@ def _refresh(
         highest = store.highest_ordinal(run.run_id)
     else:
         final = _final_blocks(old.header)
-        states, highest = store.block_states(run.run_id, BLOCK, first=final)
+        states, highest = store.block_states(run.run_id, BLOCK, final)
         states = {place: BlockState(*state) for place, state in enumerate(old.header.blocks[:final])} | states
         highest = max(highest, final * BLOCK - 1)
         unchanged = [list(states.get(place, (0, 0, 0))) for place in range(-(-(highest + 1) // BLOCK))]

@@ -152,7 +152,7 @@ class NumberStore(Protocol):
         """Return the highest ordinal with a stored result; -1 if there is none."""
         ...
 
-    def block_states(self, run_id: str, size: int, *, first: int = 0) -> tuple[dict[int, BlockState], int]:
+    def block_states(self, run_id: str, size: int, first: int) -> tuple[dict[int, BlockState], int]:
         """Return (block number -> its state, the highest stored ordinal or -1) of the blocks from `first` on."""
         ...
 

@@ -340,7 +340,7 @@ class SqlReads(RunStore):
         with self._read() as connection:
             return numbers.highest_ordinal(connection, self._find(connection, run_id)[0])
 
-    def block_states(self, run_id: str, size: int, *, first: int = 0) -> tuple[dict[int, BlockState], int]:
+    def block_states(self, run_id: str, size: int, first: int) -> tuple[dict[int, BlockState], int]:
         """Return (block number -> its state, the highest stored ordinal or -1) of the blocks from `first` on."""
         with self._read() as connection:
             number, _run = self._find(connection, run_id)
