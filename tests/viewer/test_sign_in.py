@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import unquote, urlencode, urljoin, urlsplit
 
 import pytest
 
@@ -116,15 +116,21 @@ class TestThePage:
 
     @pytest.mark.parametrize(
         "to",
-        ["//evil.example/", "https://evil.example/", "\\\\evil.example", "a\r\nSet-Cookie: x=1", "../../x", "é\ud800"],
-    )
+        [
+            "//evil.example/", "https://evil.example/", "\\\\evil.example", "a\r\nSet-Cookie: x=1", "é\ud800",
+            "../../x", "support@2/../../x", "%2e%2e/x", "..", "a\\..\\..\\x", ".%2E?q=1", "..#x",
+        ],
+    )  # fmt: skip
     def test_it_leads_nowhere_else(self, alone: Viewed, to: str) -> None:
         body = urlencode({"token": TOKEN, "to": to.encode("utf-8", "replace")})
         origin = f"http://127.0.0.1:{alone.server.port}"
         answer = alone.get("login", method="POST", body=body, Origin=origin, Content_Type=FORM)
         assert answer.status == 303
-        assert answer.headers["location"].startswith("./")
-        assert answer.headers["location"].isascii()
+        location = answer.headers["location"]
+        assert location.startswith("./")
+        assert location.isascii()
+        path = unquote(location.partition("?")[0]).replace("\\", "/")
+        assert urlsplit(urljoin(f"{alone.base}login", path)).path.startswith(f"/{alone.prefix}/")
         assert answer.headers["set-cookie"].startswith("fairtrial=")
 
     @pytest.mark.parametrize("origin", ["http://evil.example", "null", ""])
@@ -133,6 +139,35 @@ class TestThePage:
 
     def test_a_body_that_is_too_long_is_refused(self, alone: Viewed) -> None:
         assert sign_in(alone, "x" * guard.MAX_SIGN_IN).status == 413
+
+    def test_a_body_in_chunks_is_refused_whatever_length_it_states(self, alone: Viewed) -> None:
+        origin = f"http://127.0.0.1:{alone.server.port}"
+        chunks = {"Origin": origin, "Content-Type": FORM, "Transfer-Encoding": "chunked"}
+        assert alone.get("login", method="POST", body="8\r\ntoken=xx\r\n0\r\n\r\n", **chunks).status == 413
+
+    def test_whoever_leaves_in_the_middle_of_a_body_leaves_no_trace(
+        self, alone: Viewed, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        head = f"POST /{alone.prefix}/login HTTP/1.1\r\nHost: 127.0.0.1:{alone.server.port}\r\nContent-Type: {FORM}\r\n"
+        with socket.create_connection(("127.0.0.1", alone.server.port)) as connection:
+            origin = f"Origin: http://127.0.0.1:{alone.server.port}"
+            connection.sendall(f"{head}{origin}\r\nContent-Length: 100\r\n\r\ntoken=".encode())
+            assert alone.get("login", Cookie="").status == 401  # It has been read by now.
+        assert alone.get("login", Cookie="").status == 401
+        assert [record.exc_info for record in caplog.records if record.exc_info] == []
+
+    def test_what_is_not_there_says_nothing_without_a_session(self, alone: Viewed) -> None:
+        for path in ("static//etc/passwd", "static/x/../../support@2", "static/x/y/z"):
+            answer = alone.get(path, Cookie="", Accept="text/html")
+            assert (answer.status, answer.text) == (404, "not found\n")
+
+    def test_a_second_cookie_of_the_name_changes_nothing(self, alone: Viewed) -> None:
+        cookie = cookie_of(sign_in(alone, TOKEN))
+        for both in (f"fairtrial=other; {cookie}", f"{cookie}; fairtrial=other"):
+            assert alone.get(Cookie=both).status == 200
+        origin = f"http://127.0.0.1:{alone.server.port}"
+        ended = alone.get("logout", method="POST", body="x", Origin=origin, Cookie=f"{cookie}; fairtrial=other")
+        assert (ended.status, alone.get(Cookie=cookie).status) == (200, 401)
 
     def test_reviewers_sign_in_there_too_and_see_reviews(self, alone: Viewed) -> None:
         answer = sign_in(alone, alone.server.access.reviewers["ann"], "support@2/trials")
@@ -174,9 +209,11 @@ class TestSessions:
         secret = Sessions("one", tmp_path).open()
         assert Sessions("one", tmp_path).has(secret)
         assert not Sessions("two", tmp_path).has(secret)
-        assert Sessions("one", tmp_path).has(secret)
-        Sessions("two", tmp_path).open()
-        assert not Sessions("one", tmp_path).has(secret)
+        assert not Sessions("one", tmp_path).has(secret)  # Nor do they come back with the token.
+        access = [Access.create(port=1, token=token, reviewers={"ann": "r" * 32}) for token in ("one", "one", "two")]
+        found = access[0].sign_in("r" * 32, by_link=True)
+        assert found is not None
+        assert [one.has_session(found[1]) for one in access] == [True, True, False]
 
     def test_they_end_after_a_month(self, tmp_path: Path) -> None:
         now = [1e9]
@@ -195,7 +232,7 @@ class TestSessions:
         assert TOKEN not in file.read_text()
         assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
-    @pytest.mark.parametrize("content", ["", "[]", '{"token": 1}', '{"sessions": [1]}', "\x00"])
+    @pytest.mark.parametrize("content", ["", "[]", '{"token": 1}', '{"sessions": [1]}', "\x00", "[" * 99_999])
     def test_a_damaged_file_has_no_session(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "view-sessions.json").write_text(content)
         sessions = Sessions("t", tmp_path)
@@ -205,8 +242,10 @@ class TestSessions:
         first, second = Sessions("t", tmp_path), Sessions("t", tmp_path)
         opened = [first.open(), second.open(), first.open()]
         first.end(opened[0])
-        later = Sessions("t", tmp_path)
-        assert [later.has(secret) for secret in opened] == [False, True, True]
+        for server in (first, second, Sessions("t", tmp_path)):
+            assert [server.has(secret) for secret in opened] == [False, True, True]
+        Sessions("another", tmp_path).open()
+        assert first.has(opened[1])  # While it runs, a server keeps what was opened with its token.
 
     def test_without_a_folder_that_can_be_written_they_last_as_long_as_the_server(self, tmp_path: Path) -> None:
         sessions = Sessions("t", tmp_path / "nowhere")

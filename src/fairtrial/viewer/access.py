@@ -42,8 +42,8 @@ class Access:
         secure: Whether TLS ends in front of the server, so that cookies are sent over TLS only.
         sessions: The open sessions of that user.
         user: The name of that user, under which labels are stored.
-        reviewers: The tokens of reviewers, by name. Their sessions follow from them and survive a restart, so that
-            nobody who reviews has to sign in again.
+        reviewers: The tokens of reviewers, by name. Their sessions follow from them and from the token of the server:
+            they survive a restart, and end with another token.
         invitations: Secrets that open one session each, and when they end, by the monotonic clock.
     """
 
@@ -113,7 +113,8 @@ class Access:
         return (Visitor(matches[0], review_only=True), self._reviewer_session(matches[0])) if matches else None
 
     def _reviewer_session(self, name: str) -> str:
-        return hmac.digest(self.reviewers[name].encode(), b"session", "sha256").hex()
+        secrets_of_both = f"{self.reviewers[name]}\n{self.token}".encode()
+        return hmac.digest(secrets_of_both, b"session", "sha256").hex()
 
     def visitor(self, text: str) -> Visitor | None:
         """Return whose session this is the secret of."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
@@ -37,6 +38,7 @@ from fairtrial.viewer.pages.trials import export_trials, rates_of_question, tria
 
 _WRONG_TOKEN_SECONDS = 0.5
 _IN_ADDRESS = "%/?&=@:+~,;!$'()*"
+_STEP = frozenset((".", ".."))
 
 type PageFunction = Callable[[Viewer, Request], Awaitable[Response]]
 type ChangeFunction = Callable[[Viewer, Request, FormFields], Awaitable[Response]]
@@ -85,7 +87,7 @@ def make_app(viewer: Viewer) -> Any:
     """Return the application, with the guard before everything."""
 
     async def unknown_page(request: Request, _error: Exception) -> Response:
-        if viewer.visitor(request).review_only:
+        if request.scope["fairtrial.session"] is None or viewer.visitor(request).review_only:
             return PlainTextResponse("not found\n", 404)
         return _problem(viewer, request, 404, "There is no such page.", "The list of runs leads to all pages.")
 
@@ -120,6 +122,8 @@ async def _page(
         return PlainTextResponse("this session is for reviews only\n", 403)
     try:
         return await function(viewer, request)
+    except ClientDisconnect:
+        return Response(status_code=400)  # Nobody reads it.
     except BodyTooLate:
         return PlainTextResponse("the request did not arrive in time\n", 408)
     except PageNotFound as error:
@@ -163,6 +167,8 @@ async def sign_in(viewer: Viewer, request: Request) -> Response:
 def _signed_in(viewer: Viewer, found: tuple[Visitor, str], to: str) -> Response:
     """Return the answer that gives a browser its session and leads to the page that was asked for."""
     visitor, session = found
+    if not _STEP.isdisjoint(re.split(r"[/\\]", unquote(re.split("[?#]", to)[0]))):
+        to = ""  # Out of the prefix, where another server may be.
     if visitor.review_only and not to.startswith("review"):
         to = "review"
     location = "./" + quote(to, safe=_IN_ADDRESS, errors="replace")  # Of this server, whatever it says.
@@ -183,7 +189,8 @@ def _asked_for(viewer: Viewer, scope: Any) -> str:
 
 async def logout(viewer: Viewer, request: Request) -> Response:
     """End the session of this browser."""
-    viewer.access.sessions.end(request.cookies.get(viewer.access.cookie, ""))
+    _, session = request.scope["fairtrial.session"]  # Of several cookies, the one that let this request pass.
+    viewer.access.sessions.end(session)
     return PlainTextResponse("The session has ended.\n", headers={"set-cookie": viewer.access.set_cookie("")})
 
 

@@ -95,7 +95,7 @@ def _refuse_foreign_write(headers: Mapping[str, str], host: str, access: Access)
     if headers.get("origin", "").lower() != f"{scheme}://{host.lower()}":
         return GuardRefusal(403, "a change must come from one of this server's own pages")
     length = headers.get("content-length", "")
-    if not length.isdecimal() or int(length) > MAX_BODY:
+    if "transfer-encoding" in headers or not length.isdecimal() or int(length) > MAX_BODY:
         return GuardRefusal(413, f"a request must state its length, at most {MAX_BODY:,} bytes")
     return None
 
