@@ -7,10 +7,12 @@ import io
 import json
 import resource
 import struct
+import time
 import tracemalloc
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from fairtrial.cli.app import invoke
 from fairtrial.codec import parse_foreign_json
 from fairtrial.errors import CodecError, ConfigurationError, DataError, DatasetError, LimitExceededError, StoreError
 from fairtrial.foreign import SETTING, ExpansionBudget, Method, check_limit, expand, limit_factor
-from fairtrial.importing import load_importer
+from fairtrial.importing import IMPORTERS, load_importer
 from fairtrial.importing.inspect_logs import InspectLogs
 from fairtrial.importing.storing import store_run
 from fairtrial.store.compress import decompress
@@ -217,6 +219,72 @@ def test_an_odd_sample_is_stored_or_refused_with_its_file(tmp_path: Path, name: 
     store = open_store("memory:")
     run = store_run(store, suite, suite.runs[0], "inspect").run
     assert (run.planned, len(list(store.results(run.run_id)))) == (1, 1)
+
+
+def test_a_member_that_is_beyond_the_end_of_its_file_is_refused(tmp_path: Path) -> None:
+    path = log(tmp_path / "log.eval", sample())
+    content = bytearray(path.read_bytes())
+    end = content.rfind(b"PK\5\6")
+    content[end + 16 : end + 20] = struct.pack("<I", 0xFFFFFFF0)
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"log\.eval.* (it is not in the file|ZIP file)"):
+        InspectLogs().read(path)
+
+
+@pytest.mark.parametrize("value", [1, 5], ids=["from 0 to 1", "beyond"])
+def test_the_scores_of_a_sample_take_time_in_proportion(tmp_path: Path, value: int) -> None:
+    def seconds(count: int) -> float:
+        scores = {f"s{n}": {"value": value} for n in range(count)}
+        path = log(tmp_path / "log.eval", sample(scores=scores))
+        started = time.process_time()
+        InspectLogs().read(path)
+        return time.process_time() - started
+
+    seconds(1_000)  # Whatever the first call has to load.
+    assert seconds(30_000) < 5 + 60 * seconds(1_000)
+
+
+LARGE_FILES = {
+    "results.json": ("promptfoo", b'{"evalId": "'),
+    "log.json": ("inspect", b'{"version": 2, "eval": {"task": "'),
+    "report.json": ("pydantic-evals", b'{"cases": [{"name": "'),
+    "traces.jsonl": ("otlp", b'{"resourceSpans": ['),
+    "samples_t_2026-01-01T00-00-00.jsonl": ("lm-eval", b'{"doc_id": 0, "doc": "'),
+    "rows.jsonl": ("", b'{"input": "'),
+    "rows.json": ("", b'[{"input": "'),
+    "rows.csv": ("", b"input,expected\na,"),
+    "rows.yaml": ("promptfoo dataset", b"tests:\n- vars: "),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_FILES)
+def test_a_file_without_end_is_refused_before_it_has_been_read(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairtrial.foreign._TEXT_BYTES", MIB)
+    format, start = LARGE_FILES[name]
+    path = tmp_path / name
+    path.write_bytes(start)
+    with path.open("r+b") as file:
+        file.truncate(50 << 30)  # Takes no room on the disk.
+    problem = rf"{name} must have at most 1,048,576 bytes.*\n.*{SETTING}"
+    read: Callable[[Path], Any] = partial(Dataset.load, format="promptfoo") if "dataset" in format else Dataset.load
+    with pytest.raises(LimitExceededError, match=problem):
+        (load_importer(format).read if format in IMPORTERS else read)(path)
+
+
+def test_equal_values_of_a_parquet_file_are_counted_as_often_as_they_occur(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    texts = pyarrow.array(["x" * 10_000] * 1_000).dictionary_encode()
+    parquet.write_table(pyarrow.table({"id": [str(n) for n in range(1_000)], "input": texts}), path)
+    assert path.stat().st_size < 50_000
+    assert len(Dataset.load(path)) == 1_000
+    monkeypatch.setattr("fairtrial.data.loaders._PARQUET_BYTES", 5_000_000)
+    with pytest.raises(LimitExceededError, match=rf"rows\.parquet must have at most 5,000,000 bytes.*\n.*{SETTING}"):
+        Dataset.load(path)
 
 
 @pytest.mark.parametrize("name", ["a score of 400 digits", "100,000 levels", "epoch 2,000,000,000"])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fairtrial.data.index import open_data
 from fairtrial.data.rows import Row
 from fairtrial.errors import ConfigurationError, DatasetError, MissingExtraError
-from fairtrial.foreign import check_limit
+from fairtrial.foreign import check_limit, read_whole
 
 type DatasetFormat = Literal[
     "langsmith", "braintrust", "langfuse", "pydantic-evals", "deepeval", "ragas", "openai", "promptfoo"
@@ -46,7 +46,7 @@ def _yaml_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
     except ImportError:
         raise MissingExtraError("reading this format", "yaml") from None
     with open_data(path) as file:
-        content = file.read()
+        content = read_whole(file, str(path))
     try:
         node = yaml.compose(content, Loader=yaml.SafeLoader)  # With lines; JSON is YAML, too.
         check_limit(str(path), "values", _count_nodes(node, {}), _MAX_NODES)

@@ -24,6 +24,7 @@ from fairtrial.data.fingerprint import Fingerprint, Identity, Order
 from fairtrial.data.rows import Row, RowMapper, duplicate_id
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError, DatasetError
+from fairtrial.foreign import lines_of
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FORMAT = f"fairtrial-index-3-{sys.byteorder}"
@@ -66,7 +67,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """(line number, byte offset, line) of every line that is not blank."""
     offset = 0
     with open_data(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(lines_of(file, str(path)), 1):
             if not is_blank(line):
                 yield number, offset, line
             offset += len(line)

@@ -17,8 +17,10 @@ from fairtrial.data.rows import Columns, Row, RowMapper, duplicate_id, row_reade
 from fairtrial.data.sample import Sample
 from fairtrial.data.signature import signature_of
 from fairtrial.errors import CodecError, ConfigurationError, DataError, DatasetError, MissingExtraError
+from fairtrial.foreign import ExpansionBudget, limit_factor, lines_of, read_whole
 
 _JSONL = (".jsonl", ".ndjson")
+_PARQUET_BYTES, _PARQUET_ROWS = 1 << 30, 64
 
 
 def load_samples(
@@ -121,7 +123,7 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
     with open_data(path) as file:
-        content = file.read().removeprefix(b"\xef\xbb\xbf")
+        content = read_whole(file, str(path)).removeprefix(b"\xef\xbb\xbf")
     try:
         for line, row in parse_json_array(content):
             if not isinstance(row, dict):
@@ -135,7 +137,7 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, Row]]:
     open_data(path).close()
     with path.open(encoding="utf-8-sig", newline="") as file, _any_cell_size():
         # Strict: a quote that is never closed must not swallow the rest of the file.
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        reader = csv.reader(lines_of(file, str(path)), delimiter=delimiter, strict=True)
         first_line = 1  # Of the row that is being read; a quoted cell may have several lines.
         try:
             names = _column_names(next(reader, []), path)
@@ -211,7 +213,15 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
     open_data(path).close()
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            cells = (cells for batch in file.iter_batches() for cells in batch.to_pylist())
-            yield from enumerate(cells, 1)
+            budget = ExpansionBudget(str(path), int(max(_PARQUET_BYTES, 20 * path.stat().st_size) * limit_factor()))
+            yield from enumerate(_cells(file, budget), 1)
     except (pyarrow.ArrowException, OSError) as error:
         raise DatasetError(f"not Parquet: {error}", path=path) from None
+
+
+def _cells(file: Any, budget: ExpansionBudget) -> Iterator[Row]:
+    """Yield rows a few at a time: a dictionary or a run of equal values is small in the file, whatever it becomes."""
+    for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+        plain = (getattr(column, "dictionary_decode", lambda column=column: column)() for column in batch.columns)
+        budget.take(sum(column.nbytes for column in plain))
+        yield from batch.to_pylist()

@@ -6,7 +6,6 @@ trial passes if all its assertions hold; without assertions, if its first score 
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from fairtrial.importing.values import (
     as_objects,
     as_text,
     experiment_name,
+    file_hash,
     file_start,
     load_object,
     reference,
@@ -84,8 +84,7 @@ class _Report:
 
     def suite(self) -> ImportedSuite:
         """Return the report as a suite with one run."""
-        content = self.path.read_bytes()
-        identity = hashlib.sha256(content).hexdigest()
+        identity = file_hash(self.path)
         name = experiment_name(self.name)
         changed = self.path.stat().st_mtime  # Reports have no time of their own.
         run = ImportedRun(

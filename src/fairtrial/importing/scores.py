@@ -32,7 +32,7 @@ class SourceScore:
 class ScoreRanges:
     """Which scores of a run leave 0 to 1, and which one is the value of its trials."""
 
-    names: list[str] = field(default_factory=list)  # In the order of the source, without measurements.
+    names: dict[str, None] = field(default_factory=dict)  # In the order of the source, without measurements.
     wide: set[str] = field(default_factory=set)
 
     def add(self, scores: Iterable[SourceScore]) -> None:
@@ -40,8 +40,7 @@ class ScoreRanges:
         for score in scores:
             if score.value is None or score.higher_is_better is None:
                 continue
-            if score.name not in self.names:
-                self.names.append(score.name)
+            self.names[score.name] = None
             if not 0.0 <= score.value <= 1.0 or score.higher_is_better is False:
                 self.wide.add(score.name)
 
@@ -73,7 +72,8 @@ class ScoreRanges:
         Value and verdict are those of the source if it has them. Without a verdict, a value of at least 0.5 passes.
         """
         metrics = [self._metric(score) for score in scores if score.value is not None]
-        headline = next((score for score in scores if score.name == self.headline), None)
+        deciding = self.headline
+        headline = next((score for score in scores if score.name == deciding), None)
         if value is None and headline is not None:
             value = headline.value
         if value is None:

@@ -13,7 +13,7 @@ from typing import Any
 from fairtrial.codec import parse_foreign_json
 from fairtrial.data.sample import NOT_GIVEN
 from fairtrial.errors import CodecError, DataError
-from fairtrial.foreign import inside
+from fairtrial.foreign import inside, read_whole
 from fairtrial.session.events import TokenUsage
 
 _LONGEST_NAME = 60
@@ -108,7 +108,8 @@ def file_start(path: Path, suffix: str, size: int = 4096) -> bytes:
 
 def load_object(path: Path) -> dict[str, Any]:
     """Load a file that contains one JSON object. Raises `DataError` if it does not."""
-    return as_document(path.read_bytes(), str(path))
+    with path.open("rb") as file:
+        return as_document(read_whole(file, str(path)), str(path))
 
 
 def as_document(content: bytes, source: str) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class ZipMembers:
     def read(self, name: str) -> bytes:
         """Return the content of a member."""
         member = self._members[name]
+        if not 0 <= member.header_offset < self.path.stat().st_size:
+            raise DataError(f"{self.path}: {name} cannot be read: it is not in the file")
         with self.path.open("rb") as file:
             file.seek(member.header_offset)
             header = file.read(_LOCAL_HEADER.size)

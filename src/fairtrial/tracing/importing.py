@@ -14,6 +14,7 @@ from fairtrial.codec import parse_foreign_json, to_json
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import CodecError, DataError
+from fairtrial.foreign import read_whole
 from fairtrial.importing.records import Import, ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.importing.syntax import fill, source_of
 from fairtrial.session.events import PromptExecuted, TokenUsage, TraceIncomplete
@@ -75,7 +76,8 @@ class OtlpTraces:
 
     def read(self, path: Path) -> Import:
         """Read a file."""
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = read_whole(file, str(path))
         spans, logs = _read(path, content)
         traces = _grouped(spans, logs)
         if not traces:
