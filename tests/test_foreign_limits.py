@@ -261,13 +261,14 @@ LARGE_FILES = {
 def test_a_file_without_end_is_refused_before_it_has_been_read(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairtrial.foreign._TEXT_BYTES", MIB)
+    monkeypatch.setattr("fairtrial.foreign._FILE_BYTES", MIB)
+    monkeypatch.setattr("fairtrial.foreign._LINE_BYTES", MIB)
     format, start = LARGE_FILES[name]
     path = tmp_path / name
     path.write_bytes(start)
     with path.open("r+b") as file:
         file.truncate(50 << 30)  # Takes no room on the disk.
-    problem = rf"{name} must have at most 1,048,576 bytes.*\n.*{SETTING}"
+    problem = rf"{name} must have (lines of )?at most 1,048,576 bytes.*\n.*{SETTING}"
     read: Callable[[Path], Any] = partial(Dataset.load, format="promptfoo") if "dataset" in format else Dataset.load
     with pytest.raises(LimitExceededError, match=problem):
         (load_importer(format).read if format in IMPORTERS else read)(path)

@@ -18,9 +18,8 @@ _CHUNK = 1 << 16  # Of compressed data.
 _ZSTD_CHUNK = 256  # Expands to 8 MiB at most, and has no limit of its own.
 _MAX_STREAMS = 100  # Compressed one after another, in one piece of data.
 _MAX_SECONDS = 120
-_TEXT_BYTES = (
-    256 << 20
-)  # Of JSON that is read at once, and of a line; what it becomes takes up to twenty times as much.
+_FILE_BYTES = 256 << 20  # Of JSON that is read at once: what it becomes takes up to twenty times as much.
+_LINE_BYTES = 1 << 30
 _MAX_WINDOW = 1 << 27  # Of Zstandard: memory that a frame may ask for.
 _REMEDY = "if you trust it, raise the limit: {}"
 _WINDOW_BITS = {"gzip": 31, "zlib": 15, "deflate": -15}
@@ -75,29 +74,25 @@ def check_limit(source: str, what: str, count: int, limit: int) -> None:
 
 def read_whole(file: BinaryIO, source: str) -> bytes:
     """Return the content of a file that is read at once, unless it is too large for that."""
-    content = file.read(_text_limit() + 1)
-    _check_text(source, content, "bytes")
+    allowed = int(_FILE_BYTES * limit_factor())
+    content = file.read(allowed + 1)
+    if len(content) > allowed:
+        raise LimitExceededError(f"{source} must have at most {allowed:,} bytes\n{_REMEDY.format(SETTING)}")
     return content
 
 
 def lines_of[Text: (str, bytes)](file: IO[Text], source: str) -> Iterator[Text]:
     """Yield the lines of a file. One that is too long is refused before it has been read."""
-    allowed = _text_limit()
+    allowed = int(_LINE_BYTES * limit_factor())
     if os.fstat(file.fileno()).st_size <= allowed:
         yield from file
         return
     while line := file.readline(allowed + 1):
-        _check_text(source, line, "bytes in a line")
+        if len(line) > allowed:
+            raise LimitExceededError(
+                f"{source} must have lines of at most {allowed:,} bytes\n{_REMEDY.format(SETTING)}"
+            )
         yield line
-
-
-def _text_limit() -> int:
-    return int(_TEXT_BYTES * limit_factor())
-
-
-def _check_text(source: str, text: str | bytes, what: str) -> None:
-    if len(text) > _text_limit():
-        raise LimitExceededError(f"{source} must have at most {_text_limit():,} {what}\n{_REMEDY.format(SETTING)}")
 
 
 class ExpansionBudget:
