@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
@@ -61,6 +62,14 @@ def inside(folder: Path, name: str | Path) -> Path:
     if root == target or not target.is_relative_to(root):
         raise DataError(f"{str(name)[:200]!r} must be a file in {folder} (it leads elsewhere)")
     return path
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Load a TOML file. Raises OSError, or ValueError with what is wrong with its content."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def check_limit(source: str, what: str, count: int, limit: int) -> None:

@@ -143,19 +143,24 @@ def put(document: Any, way: tuple[Any, ...], value: Any) -> None:
         pass
 
 
-def import_everything(format: str, path: Path, folder: Path) -> None:
+def import_file(format: str, path: Path, folder: Path) -> None:
     """Import a file as the command does; what is written must be ours."""
+    imported = load_importer(format).read(path)
+    store = open_store("memory:")
+    for suite in imported.suites:
+        for run in suite.runs:
+            store_run(store, suite, run, format)
+        files = write_suite(suite, folder) if len(suite.dataset) else []
+        for file, _ in files:
+            assert file.parent == folder
+            if file.suffix == ".py" and format != "otlp":
+                check_statements(file.read_text())
+
+
+def import_everything(format: str, path: Path, folder: Path) -> None:
+    """Import a file, which may be refused."""
     try:
-        imported = load_importer(format).read(path)
-        store = open_store("memory:")
-        for suite in imported.suites:
-            for run in suite.runs:
-                store_run(store, suite, run, format)
-            files = write_suite(suite, folder) if len(suite.dataset) else []
-            for file, _ in files:
-                assert file.parent == folder
-                if file.suffix == ".py" and format != "otlp":
-                    check_statements(file.read_text())
+        import_file(format, path, folder)
     except (DataError, StoreError) as error:
         if not str(error):
             raise

@@ -133,7 +133,13 @@ def open_columns(
         return old
     if old is None and not build:
         return None
-    return _refresh(store, run, path, key, old, build=build, progress=progress)
+    try:
+        return _refresh(store, run, path, key, old, build=build, progress=progress)
+    except (KeyError, IndexError, TypeError, ValueError):
+        if old is None:
+            raise
+        # The old file is not what its header says: it is as if there were none.
+        return _refresh(store, run, path, key, None, build=True, progress=progress) if build else None
 
 
 def write_columns(store: RunStore, run: RunRecord) -> bool:

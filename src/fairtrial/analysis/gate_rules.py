@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from fairtrial.analysis.metrics import PASSED, SMALLEST_DIFFERENCE, measured_metric, parse_quantile
 from fairtrial.errors import ConfigurationError
+from fairtrial.foreign import load_toml
 from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.types import JSON
 
@@ -175,16 +175,19 @@ class GateRules:
     def load(cls, path: Path | str, table: str = "gate") -> GateRules:
         """Read rules from a table of a TOML file; dots separate nested tables, as in "tool.fairtrial.gate"."""
         try:
-            found: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            found: Any = load_toml(Path(path))
         except OSError as error:
             raise ConfigurationError(f"the gate rules in {path} cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             raise ConfigurationError(f"{path} is not a TOML file: {error}") from None
         for name in table.split("."):
             found = found.get(name) if isinstance(found, dict) else None
         if not isinstance(found, dict):
             raise ConfigurationError(f"{path} has no table [{table}] with gate rules")
-        return cls.from_mapping(found)
+        try:
+            return cls.from_mapping(found)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from None
 
 
 def _slice_rule(rule: Any) -> SliceRule:

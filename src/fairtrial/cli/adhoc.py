@@ -112,6 +112,8 @@ def _template(where: str) -> PromptTemplate[Any]:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(f"the prompt {where} cannot be read: {error.strerror}", "name a text file") from None
+        except UnicodeDecodeError:
+            raise UserError(f"the prompt {where} must be UTF-8", "save it as UTF-8") from None
         return PromptTemplate(name=path.stem, sections=[MarkdownSection("", text, "text")])
     template = load_object(where, "a prompt")
     if not isinstance(template, PromptTemplate):

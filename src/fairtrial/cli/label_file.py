@@ -82,7 +82,7 @@ def read_labels(file: Path, sides: Sequence[ExperimentReport]) -> list[Label]:
             weight = float(fields.get("weight") or 1.0)
             parsed = parse_value(value.lower()) if isinstance(value, str) else value
             labels.append(Label(key, "", parsed, str(fields.get("annotator") or ""), weight=weight))
-        except (ValueError, ConfigurationError) as error:
+        except (ValueError, TypeError, OverflowError, ConfigurationError) as error:
             raise UserError(
                 f"{file}:{number}: repeat must be a whole number and weight a number above 0: {error}"
             ) from None
@@ -111,10 +111,15 @@ def _rows(file: Path) -> Iterator[tuple[int, Any]]:
         text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"the labels in {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} must be UTF-8: {error.reason} at byte {error.start}") from None
     if file.suffix == ".csv":
         reader = csv.DictReader(io.StringIO(text, newline=""))
-        for row in reader:
-            yield reader.line_num, row
+        try:
+            for row in reader:
+                yield reader.line_num, row
+        except csv.Error as error:
+            raise UserError(f"{file}:{reader.line_num}: not CSV: {error}") from None
     elif file.suffix in (".jsonl", ".ndjson"):
         for number, line in enumerate(
             text.split("\n"), 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fairtrial.cli.user_errors import UserError, shown_path
+from fairtrial.foreign import load_toml
 from fairtrial.frozen import EMPTY
 
 DEFAULT_STORE = Path(".fairtrial") / "runs.db"
@@ -53,7 +53,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 def _whole(value: Any) -> int:
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError("must be a whole number") from None
     if isinstance(value, bool | float) or number < 1:
         raise ValueError("must be a whole number of at least 1")
@@ -70,7 +70,7 @@ def _count(value: Any) -> int:
 def _share(value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError("must be a number from 0 to 1") from None
     if isinstance(value, bool) or not 0 <= number <= 1:
         raise ValueError("must be a number from 0 to 1")
@@ -82,12 +82,15 @@ def _prices(value: Any) -> Mapping[str, Any]:
     from fairtrial.errors import ConfigurationError
     from fairtrial.models.pricing import read_prices
 
+    if isinstance(value, str):
+        try:
+            value = load_toml(Path(value))
+        except OSError as error:
+            raise ValueError(f"must name a file that can be read ({error.strerror})") from None
+        except ValueError as error:
+            raise ValueError(f"must name a valid TOML file ({error})") from None
     try:
-        return read_prices(tomllib.loads(Path(value).read_text(encoding="utf-8")) if isinstance(value, str) else value)
-    except OSError as error:
-        raise ValueError(f"must name a file that can be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"must name a valid TOML file ({error})") from None
+        return read_prices(value)
     except ConfigurationError as error:
         raise ValueError(f"must be a table of US dollars per million tokens: {error}") from None
 
@@ -186,10 +189,13 @@ def _find(folder: Path) -> Path | None:
 
 def _table(file: Path) -> dict[str, Any]:
     try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tree = load_toml(file)
+    except ValueError as error:
         raise UserError(f"{shown_path(str(file))} is not valid TOML: {error}", "correct that line") from None
-    table: dict[str, Any] = tree.get("tool", {}).get("fairtrial", {})
+    tools = tree.get("tool", {})
+    table = tools.get("fairtrial", {}) if isinstance(tools, dict) else tools
+    if not isinstance(table, dict):
+        raise UserError(f"{shown_path(str(file))}: [tool.fairtrial] must be a table (got {table!r})")
     values: dict[str, Any] = {}
     for name, value in table.items():
         plain = name.replace("_", "-")

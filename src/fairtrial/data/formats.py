@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fairtrial.data.index import open_data
 from fairtrial.data.rows import Row
-from fairtrial.errors import ConfigurationError, DatasetError, MissingExtraError
+from fairtrial.errors import ConfigurationError, DataError, DatasetError, MissingExtraError
 from fairtrial.foreign import check_limit, read_whole
 
 type DatasetFormat = Literal[
@@ -21,6 +21,8 @@ type Converter = Callable[[Row], Row]
 _LISTS = {"pydantic-evals": "cases", "promptfoo": "tests"}  # Formats with one document that contains the rows.
 _DOCUMENTS = (".yaml", ".yml", ".json")
 _MAX_NODES = 1_000_000
+_MAX_DEPTH = 200
+_INT, _MAX_DIGITS = "tag:yaml.org,2002:int", 308  # Longer ones are no floats, and take a long time to write.
 
 
 def converter_of(format: str) -> Converter:
@@ -48,9 +50,9 @@ def _yaml_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
     with open_data(path) as file:
         content = read_whole(file, str(path))
     try:
-        node = yaml.compose(content, Loader=yaml.SafeLoader)  # With lines; JSON is YAML, too.
-        check_limit(str(path), "values", _count_nodes(node, {}), _MAX_NODES)
-        document = yaml.safe_load(content)
+        node, document = _parse_yaml(path, content, yaml)
+    except DataError:
+        raise
     except RecursionError:
         raise DatasetError("nested too deeply, or it contains itself", path=path) from None
     except yaml.YAMLError as error:
@@ -59,9 +61,12 @@ def _yaml_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
         raise DatasetError(f"not YAML: {problem}", path=path, line=None if mark is None else mark.line + 1) from None
     except UnicodeDecodeError as error:
         raise DatasetError(f"not UTF-8: {error.reason}", path=path) from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        # A value without the form of its type: the library lets whatever Python raises pass.
+        raise DatasetError(f"not YAML: {type(error).__name__}: {str(error)[:200]}", path=path) from None
     if isinstance(document, Mapping):
         rows = document.get(name)
-        node = next((value for key, value in node.value if key.value == name), None)
+        node = next((value for key, value in reversed(node.value) if key.value == name), None)  # The last one counts.
     else:
         rows = document  # A file of tests alone is a list.
     if not isinstance(rows, list) or node is None:
@@ -73,13 +78,36 @@ def _yaml_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
         yield line, row
 
 
-def _count_nodes(node: Any, counts: dict[int, int]) -> int:
-    """Return the number of values in a YAML document once every alias is replaced by what it stands for."""
-    if id(node) not in counts:
+def _parse_yaml(path: Path, content: bytes, yaml: Any) -> tuple[Any, Any]:
+    """Return the nodes of a YAML document, which have lines, and its value. Refuses what is too deep or too large."""
+    kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # The one in C is ten times as fast.
+    depth = 0
+    for event in yaml.parse(content, Loader=kind):  # Without recursion: deep documents are refused where they get deep.
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            line = event.start_mark.line + 1
+            raise DatasetError(f"nested too deeply: more than {_MAX_DEPTH} levels", path=path, line=line)
+    loader = kind(content)
+    try:
+        node = loader.get_single_node()  # JSON is YAML, too.
+        count, depth = _measure(node, {})
+        check_limit(str(path), "values", count, _MAX_NODES)
+        if depth > _MAX_DEPTH:
+            raise DatasetError(f"nested too deeply: more than {_MAX_DEPTH} levels", path=path)
+        return node, None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return the values and levels of a YAML document once every alias is replaced by what it stands for."""
+    if id(node) not in known:
+        if getattr(node, "tag", "") == _INT and len(node.value) > _MAX_DIGITS:
+            raise ValueError(f"a number must have at most {_MAX_DIGITS} digits (got {len(node.value):,})")
         inner = node.value if isinstance(getattr(node, "value", None), list) else ()
-        parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
-        counts[id(node)] = 1 + sum(_count_nodes(part, counts) for part in parts)
-    return counts[id(node)]
+        parts = [_measure(part, known) for item in inner for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(count for count, _ in parts), 1 + max((depth for _, depth in parts), default=0)
+    return known[id(node)]
 
 
 def _take(row: Row, fields: Mapping[str, tuple[str, ...]], *, required: str, kept: tuple[str, ...] = ()) -> Row:

@@ -27,6 +27,10 @@ class SourceScore:
     higher_is_better: bool | None = True  # None: a measurement, such as a duration, that is never the value of a trial.
     metadata: Mapping[str, JSON] = EMPTY
 
+    def __post_init__(self) -> None:
+        if not self.name:  # Any text is a key of a JSON object, and a metric must have a name.
+            object.__setattr__(self, "name", "unnamed")
+
 
 @dataclass(slots=True)
 class ScoreRanges:

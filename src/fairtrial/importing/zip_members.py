@@ -32,7 +32,8 @@ class ZipMembers:
         check_limit(str(path), "members", len(self._members), _MAX_MEMBERS)
         self._expanded: dict[str, int] = {}  # By name: members are read several times.
         self._total = 0
-        self._max_bytes = max(_FILE_BYTES, _FILE_RATIO * path.stat().st_size)
+        self._size = path.stat().st_size
+        self._max_bytes = max(_FILE_BYTES, _FILE_RATIO * self._size)
 
     @property
     def names(self) -> list[str]:
@@ -42,7 +43,8 @@ class ZipMembers:
     def read(self, name: str) -> bytes:
         """Return the content of a member."""
         member = self._members[name]
-        if not 0 <= member.header_offset < self.path.stat().st_size:
+        # The directory of the file is foreign, too: places outside, and sizes that nothing could hold.
+        if not 0 <= member.header_offset < self._size or member.compress_size > self._size:
             raise DataError(f"{self.path}: {name} cannot be read: it is not in the file")
         with self.path.open("rb") as file:
             file.seek(member.header_offset)

@@ -309,7 +309,7 @@ def _version(connection: Connection, place: str) -> int:
             raise StoreError(f"{place} has tables of other programs with the names {', '.join(sorted(taken))}")
         return 0
     found = connection.execute(select(schema.meta.c.value).where(schema.meta.c.name == "schema")).scalar()
-    if found is None or not found.isdecimal():
+    if not isinstance(found, str) or not found.isdecimal() or len(found) > 9:
         raise StoreError(f"{place} has a table `meta` that is not of a Fairtrial store")
     if int(found) > schema.VERSION:
         raise StoreVersionError(

@@ -9,13 +9,18 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from itertools import batched
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fairtrial.codec import dumps
 from fairtrial.errors import StoreError
 from fairtrial.store.protocol import RunRecord, RunStore
 
+if TYPE_CHECKING:
+    from sqlalchemy import Column, Table
+
 _BATCH = 256
 _NAMED = 5  # Runs that an error names.
+_CHECKED_ROWS = 100_000  # Of each table: a fifth of a second.
 
 
 def save_run(store: RunStore, run_id: str, path: Path | str) -> None:
@@ -103,8 +108,35 @@ def _check_foreign(path: Path) -> None:
                 ours = name in own_names or name.startswith("sqlite_")
                 if kind not in ("table", "index") or not ours or (sql or "").upper().startswith("CREATE VIRTUAL"):
                     raise StoreError(f"{path} is not a saved run: it contains the foreign {kind} {name!r}")
+            for table in metadata.sorted_tables:
+                _check_types(path, connection, table)
     except sqlite3.Error as error:
         raise StoreError(f"{path} is not a saved run: {error}") from None
+
+
+def _check_types(path: Path, connection: sqlite3.Connection, table: Table) -> None:
+    """Refuse values of other types than a column's: SQLite stores any value in any column."""
+    present = {row[1] for row in connection.execute(f'PRAGMA table_info("{table.name}")')}
+    wrong = {
+        column.name: f'typeof("{column.name}") NOT IN ({_storage_classes(column)})'
+        for column in table.columns
+        if column.name in present
+    }
+    if not wrong:
+        return  # A table that later versions added.
+    rows = f'(SELECT * FROM "{table.name}" LIMIT {_CHECKED_ROWS})'  # noqa: S608 - names of our schema
+    query = f"SELECT {', '.join(wrong.values())} FROM {rows} WHERE {' OR '.join(wrong.values())}"  # noqa: S608
+    for row in connection.execute(query):
+        name = next(name for name, is_wrong in zip(wrong, row, strict=True) if is_wrong)
+        raise StoreError(
+            f"{path} is not a saved run: a value of {table.name}.{name} has another type than it must have"
+        )
+
+
+def _storage_classes(column: Column[Any]) -> str:
+    """Return the types that values of a column may have in SQLite, as SQL."""
+    kind = {int: "'integer'", float: "'real', 'integer'", str: "'text'", bytes: "'blob'"}[column.type.python_type]
+    return f"{kind}, 'null'" if column.nullable else kind
 
 
 def _copy_blobs(store: RunStore, copy: RunStore, texts: Iterable[str | bytes | None]) -> None:

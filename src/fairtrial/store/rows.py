@@ -416,7 +416,7 @@ def damage_refused[**P, T](read: Callable[P, T]) -> Callable[P, T]:
     def reading(*args: P.args, **named: P.kwargs) -> T:
         try:
             return read(*args, **named)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, CodecError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, CodecError) as error:
             raise StoreError(f"the store is damaged: {type(error).__name__}: {error}") from error
 
     return reading
@@ -552,6 +552,7 @@ def read_scores(rows: Sequence[Sequence[Any]]) -> Iterator[ScoreRow]:
         )
 
 
+@damage_refused
 def all_metrics(texts: Sequence[str | None]) -> Sequence[Mapping[str, float]]:
     """Parse the metrics of many results at once, which is faster and shares their names."""
     whole = "[" + ",".join("{}" if text is None else text for text in texts) + "]"
