@@ -201,6 +201,12 @@ def test_settings_and_credentials_that_cannot_work_are_reported(
     monkeypatch.setenv("FAIRTRIAL_CONCURRENCY", "3")
     monkeypatch.setenv("FAIRTRIAL_PATIENCE_SECONDS", "long")
     assert found(cli("doctor", "--json"))["settings"][0] == "failed"
+    monkeypatch.setenv("FAIRTRIAL_PATIENCE_SECONDS", "5")
+    monkeypatch.setenv("FAIRTRIAL_VIEW_TOKEN", "a token that somebody chose")
+    monkeypatch.setenv("FAIRTRIAL_FILE_LIMITS", "2")
+    assert found(cli("doctor", "--json"))["settings"][0] == "ok"
+    monkeypatch.setenv("FAIRTRIAL_FILE_LIMITS", "nan")
+    assert found(cli("doctor", "--json"))["settings"][0] == "failed"
 
 
 def test_libraries_that_are_missing_or_too_old_are_reported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from fairtrial import Metric, Score
+from fairtrial import Dataset, EvalSuite, Metric, Score, exact_match
 from fairtrial.errors import (
     ConfigurationError,
     MissingExtraError,
@@ -28,7 +28,7 @@ from fairtrial.store.engine import translated
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.open import migrate_store
 from fairtrial.store.sql import SqlStore
-from tests.servers import free_port
+from tests.servers import PgBouncer, PostgresServer, free_port
 from tests.store.build import result, run_record, samples
 
 type Opener = Callable[[str], RunStore]
@@ -274,3 +274,20 @@ def test_a_connection_to_another_host_without_sslmode_is_warned_about_once(
     messages = [record.getMessage() for record in caplog.records if "sslmode" in record.getMessage()]
     assert len(messages) == warned
     assert not warned or "?sslmode=verify-full" in messages[0]
+
+
+class TestPgBouncer:
+    def test_a_run_is_stored_behind_one_in_transaction_mode(self, pg_server: PostgresServer) -> None:
+        url = pg_server.new_database()
+        with PgBouncer(pg_server) as pooler, closing(open_store(f"{pooler.url(url)}?pgbouncer=true")) as store:
+            suite = EvalSuite("pooled", Dataset.of({n: n for n in range(40)}, name="n"), lambda n: n, exact_match)
+            reports = [suite.run_sync(store=store, fresh=True) for _ in range(8)]
+            # More often than a statement is executed before it would be prepared.
+            assert [sum(1 for _ in store.results(report.run_id)) for report in reports] == [40] * 8
+
+    def test_an_address_without_the_parameter_is_explained(self, pg_server: PostgresServer) -> None:
+        url = pg_server.new_database()
+        with PgBouncer(pg_server) as pooler, pytest.raises(ConfigurationError, match=r"add \?pgbouncer=true"):
+            open_store(pooler.url(url))
+        with pytest.raises(ConfigurationError, match="must be true or false"):
+            open_store(f"{url}?pgbouncer=maybe")

@@ -23,6 +23,7 @@ from fairtrial.backoff import PATIENCE_VARIABLE, patience_seconds
 from fairtrial.cli.settings import KNOWN, Settings, load_settings
 from fairtrial.cli.user_errors import explain
 from fairtrial.errors import FairtrialError, MailboxAccessError
+from fairtrial.foreign import limit_factor
 from fairtrial.mailbox.sealing import KEY_VARIABLE
 from fairtrial.store.redact import NOT_SECRET_VARIABLES, SECRET_VARIABLES, current
 
@@ -41,7 +42,7 @@ _QUEUE_SECONDS = 5.0
 _PROVIDER_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 _OTHER_VARIABLES = (
     PATIENCE_VARIABLE, KEY_VARIABLE, SECRET_VARIABLES, NOT_SECRET_VARIABLES,
-    "FAIRTRIAL_CACHE_DIR", "FAIRTRIAL_CLAIM_CHECK", "FAIRTRIAL_DEBUG",
+    "FAIRTRIAL_CACHE_DIR", "FAIRTRIAL_CLAIM_CHECK", "FAIRTRIAL_DEBUG", "FAIRTRIAL_FILE_LIMITS", "FAIRTRIAL_VIEW_TOKEN",
 )  # fmt: skip
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?>=([\d.]+)(?:; *extra == ['\"]([\w-]+)['\"])?")
 
@@ -62,6 +63,7 @@ def run_checks(store: str | None, mailbox: str | None) -> list[Check]:
     try:
         settings = load_settings()
         patience_seconds()
+        limit_factor()
     except FairtrialError as error:
         return [*checks, _failed("settings", error), _credentials()]
     checks += [_settings(settings), _credentials()]

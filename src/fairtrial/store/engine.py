@@ -53,6 +53,7 @@ _DISK_FULL = ("53100", sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.
 
 STATEMENT_TIMEOUT_SECONDS = 300
 WRITE = "fairtrial_write"
+_POOLED = "pgbouncer"  # A parameter of ours, as in the address of a queue.
 
 
 def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
@@ -147,7 +148,7 @@ def postgres_engine(url: str) -> Engine:
         register_guess(str(parsed.password), "password", "the password of the store's URL")
     register_arrays(psycopg.adapters)
     return create_engine(
-        parsed.set(drivername="postgresql+psycopg"),
+        parsed.set(drivername="postgresql+psycopg").difference_update_query([_POOLED]),
         pool_pre_ping=True,  # Detects a restarted server before a statement is sent.
         pool_size=4,
         max_overflow=28,
@@ -176,12 +177,18 @@ def _connection_settings(url: URL) -> dict[str, Any]:
     """Return the options of every connection: time limits that detect an unresponsive server.
 
     Parameters of the URL come first: `?tcp_user_timeout=0`, `?options=-c%20statement_timeout%3D0`.
+    `?pgbouncer=true` is for a PgBouncer in transaction mode: no startup options, no prepared statements.
     """
+    settings = {name: value for name, value in _POSTGRES_SETTINGS.items() if name not in url.query}
+    pooled = url.query.get(_POOLED, "false")
+    if pooled not in ("true", "false"):
+        raise ConfigurationError("pgbouncer in a PostgreSQL URL must be true or false")
+    if pooled == "true":
+        return {**settings, "prepare_threshold": None}
     options = url.query.get("options", "")
     given = options if isinstance(options, str) else " ".join(options)
     if "statement_timeout" not in given:
         given = f"{given} -c statement_timeout={STATEMENT_TIMEOUT_SECONDS * 1000}".strip()
-    settings = {name: value for name, value in _POSTGRES_SETTINGS.items() if name not in url.query}
     return {**settings, "options": given}
 
 
@@ -192,6 +199,8 @@ def translated() -> Iterator[None]:
         yield
     except DBAPIError as error:
         message = current().text(str(error.orig).strip())
+        if "unsupported startup parameter" in message:
+            raise ConfigurationError(f"{message}\nfor a PgBouncer, add ?pgbouncer=true to the address") from None
         if _is_disk_full(error):
             raise StoreFullError(f"the disk of the store is full: {message}") from None
         if error.connection_invalidated or _may_pass(error):

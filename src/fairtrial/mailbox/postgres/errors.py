@@ -26,7 +26,7 @@ def translated(error: BaseException, doing: str) -> FairtrialError:
         return error
     text = f"{doing}: {_first_lines(str(error))}"
     if any(part in text for part in _POOLED):
-        return ConfigurationError(f"{text}\nfor a PgBouncer in transaction mode, add ?pgbouncer=true to the address")
+        return ConfigurationError(f"{text}\nfor a PgBouncer, add ?pgbouncer=true to the address")
     state = getattr(error, "sqlstate", None) or ""
     if isinstance(error, psycopg.errors.InsufficientPrivilege) or state.startswith("28") or _is_refusal(text):
         return MailboxAccessError(text)
