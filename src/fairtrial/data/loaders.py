@@ -215,7 +215,9 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
         with pyarrow.parquet.ParquetFile(path) as file:
             budget = ExpansionBudget(str(path), int(max(_PARQUET_BYTES, 20 * path.stat().st_size) * limit_factor()))
             yield from enumerate(_cells(file, budget), 1)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except DataError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # Such as a date that Python lacks.
         raise DatasetError(f"not Parquet: {error}", path=path) from None
 
 
