@@ -40,6 +40,15 @@ def designs() -> Iterator[Design]:
                     f"k {k} of 5 repeats, 30 samples, rate {rate}, ICC {correlation}",
                     quick=200 if (k, correlation) == (3, 0.3) else 0,
                 )
+    for n, repeats in ((60, 10), (100, 10), (60, 20)):
+        for k in (3, 4, 5):
+            once = pass_k("@", k, 0.8, 0.2, n, repeats)
+            cell = f"k {k} of {repeats} repeats, {n} samples, rate 0.8, ICC 0.2"
+            yield Design("pass@k", "coverage", COVERAGE, share(once), cell, quick=200 if n == 100 and k == 4 else 0)
+    for n in (30, 50, 200):
+        for repeats in (10, 20):
+            cell = f"{n} samples x {repeats}, 2% of the samples never pass, the others with chance 0.975"
+            yield Design("pass rate over repeats", "coverage", COVERAGE, share(rarely_hard(n, repeats)), cell)
     for n, rate, correlation in COMPARED:
         cell = f"{n} samples x 5, rate {rate}, ICC {correlation}"
         once = alarm_in_repeats(n, rate, correlation)
@@ -60,8 +69,21 @@ def repeated(n: int, rate: float, correlation: float, repeats: int = 5) -> Calla
     return once
 
 
-def pass_k(symbol: str, k: int, rate: float, correlation: float) -> Callable[[Rng], bool]:
-    """Return one run: whether the interval of pass@k or pass^k of 30 samples with 5 repeats contains the truth."""
+def rarely_hard(n: int, repeats: int) -> Callable[[Rng], bool]:
+    """Return one run: whether the interval of a pass rate to which rare impossible samples belong contains it."""
+
+    def once(rng: Rng) -> bool:
+        chances = np.where(rng.random(n) < 0.02, 0.0, 0.975)
+        outcomes = draw_outcomes(rng, np.broadcast_to(chances[:, None], (n, repeats)))
+        return contains(mean_interval(outcomes).interval, 0.98 * 0.975)
+
+    return once
+
+
+def pass_k(
+    symbol: str, k: int, rate: float, correlation: float, n: int = 30, repeats: int = 5
+) -> Callable[[Rng], bool]:
+    """Return one run: whether the interval of pass@k or pass^k contains the truth."""
     total = (1 - correlation) / correlation
     chance = (1 - rate) if symbol == "@" else rate
     # The k-th moment of a beta distribution.
@@ -69,7 +91,7 @@ def pass_k(symbol: str, k: int, rate: float, correlation: float) -> Callable[[Rn
     truth, estimate = (1 - moment, mean_pass_at_k) if symbol == "@" else (moment, mean_pass_hat_k)
 
     def once(rng: Rng) -> bool:
-        chances = np.broadcast_to(draw_rates(rng, rate, correlation, 30)[:, None], (30, 5))
+        chances = np.broadcast_to(draw_rates(rng, rate, correlation, n)[:, None], (n, repeats))
         return contains(estimate(draw_outcomes(rng, chances), k).interval, truth)
 
     return once

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom, norm
+from scipy.stats import binom, norm, t
 
 import fairtrial.stats
 from fairtrial import stats
@@ -199,6 +199,37 @@ def test_graded_scores_use_their_own_range() -> None:
     wide = interval_of(stats.mean_interval([0.0, 50.0], bounds=None).interval)
     assert wide.low < -100
     assert interval_of(stats.t_interval([0.0, 1.0], bounds=(0.0, 1.0))).width == 1
+
+
+def test_scores_a_hair_below_one_say_no_more_about_rare_zeros_than_perfect_ones() -> None:
+    scores = np.linspace(0.95, 1, 50, endpoint=False)
+    nearly, perfect = (
+        interval_of(stats.mean_interval(scores).interval),
+        interval_of(stats.mean_interval(np.ones(50), binary=False).interval),
+    )
+    # The mean of these samples and 3% of zeros, of which none is seen in 50 samples once in five times.
+    assert nearly.low < 0.97 * scores.mean()
+    assert nearly.low <= perfect.low + 1 / 50
+    mirrored = interval_of(stats.mean_interval(1 - scores).interval)
+    assert (mirrored.low, mirrored.high) == pytest.approx((1 - nearly.high, 1 - nearly.low))
+
+
+def test_an_end_is_that_of_the_data_and_one_more_sample_at_the_end_of_the_range() -> None:
+    scores = [0.95, 0.96, 0.97, 0.98, 0.99, 0.995]
+    more = np.array([*scores, 0.0])
+    half = float(t.ppf(0.975, 6)) * more.std(ddof=1) / np.sqrt(7)
+    found = interval_of(stats.mean_interval(scores).interval)
+    assert found.low == pytest.approx(max(0.0, more.mean() - half))
+    # Each of three clusters counts as one.
+    clustered = interval_of(stats.mean_interval(np.repeat(scores, 3), clusters=np.repeat(range(6), 3)).interval)
+    assert clustered.low == pytest.approx(found.low)
+
+
+def test_the_interval_of_scores_in_another_range_is_that_of_their_shares() -> None:
+    scores = np.array([0.95, 0.96, 0.97, 0.98, 0.99, 0.995])
+    one = interval_of(stats.mean_interval(scores).interval)
+    other = interval_of(stats.mean_interval(1 + 4 * scores, bounds=(1, 5)).interval)
+    assert (other.low, other.high) == pytest.approx((1 + 4 * one.low, 1 + 4 * one.high))
 
 
 def test_graded_clusters_with_equal_means_do_not_collapse() -> None:

@@ -3,7 +3,7 @@
 None of them collapses to a point: 10 passes out of 10 give .69 to 1, not 1 to 1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, sqrt
 
 import numpy as np
@@ -280,12 +280,14 @@ def mean_interval(
     - pass/fail, one repeat: `rate_interval`.
     - any other score in a range, as a share m of it: Wilson with t(n-1) and n_eff = m(1-m)/SE^2, of pass/fail scores
       at most the number of trials. While fewer than 10 samples are imperfect, or fewer than 10 are above zero, n_eff is
-      at most n: what was hardly seen has shown little of its spread.
+      at most n: what was hardly seen has shown little of its spread. Otherwise each end is at least as far out as that
+      of Student's t for the data and one more sample at that end of the range: scores that are all a hair below 1 say
+      no more about rare zeros than perfect ones.
     - the same in clusters: `clustered_error` for SE; t under a working model with the correlation within clusters that
       SE shows. While fewer than 10 clusters are imperfect (or above zero), or they are worth fewer than 8 and less than
       half of all, n_eff is at most n/(1 + .4(s-1)) for clusters of s samples (Kish's design effect at a correlation of
       .4): a handful of failures in one large cluster otherwise passes for near certainty. If all samples are equal,
-      n_eff is at most the effective number of clusters.
+      n_eff is at most the effective number of clusters. Otherwise one more cluster of mean size moves the ends out.
     - without bounds: t on the sample means. The end on the side of the farthest sample (or cluster) is that of the same
       data with one more, twice as far from the mean: of a long tail the largest values are seldom seen. No interval of
       a mean holds for a few samples of a very long tail: `heavy_tail` says where a few make up most of the sum, and
@@ -503,17 +505,20 @@ def _bounded_interval(
     effective = min(most, share * (1 - share) / (se * se) if se > 1e-12 else np.inf)
     assumed = False
     if groups is None:
+        sizes, totals = np.ones(n), means
         fewest = min(np.count_nonzero(means < 1), np.count_nonzero(means > 0))
-        if fewest < min(FEW_IMPERFECT, n) or not np.isfinite(effective):
+        few = fewest < min(FEW_IMPERFECT, n) or not np.isfinite(effective)
+        if few:
             effective = min(effective, n)
         units = "scores" if samples.single else "repeats"
     else:
         sizes, totals = groups.sizes, groups.totals(means)
         imperfect, above = totals < sizes, totals > 0
         fewest = min(np.count_nonzero(imperfect), np.count_nonzero(above))
-        few = fewest < (FEW_IMPERFECT if rate else min(FEW_IMPERFECT, groups.count))
         worth = min(_effective_number(sizes[imperfect]), _effective_number(sizes[above]))
-        if few or worth < min(FEW_LARGE_IMPERFECT, error.effective / 2) or not np.isfinite(effective):
+        few = fewest < (FEW_IMPERFECT if rate else min(FEW_IMPERFECT, groups.count)) or not np.isfinite(effective)
+        few = few or worth < min(FEW_LARGE_IMPERFECT, error.effective / 2)
+        if few:
             typical = float(np.sum(sizes * sizes)) / n
             most = n / (1 + ASSUMED_CORRELATION * (typical - 1))
             assumed = most < effective
@@ -523,7 +528,20 @@ def _bounded_interval(
         units = "clusters" if samples.single else "clusters and repeats"
     method = f"Wilson score with effective n {effective:.1f} from {units}, t with {error.df:.4g} df"
     t = t_quantile(two_sided(level), error.df)
-    return wilson_effective(share, effective, quantile=t, level=level, method=method), float(effective), assumed
+    found = wilson_effective(share, effective, quantile=t, level=level, method=method)
+    if not few:
+        ends = [_with_one_more(totals, sizes, end, level) for end in (0, 1)]
+        found = replace(found, low=min(found.low, ends[0].low), high=max(found.high, ends[1].high))
+    return found, float(effective), assumed
+
+
+def _with_one_more(totals: FloatArray, sizes: FloatArray, value: float, level: float) -> Interval:
+    """Return the t interval of the mean of these samples (or clusters) and one more at an end of the range."""
+    size = float(sizes.mean())
+    totals, sizes = np.append(totals, value * size), np.append(sizes, size)
+    error = totals_error(totals, sizes)
+    half = t_quantile(two_sided(level), error.df) * error.se
+    return _clipped(float(totals.sum() / sizes.sum()), half, (0.0, 1.0), level, "t")
 
 
 def _effective_number(sizes: FloatArray) -> float:
