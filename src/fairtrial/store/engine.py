@@ -52,8 +52,10 @@ _MIGRATION_LOCK = 0x66616972  # The key of an advisory lock.
 _DISK_FULL = ("53100", sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 
 STATEMENT_TIMEOUT_SECONDS = 300
+SHORT_WRITE_SECONDS = 60
 WRITE = "fairtrial_write"
 _POOLED = "pgbouncer"  # A parameter of ours, as in the address of a queue.
+SHORT_WRITE = "fairtrial_short_write"  # A transaction of which no statement takes long.
 
 
 def sqlite_engine(path: Path, *, read_only: bool = False) -> Engine:
@@ -147,7 +149,7 @@ def postgres_engine(url: str) -> Engine:
     if parsed.password:
         register_guess(str(parsed.password), "password", "the password of the store's URL")
     register_arrays(psycopg.adapters)
-    return create_engine(
+    engine = create_engine(
         parsed.set(drivername="postgresql+psycopg").difference_update_query([_POOLED]),
         pool_pre_ping=True,  # Detects a restarted server before a statement is sent.
         pool_size=4,
@@ -155,6 +157,42 @@ def postgres_engine(url: str) -> Engine:
         hide_parameters=True,
         connect_args=_connection_settings(parsed),
     )
+    _limit_waits(engine, _given_options(parsed))
+    return engine
+
+
+def _limit_waits(engine: Engine, given: str) -> None:
+    """Limit how long an answer is waited for, and how long an absent process keeps the locks of a transaction."""
+    from fairtrial.store.bounded_connection import ANSWER_MARGIN_SECONDS, BoundedConnection
+
+    limited = "statement_timeout" not in given
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> BoundedConnection:
+        connection = BoundedConnection.connect(*arguments, **parameters)
+        if limited:
+            connection.answer_seconds = STATEMENT_TIMEOUT_SECONDS + ANSWER_MARGIN_SECONDS
+        return connection
+
+    ping = engine.dialect.do_ping
+
+    def do_ping(connection: Any) -> bool:
+        with connection.answering_within(ANSWER_MARGIN_SECONDS):
+            return ping(connection)
+
+    setattr(engine.dialect, "do_ping", do_ping)  # noqa: B010 - a method, for the types
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        seconds = STATEMENT_TIMEOUT_SECONDS
+        if connection.get_execution_options().get(SHORT_WRITE, False):
+            seconds = SHORT_WRITE_SECONDS
+            limits = ("statement_timeout", "idle_in_transaction_session_timeout")
+            settings = [f"set_config('{name}', '{seconds}s', true)" for name in limits if name not in given]
+            connection.exec_driver_sql(f"SELECT {', '.join(settings) or 1}")
+        if limited:
+            driver: Any = connection.connection.driver_connection
+            driver.answer_seconds = seconds + ANSWER_MARGIN_SECONDS
 
 
 def postgres_engine_from(connect: Callable[[], Any]) -> Engine:
@@ -185,11 +223,15 @@ def _connection_settings(url: URL) -> dict[str, Any]:
         raise ConfigurationError("pgbouncer in a PostgreSQL URL must be true or false")
     if pooled == "true":
         return {**settings, "prepare_threshold": None}
-    options = url.query.get("options", "")
-    given = options if isinstance(options, str) else " ".join(options)
+    given = _given_options(url)
     if "statement_timeout" not in given:
         given = f"{given} -c statement_timeout={STATEMENT_TIMEOUT_SECONDS * 1000}".strip()
     return {**settings, "options": given}
+
+
+def _given_options(url: URL) -> str:
+    options = url.query.get("options", "")
+    return options if isinstance(options, str) else " ".join(options)
 
 
 @contextmanager

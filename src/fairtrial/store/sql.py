@@ -40,6 +40,7 @@ from fairtrial.store.column_cache import delete_columns
 from fairtrial.store.commit import Batch, BatchWriter, CommitCompanion, OrderConflict, RunState
 from fairtrial.store.compress import compress, decompress
 from fairtrial.store.engine import (
+    SHORT_WRITE,
     WRITE,
     file_identity,
     postgres_engine,
@@ -83,7 +84,7 @@ class SqlStore(SqlReads):
     def __init__(self, engine: Any, place: str, *, version: int = VERSION, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(engine, place)
         self._version = version
-        self._writing = engine.execution_options(**{WRITE: True})
+        self._writing = engine.execution_options(**{WRITE: True, SHORT_WRITE: True})
         self._writer = writer = BatchWriter(engine.dialect.name)
         event.listen(engine, "connect", lambda *_connection: writer.forget())
         self._clock = clock

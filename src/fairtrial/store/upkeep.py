@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sqlite3
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Column, Connection, Engine, Table, delete, func, select, text
 
@@ -82,6 +84,8 @@ def vacuum(engine: Engine, *, full: bool = False) -> None:
         if engine.dialect.name == "postgresql":
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 connection.execute(text("SET statement_timeout = 0"))
+                driver: Any = connection.connection.driver_connection
+                driver.answer_seconds = math.inf
                 for table in metadata.sorted_tables:
                     connection.execute(text(f"VACUUM ({'FULL, ' if full else ''}ANALYZE) {table.name}"))
                 connection.invalidate()  # It has no time limit any more.

@@ -19,6 +19,7 @@ from fairtrial.mailbox.postgres.listener import Listener
 from fairtrial.mailbox.postgres.schema import MIGRATION_LOCK, MIGRATIONS, VERSION
 from fairtrial.mailbox.postgres.statements import VERSION as FIND_VERSION
 from fairtrial.mailbox.server import ServerConnection
+from fairtrial.store.bounded_connection import ANSWER_MARGIN_SECONDS, BoundedAsyncConnection, BoundedConnection
 from fairtrial.store.postgres_options import POSTGRES_SETTINGS, warn_about_plain_text
 from fairtrial.store.redact import register_guess
 
@@ -27,6 +28,7 @@ MAX_CONNECTIONS = 2
 _STATEMENT_SECONDS = 60
 _LOCK_SECONDS = 10
 _IDLE_SECONDS = 10.0
+_ANSWER_SECONDS = _STATEMENT_SECONDS + ANSWER_MARGIN_SECONDS
 
 type PostgresSource = PostgresConnection | str
 """A connection or a URL."""
@@ -175,9 +177,11 @@ class PostgresConnection(ServerConnection):
         return await self._connect()
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
-        return await psycopg.AsyncConnection.connect(
+        connection = await BoundedAsyncConnection.connect(
             self._conninfo(), autocommit=True, prepare_threshold=self._prepare_threshold()
         )
+        connection.answer_seconds = _ANSWER_SECONDS
+        return connection
 
     def connect_blocking(self) -> psycopg.Connection[Any]:
         """Open a further connection to this database, for transactions of threads; the caller closes it.
@@ -187,7 +191,7 @@ class PostgresConnection(ServerConnection):
         name, parameters = "idle_in_transaction_session_timeout", dict(self._parameters)
         if not self.pooled and name not in parameters["options"]:
             parameters["options"] += f" -c {name}={round(_IDLE_SECONDS * 1000)}"
-        return psycopg.connect(make_conninfo(**parameters), prepare_threshold=self._prepare_threshold())
+        return _connect_blocking(make_conninfo(**parameters), prepare_threshold=self._prepare_threshold())
 
     def _conninfo(self) -> str:
         return make_conninfo(**self._parameters)
@@ -258,7 +262,7 @@ class RenewalConnection:
                     self._connection.close()
                     self._connection = None
                 if self._connection is None:
-                    self._connection = psycopg.connect(
+                    self._connection = _connect_blocking(
                         self._conninfo, autocommit=True, prepare_threshold=self._prepare_threshold
                     )
                 return self._connection.execute(statement, parameters, binary=True).fetchall()
@@ -272,6 +276,12 @@ class RenewalConnection:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+
+
+def _connect_blocking(conninfo: str, *, prepare_threshold: int | None, autocommit: bool = False) -> BoundedConnection:
+    connection = BoundedConnection.connect(conninfo, autocommit=autocommit, prepare_threshold=prepare_threshold)
+    connection.answer_seconds = _ANSWER_SECONDS
+    return connection
 
 
 def _parse(url: str) -> tuple[dict[str, Any], bool]:
