@@ -15,7 +15,7 @@ from fairtrial.models.sdk import SdkAdapter
 
 
 class HttpStatusError(Exception):
-    """An answer with a status of 400 or more, with the attributes that the SDKs' errors have."""
+    """An answer with a status of 300 or more, with the attributes that the SDKs' errors have."""
 
     def __init__(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
         self.status_code = status
@@ -42,9 +42,10 @@ class HttpClient:
         """Send a request; returns the response, whose body is not read yet."""
         from yarl import URL
 
-        # The path is sent as it is: its signature covers it.
-        response = await self._session.post(URL(url, encoded=True), data=content, headers=headers)
-        if response.status >= 400:
+        # The path is sent as it is: its signature covers it. A redirection would take the key to another host.
+        address = URL(url, encoded=True)
+        response = await self._session.post(address, data=content, headers=headers, allow_redirects=False)
+        if response.status >= 300:
             body = await response.read()
             raise HttpStatusError(response.status, response.headers, body)
         return response
