@@ -128,6 +128,12 @@ def test_only_json_of_ordinary_size_and_depth_is_a_literal(value: Any) -> None:
         literal(value)
 
 
+@pytest.mark.parametrize("value", [-1, -0.5, -0.0, -1e308, [-1, {"a": -2.5}], 0, 0.0, 1])
+def test_every_number_is_written_as_it_is_read(value: Any) -> None:
+    text = source_of(fill("a = VALUE", VALUE=literal(value)))
+    assert repr(ast.literal_eval(text.partition("= ")[2])) == repr(value)
+
+
 def test_a_file_that_would_be_read_as_other_code_is_not_written() -> None:
     with pytest.raises(DataError, match="cannot be written"):
         source_of(fill("NAME = 1", NAME=ast.Name("a = b; c", ast.Store())))

@@ -71,6 +71,21 @@ def test_markdown_is_rendered_and_links_show_where_they_lead() -> None:
     assert "<td>1</td>" in made
 
 
+REPEATED = (
+    "*a ", "_a_", "[", "[a](", "> ", "**", "a**b", "|", "&#x", "<a ", "<http:", "[a]: /x\n", "\\", "~~a", "*_", "![",
+    "`a ``", "\n", "\x1b[", "\x1b]", "\u202e\x1b[31m", " - a\n", "\0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("part", REPEATED, ids=repr)
+def test_no_text_takes_long(part: str) -> None:
+    text = part * (8_000 // len(part))
+    started = time.process_time()
+    markdown(text)
+    shown(text * 10, limit=None)
+    assert time.process_time() - started < 3.0  # At most half a second on an idle core.
+
+
 def test_control_and_reordering_characters_are_removed_and_counted() -> None:
     found = shown("a\u202eb\u200bc\x1b[31md")
     assert found.text == "abcd"

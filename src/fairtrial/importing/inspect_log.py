@@ -12,7 +12,16 @@ from typing import Any
 from fairtrial.errors import DataError
 from fairtrial.foreign import ExpansionBudget, limit_factor
 from fairtrial.importing.scores import SourceScore
-from fairtrial.importing.values import as_document, as_mapping, as_number, as_objects, as_text, load_object, usage_of
+from fairtrial.importing.values import (
+    as_document,
+    as_mapping,
+    as_number,
+    as_objects,
+    as_text,
+    is_id,
+    load_object,
+    usage_of,
+)
 from fairtrial.importing.zip_members import ZipMembers
 from fairtrial.session.events import PromptExecuted, TokenUsage, ToolInvoked
 from fairtrial.session.trajectory import ChatMessage, ToolCall
@@ -61,7 +70,7 @@ class InspectLog:
         else:
             found = iter(as_objects(load_object(self.path).get("samples")))
         for sample in found:
-            if not isinstance(sample.get("id"), str | int) or not isinstance(sample.get("epoch"), int):
+            if not is_id(sample.get("id")) or not isinstance(sample.get("epoch"), int):
                 raise DataError(f"{self.path}: every sample must have an id and an epoch (got {list(sample)[:8]})")
             attachments = as_mapping(sample.get("attachments"))
             if attachments:

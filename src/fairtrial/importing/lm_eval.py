@@ -28,6 +28,7 @@ from fairtrial.importing.values import (
     experiment_name,
     file_hash,
     files_in,
+    is_id,
     load_object,
     reference,
     suite_name,
@@ -90,7 +91,7 @@ class _TaskSamples:
             fields = as_mapping(row)
             metrics = fields.get("metrics")
             named = isinstance(metrics, list) and all(isinstance(metric, str) for metric in metrics)
-            if not isinstance(fields.get("doc_id"), int | str) or not named:
+            if not is_id(fields.get("doc_id")) or not named:
                 problem = "a sample must have 'doc_id' and a list 'metrics' of names"
                 raise DatasetError(problem, path=self.path, line=number)
             yield row

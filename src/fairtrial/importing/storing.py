@@ -14,7 +14,7 @@ from uuid import UUID
 
 from fairtrial.codec import digest
 from fairtrial.data.sample import Sample
-from fairtrial.errors import StoreError, UnknownRunError
+from fairtrial.errors import DataError, StoreError, UnknownRunError
 from fairtrial.importing.records import ImportedRun, ImportedSuite, ImportedTrial
 from fairtrial.session.session import Session
 from fairtrial.session.views import Envelope
@@ -155,7 +155,11 @@ def write_suite(suite: ImportedSuite, folder: Path) -> list[tuple[Path, FileStat
     files = [(data, _write(data, lines))]
     if suite.code is not None:
         module = folder / f"{suite.name.replace('-', '_').replace('.', '_')}.py"
-        files.append((module, _write(module, suite.code(data.name))))
+        try:
+            code = suite.code(data.name)
+        except DataError as error:
+            raise DataError(f"{module}: {error}") from None
+        files.append((module, _write(module, code)))
     return files
 
 

@@ -29,7 +29,9 @@ def _literal(value: Any, depth: int) -> ast.expr:
     if value is None or type(value) in (bool, str):
         return ast.Constant(value)
     if (type(value) is int and abs(value) < _LARGEST_INTEGER) or (type(value) is float and math.isfinite(value)):
-        return ast.Constant(value)
+        # Python has no negative literals: what is written is read as a minus before a number.
+        is_negative = math.copysign(1, value) < 0
+        return ast.UnaryOp(ast.USub(), ast.Constant(-value)) if is_negative else ast.Constant(value)
     if type(value) is list:
         return ast.List([_literal(item, depth - 1) for item in value], ast.Load())
     if type(value) is dict and all(type(key) is str for key in value):

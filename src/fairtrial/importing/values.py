@@ -26,6 +26,11 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def is_id(value: Any) -> bool:
+    """Return whether a value can be the id of a sample."""
+    return isinstance(value, int) or bool(as_text(value))
+
+
 def reference(value: Any) -> Any:
     """Return the expected value of a sample: to other tools, null means that there is none."""
     return NOT_GIVEN if value is None else value
