@@ -23,7 +23,8 @@ def write(path: Path, column: Any, **options: Any) -> Path:
 
 
 def nested(levels: int) -> Any:
-    kind, value = pyarrow.int64(), 1
+    kind: Any = pyarrow.int64()
+    value: Any = 1
     for _ in range(levels):
         kind, value = pyarrow.struct([("a", kind)]), {"a": value}
     return pyarrow.array([value], kind)
@@ -95,9 +96,12 @@ def test_a_damaged_footer_is_refused_or_read_without_harm(tmp_path: Path) -> Non
 def test_few_bytes_do_not_become_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr("fairtrial.data.loaders._PARQUET_BYTES", 20 << 20)
     column = pyarrow.array(["x" * 100_000] * 2_000)
-    options = {"a dictionary": {"use_dictionary": True}, "a run of equal values": {"compression": "none"},
-               "compressed pages": {"use_dictionary": False, "compression": "zstd"}}[kind]  # fmt: skip
-    path = write(tmp_path / "rows.parquet", column, **options)
+    choices: dict[str, dict[str, Any]] = {
+        "a dictionary": {"use_dictionary": True},
+        "a run of equal values": {"compression": "none"},
+        "compressed pages": {"use_dictionary": False, "compression": "zstd"},
+    }
+    path = write(tmp_path / "rows.parquet", column, **choices[kind])
     assert path.stat().st_size < 1 << 20
     del column
     with pytest.raises(LimitExceededError, match=r"rows\.parquet must have at most"):

@@ -9,7 +9,6 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -37,8 +36,15 @@ class Stubborn:
     def _refuse(self, *_: object) -> NoReturn:
         raise ValueError("no")
 
-    __repr__ = __eq__ = __deepcopy__ = __reduce__ = _refuse  # type: ignore[assignment]
+    __repr__ = __eq__ = __deepcopy__ = __reduce__ = _refuse
     __hash__ = None  # type: ignore[assignment]
+
+
+def deep() -> list[Any]:
+    found: list[Any] = []
+    for _ in range(3000):
+        found = [found]
+    return found
 
 
 def cyclic() -> list[Any]:
@@ -50,10 +56,10 @@ def cyclic() -> list[Any]:
 ODD: dict[str, Callable[[], Any]] = {
     "exception": lambda: ValueError("x"), "match": lambda: re.match("a", "a"), "function": lambda: len,
     "lambda": lambda: lambda: 1, "complex": lambda: 1j, "nan": lambda: math.nan, "infinity": lambda: -math.inf,
-    "stubborn": Stubborn, "generator": lambda: (n for n in ()), "cyclic": cyclic, "surrogate": lambda: "\ud800",
+    "stubborn": Stubborn, "generator": lambda: iter([]), "cyclic": cyclic, "surrogate": lambda: "\ud800",
     "null character": lambda: "a\0b", "5,000 digits": lambda: 10**5000, "mixed set": lambda: {1, "a", None},
     "signalling nan": lambda: decimal.Decimal("sNaN"), "lock": threading.Lock, "memory": lambda: memoryview(b"x"),
-    "3,000 levels": lambda: reduce(lambda inner, _: [inner], range(3000), []), "type": lambda: int,
+    "3,000 levels": deep, "type": lambda: int,
     "module": lambda: ModuleType("odd"),
 }  # fmt: skip
 USAGES: dict[str, tuple[int, int, float | None]] = {
@@ -65,7 +71,7 @@ USAGES: dict[str, tuple[int, int, float | None]] = {
 
 def stored(folder: Path, names: list[str], task: Callable[..., Any], judge: Any) -> list[tuple[Any, ...]]:
     """Run a sample for each name; what the store has of every trial."""
-    dataset = Dataset([Sample(name, name) for name in names], name="odd")
+    dataset: Dataset[str, Any] = Dataset([Sample(name, name) for name in names], name="odd")
     suite = EvalSuite("odd", dataset, task, judge, config=EvalConfig(max_retries=0, timeout_seconds=30), version="1")
     suite.run_sync(store=str(folder / "runs.db"))
     with closing(sqlite3.connect(folder / "runs.db")) as connection:

@@ -127,6 +127,7 @@ async def test_an_isolated_task_that_fails_brings_home_what_it_recorded() -> Non
 
     result = await trial(work, max_retries=0)
     assert result.outcome == "task_error"
+    assert result.snapshot is not None
     assert [event.name for event in restore_session(result.snapshot)[ToolInvoked].all()] == ["search"]
 
 
