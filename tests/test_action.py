@@ -22,6 +22,7 @@ from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "deploy" / "github" / "evals.py"
+ACTION: Any = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 script: Any = load_script("../deploy/github/evals.py")
 
 
@@ -135,9 +136,21 @@ def pull_request(head: str = "me/project") -> dict[str, Any]:
 
 
 def run_action(place: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT)], cwd=place, env=environ, capture_output=True, text=True, check=False
-    )
+    """Run the steps of action.yml that run our script; the exit code is that of the first that fails."""
+    steps = [step for step in ACTION["runs"]["steps"] if SCRIPT.name in step.get("run", "")]
+    done = []
+    for step in steps:
+        if step["name"] == "Comment" and environ["GITHUB_EVENT_NAME"] != "pull_request":
+            continue
+        if any(each.returncode for each in done) and "!cancelled()" not in step.get("if", ""):
+            continue
+        given = {name: value for name, value in environ.items() if name != "GITHUB_TOKEN" or name in step["env"]}
+        given |= {"ACTION_PATH": str(ROOT), "EVALS_COMMENT": str(place / "comment.md")}
+        command = ["bash", "-e", "-c", step["run"]]
+        done.append(subprocess.run(command, cwd=place, env=given, capture_output=True, text=True, check=False))
+    code = next((each.returncode for each in done if each.returncode), 0)
+    said = ["".join(each.stdout for each in done), "".join(each.stderr for each in done)]
+    return subprocess.CompletedProcess([], code, *said)
 
 
 @pytest.mark.proves("R159")
@@ -276,16 +289,75 @@ def test_a_baseline_in_a_shared_database_is_found_behind_the_runs_of_many_pull_r
 
 
 def test_the_action_passes_settings_as_variables_and_pins_what_it_uses() -> None:
-    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
-    steps = action["runs"]["steps"]
+    steps = ACTION["runs"]["steps"]
     assert all("${{" not in step.get("run", "") for step in steps)
     used = [step["uses"] for step in steps if "uses" in step]
     assert used
     assert all(len(use.partition("@")[2]) == 40 for use in used)
-    (evals,) = (step for step in steps if step.get("id") == "evals")
-    given = {
-        name.removeprefix("EVALS_").lower().replace("_", "-") for name in evals["env"] if name.startswith("EVALS_")
-    }
-    assert given == set(action["inputs"]) - {"install", "token"}
     read = SCRIPT.read_text(encoding="utf-8")
-    assert all(f'"{name}"' in read for name in evals["env"] if name.startswith("EVALS_"))
+    for step in (step for step in steps if SCRIPT.name in step.get("run", "")):
+        variables = [name for name in step["env"] if name.startswith("EVALS_")]
+        given = {name.removeprefix("EVALS_").lower().replace("_", "-") for name in variables}
+        assert given == set(ACTION["inputs"]) - {"install", "token"} | {"comment"}
+        assert all(f'"{name}"' in read for name in variables)
+
+
+SPYING = """
+import os, pathlib
+from fairtrial import Dataset, EvalSuite, Experiment, exact_match
+
+def spy():
+    found = "GITHUB_ENV" in os.environ
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        try:
+            found |= b"secret-" b"token" in path.read_bytes()
+        except OSError:
+            pass
+    with open("spied", "a") as file:
+        file.write(f"{found}\\n")
+
+def task(text):
+    spy()
+    os.path.lexists("comment.md") or os.symlink("/proc/self/environ", "comment.md")
+    return text
+
+spy()
+data = Dataset.of({"a": "a"}, name="letters")
+suite = EvalSuite("letters", data, task, exact_match, experiments=[Experiment("polite")])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_code_of_the_suites_finds_the_token_in_no_environment(tmp_path: Path, api: GitHubApi) -> None:
+    (tmp_path / "evals.py").write_text(SPYING)
+    environ = environment(tmp_path, api, event=pull_request(), EVALS_SUITES="evals.py", GITHUB_ENV="env")
+    done = run_action(tmp_path, environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set((tmp_path / "spied").read_text().split()) == {"False"}
+    (comment,) = api.comments
+    assert "nothing was gated" in comment["body"]
+    assert set(api.tokens) == {"Bearer secret-token"}
+
+
+def test_a_comment_that_leads_to_another_file_is_not_written(tmp_path: Path, api: GitHubApi) -> None:
+    environ = environment(tmp_path, api, event=pull_request(), EVALS_COMMENT=str(tmp_path / "comment.md"))
+    (tmp_path / "comment.md").symlink_to("/proc/self/environ")
+    assert script.main("comment", environ) == script.MISUSE
+    (tmp_path / "comment.md").unlink()
+    os.mkfifo(tmp_path / "comment.md")
+    assert script.main("comment", environ) == script.MISUSE
+    (tmp_path / "comment.md").unlink()
+    assert script.main("comment", environ) == 0
+    assert api.comments == []
+
+
+@pytest.mark.parametrize(("limit", "size"), [("_MAX_STORE", 1_999), ("_MAX_ARTIFACT", 100)])
+def test_a_store_that_expands_beyond_a_limit_is_refused(
+    limit: str, size: int, tmp_path: Path, api: GitHubApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, limit, size)
+    github = script.GitHub({"GITHUB_API_URL": api.url, "GITHUB_TOKEN": "secret-token"})
+    api.add_artifact({"ci.db": bytes(2_000)})
+    with pytest.raises(script.ActionError, match=r"1999 are read|larger than 100 bytes"):
+        script.fetch_store(github, settings(tmp_path, api), tmp_path / "ci.db")
+    assert not (tmp_path / "ci.db").exists()

@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
 """Runs evals for a commit and, on a pull request, gates them against the base branch and comments. For action.yml.
 
+evals.py fetch      download the store of the base branch; needs GITHUB_TOKEN
+evals.py run        run and gate; writes the comment to a file, because code of the suites can read the environment of
+                    every process that it runs in or beneath
+evals.py comment    write that comment to the pull request; needs GITHUB_TOKEN
+
 Needs Python's standard library and the command `fairtrial`. Settings come from variables, never from arguments, so that
 nothing a pull request says becomes part of a command line:
 
 EVALS_SUITES, EVALS_RUN, EVALS_GATE_ARGS, EVALS_MAX_COST, EVALS_STORE, EVALS_BASELINE, EVALS_ARTIFACT,
-EVALS_INCONCLUSIVE
+EVALS_INCONCLUSIVE, EVALS_COMMENT
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import json
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -22,14 +28,17 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 PASS, FAIL, MISUSE, INCONCLUSIVE = 0, 1, 2, 3
 _TIMEOUT = 60
+# The token, if the job has it, and files that set the environment and the outputs of this and later steps.
+_NOT_FOR_SUITES = ("GITHUB_TOKEN", "GITHUB_ENV", "GITHUB_PATH", "GITHUB_OUTPUT", "GITHUB_STATE")
 _MAX_ARTIFACT = 2 * 1024**3
+_MAX_STORE = 4 * 1024**3
 _MAX_COMMENT = 60_000  # Characters; GitHub takes 65,536.
 
 
@@ -49,6 +58,7 @@ class Settings:
     baseline: str
     artifact: str
     inconclusive: str
+    comment_file: Path
     event_name: str
     event: Mapping[str, Any]
     repository: str
@@ -70,6 +80,7 @@ class Settings:
             baseline=environ.get("EVALS_BASELINE", "").strip() or "artifact",
             artifact=environ.get("EVALS_ARTIFACT", "").strip() or "fairtrial-store",
             inconclusive=environ.get("EVALS_INCONCLUSIVE", "").strip() or "warn",
+            comment_file=Path(environ.get("EVALS_COMMENT", "").strip() or ".fairtrial-comment.md"),
             event_name=environ.get("GITHUB_EVENT_NAME", ""),
             event=event,
             repository=environ.get("GITHUB_REPOSITORY", ""),
@@ -134,7 +145,9 @@ class GitHub:
         # Not sent on to the storage that artifacts are redirected to.
         request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-            content: bytes = answer.read(_MAX_ARTIFACT)
+            content: bytes = answer.read(_MAX_ARTIFACT + 1)
+        if len(content) > _MAX_ARTIFACT:
+            raise ActionError(f"{urllib.parse.urlsplit(url).path} is larger than {_MAX_ARTIFACT} bytes")
         return content
 
     def pages(self, path: str) -> Iterator[Any]:
@@ -163,6 +176,10 @@ def fetch_store(github: GitHub, settings: Settings, target: Path) -> bool:
     names = [name for name in archive.namelist() if name.endswith(".db") and "/" not in name and "\\" not in name]
     if len(names) != 1:
         raise ActionError(f"artifact {settings.artifact!r} must hold one .db file (got {archive.namelist()})")
+    if (size := archive.getinfo(names[0]).file_size) > _MAX_STORE:  # No more than this is expanded.
+        raise ActionError(
+            f"{names[0]} in artifact {settings.artifact!r} has {size} bytes; at most {_MAX_STORE} are read"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with archive.open(names[0]) as source, target.open("wb") as file:
         shutil.copyfileobj(source, file)
@@ -178,7 +195,8 @@ def _from_base(run: Mapping[str, Any], settings: Settings) -> bool:
 def fairtrial(*words: str, summary: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command; what it says is shown in the log of the job."""
     environ = {**os.environ, "GITHUB_STEP_SUMMARY": "" if summary is None else str(summary)}
-    environ.pop("GITHUB_TOKEN", None)  # Code of the suite does not need it.
+    for name in _NOT_FOR_SUITES:
+        environ.pop(name, None)
     done = subprocess.run(["fairtrial", *words], capture_output=True, text=True, check=False, env=environ)
     if "--json" not in words:
         sys.stdout.write(done.stdout)
@@ -279,25 +297,30 @@ def report(environ: Mapping[str, str], text: str, result: str) -> None:
                 file.write(line)
 
 
-def main(environ: Mapping[str, str]) -> int:
-    """Run, gate, comment; the exit code is that of the step."""
+def main(phase: str, environ: Mapping[str, str]) -> int:
+    """Carry out one of `PHASES`; the exit code is that of the step."""
     try:
         settings = Settings.read(environ)
-        if settings.untrusted:
+        if not settings.untrusted:
+            return PHASES[phase](settings, environ)
+        if phase == "run":
             text = f"Evals were skipped: {settings.untrusted}, so there are no secrets and nothing is spent."
             print(f"::notice::{text}")
             report(environ, text, "skipped")
-            return 0
-        return _evaluate(settings, environ)
+        return 0
     except ActionError as error:
         print(f"::error::{error}")
         return MISUSE
 
 
-def _evaluate(settings: Settings, environ: Mapping[str, str]) -> int:
-    github = GitHub(environ)
-    if settings.baseline == "artifact" and not fetch_store(github, settings, Path(settings.store)):
+def _fetch(settings: Settings, environ: Mapping[str, str]) -> int:
+    if settings.baseline == "artifact" and not fetch_store(GitHub(environ), settings, Path(settings.store)):
         print(f"::notice::branch {settings.base} has no artifact {settings.artifact!r} yet")
+    return 0
+
+
+def _evaluate(settings: Settings, environ: Mapping[str, str]) -> int:
+    settings.comment_file.unlink(missing_ok=True)
     code = execute(settings)
     if code in (PASS, FAIL):
         with tempfile.TemporaryDirectory() as folder:
@@ -306,12 +329,33 @@ def _evaluate(settings: Settings, environ: Mapping[str, str]) -> int:
     else:  # Also 3: a run that ended early, or without its store, was not decided about.
         text, result = f"The run ended with exit code {code}; see the log of the job.", "error"
     report(environ, text, result)
-    comment(github, settings, f"**Evals: {result}**\n\n{text}")
+    settings.comment_file.unlink(missing_ok=True)  # What code of the suites may have put there.
+    settings.comment_file.write_text(f"**Evals: {result}**\n\n{text}", encoding="utf-8")
     if result == "inconclusive" and settings.inconclusive == "warn":
         print("::warning::the evals are inconclusive: too little data to decide")
         return 0
     return code
 
 
+def _comment(settings: Settings, environ: Mapping[str, str]) -> int:
+    try:  # A link could lead to a file with the token, such as the environment of this process.
+        descriptor = os.open(settings.comment_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return 0  # Nothing was run.
+    except OSError as error:
+        raise ActionError(f"the comment cannot be read: {error.strerror}") from None
+    with open(descriptor, encoding="utf-8", errors="replace") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ActionError("the comment must be a file")
+        comment(GitHub(environ), settings, file.read(_MAX_COMMENT + 1))
+    return 0
+
+
+PHASES: dict[str, Callable[[Settings, Mapping[str, str]], int]] = {
+    "fetch": _fetch,
+    "run": _evaluate,
+    "comment": _comment,
+}
+
 if __name__ == "__main__":
-    sys.exit(main(os.environ))
+    sys.exit(main(sys.argv[1], os.environ))
