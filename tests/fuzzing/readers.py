@@ -104,7 +104,7 @@ def _importer(format: str, name: str, mutate: Mutator = mutate_json) -> None:
             file.write_bytes(data)
             _import(format, path)
 
-        yield Reader([file.read_bytes()], read, mutate, "source")
+        yield Reader([file.read_bytes()], read, mutate, "source" if path.is_dir() else path.suffix[:5])
 
 
 PARTS = {

@@ -129,3 +129,21 @@ def test_tests_that_name_other_files_are_refused_and_not_read(tmp_path: Path) ->
         Dataset.load(path, format="promptfoo")
     path.write_text("tests: [{vars: {q: 'file://secret.csv'}}, {vars: 'file://../secret.csv'}]\n")
     assert "TOP SECRET" not in json.dumps([sample.input for sample in Dataset.load(path, format="promptfoo")])
+
+
+def test_a_sample_that_is_in_a_log_twice_is_one_trial(tmp_path: Path) -> None:
+    make, write = FORMATS["inspect"]
+    document = make()
+    document["samples"] = [document["samples"][0]] * 2
+    (suite,) = load_importer("inspect").read(write(document, tmp_path)).suites
+    store = open_store("memory:")
+    run = store_run(store, suite, suite.runs[0], "inspect").run
+    assert (run.planned, len(list(store.results(run.run_id)))) == (1, 1)
+
+
+def test_a_log_of_thousands_of_members_is_imported(tmp_path: Path) -> None:
+    make, write = FORMATS["inspect"]
+    document = make()
+    document["samples"] = [{"id": number, "epoch": 1} for number in range(3_000)]
+    (suite,) = load_importer("inspect").read(write(document, tmp_path)).suites
+    assert len(suite.dataset) == 3_000
