@@ -281,6 +281,37 @@ async def gains_privileges(box: Sandbox) -> None:
 
 
 @attack
+async def asks_the_kernel_for_more(box: Sandbox) -> None:
+    """Raw sockets, mounts, namespaces, keys, io_uring, terminals, clock, host name, switches of the whole machine."""
+    code = (
+        "import ctypes, fcntl, os, socket, termios, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        "def zero(code):\n    if code != 0: raise OSError(code)\n"
+        "def some(code):\n    if code < 0: raise OSError(code)\n"
+        "ways = {\n"
+        "    'packets': lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW),\n"
+        "    'mount': lambda: zero(libc.mount(b'x', b'/tmp', b'tmpfs', 0, 0)),\n"
+        "    'namespace': lambda: zero(libc.unshare(0x10000000)),\n"
+        "    'uring': lambda: some(libc.syscall(425, 4, ctypes.create_string_buffer(200))),\n"
+        "    'keys': lambda: some(libc.syscall(250, 0, 0, 0, 0, 0)),\n"
+        "    'bpf': lambda: some(libc.syscall(321, 0, 0, 0)),\n"
+        "    'terminal': lambda: fcntl.ioctl(0, termios.TIOCSTI, b'x'),\n"
+        "    'clock': lambda: time.clock_settime(time.CLOCK_REALTIME, 1),\n"
+        "    'name': lambda: socket.sethostname('owned'),\n"
+        "    'sysrq': lambda: open('/proc/sysrq-trigger', 'w'),\n"
+        "    'core': lambda: open('/proc/sys/kernel/core_pattern', 'w'),\n"
+        "    'system': lambda: open('/usr/bin/new', 'w'),\n"
+        "}\n"
+        "for name, way in ways.items():\n"
+        "    try: way(); print(name)\n"
+        "    except OSError: pass\n"
+    )
+    assert await python(box, code) == ""
+    for signal in ("-9 1", "-STOP 1"):  # The first process of the sandbox; `carry_out` asks whether it still works.
+        await box.exec(["sh", "-c", f"kill {signal}"])
+
+
+@attack
 async def traces_the_first_process(box: Sandbox) -> None:
     code = (
         "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
