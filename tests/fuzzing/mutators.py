@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import sqlite3
 import struct
 import tempfile
@@ -15,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import quote_from_bytes
 
 import zstandard
 
@@ -162,6 +164,20 @@ def mutate_toml(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     at = random.choice(places)
     lines[at] = f"{lines[at].partition('=')[0]}= {random.choice(TOML)}"
     return "\n".join(lines).encode()
+
+
+def mutate_request(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """Change the target and the body of an HTTP request, so that the head stays valid; one time in three, bytes."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    line, _, fields = head.partition(b"\r\n")
+    if line.count(b" ") != 2 or random.randrange(3) == 0:
+        return mutate_bytes(random, data, others)
+    method, target, version = line.split(b" ")
+    changed = mutate_bytes(random, target.removeprefix(b"/@prefix@/"), ())
+    target = b"/@prefix@/" + quote_from_bytes(changed, safe="/?&=@%:+.,")[:4000].encode()
+    body = mutate_bytes(random, body, ()) if body else b""
+    fields = re.sub(rb"Content-Length: \d+", b"Content-Length: %d" % len(body), fields)
+    return b"%s %s %s\r\n%s\r\n\r\n%s" % (method, target, version, fields, body)
 
 
 def in_zip(change: Mutator) -> Mutator:

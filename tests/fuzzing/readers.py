@@ -47,6 +47,7 @@ from tests.fuzzing.mutators import (
     mutate_column_file,
     mutate_database,
     mutate_json,
+    mutate_request,
     mutate_toml,
 )
 from tests.importing.test_arbitrary_fields import FORMATS, import_file
@@ -410,10 +411,10 @@ FORM = "form_secret=x&name=r&count=10&seed=1"
 @reader("viewer")
 def _viewer(folder: Path) -> Iterator[Reader]:
     """Requests as bytes on a socket, with the session of the owner."""
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     store = small_store(folder / "runs.db")
     add_running_run(store)
     server, thread = start_server(folder / "runs.db", user="me")
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     cookie, port = open_session(server), server.port
     head = f"Host: 127.0.0.1:{port}\r\nCookie: {cookie}\r\nAccept: text/html\r\n"
     inputs = [f"GET /@prefix@/{path} HTTP/1.1\r\n{head}\r\n" for path in PATHS]
@@ -432,7 +433,7 @@ def _viewer(folder: Path) -> Iterator[Reader]:
             if answer[:10] in (b"HTTP/1.1 5", b"HTTP/1.0 5"):
                 raise AssertionError(answer[:600].decode("latin-1"))
 
-    yield Reader([one.encode() for one in inputs], read, mutate_bytes)
+    yield Reader([one.encode() for one in inputs], read, mutate_request)
     server.stop()
     thread.join(60)
     store.close()
