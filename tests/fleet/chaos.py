@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +42,6 @@ class Plan:
     queue_kill_at: tuple[float, ...] = (0.15,)
     queue_restart_at: tuple[float, ...] = (0.55,)
     client_kill_at: tuple[float, ...] = (0.3, 0.7)
-    store_kill_at: tuple[float, ...] = ()
     store_restart_at: tuple[float, ...] = (0.45,)
     limit_seconds: float = 540.0
     seed: int = 20261115
@@ -169,15 +167,14 @@ def run_chaos(folder: Path, plan: Plan, tell: Callable[[str], None] = lambda lin
                 queue.restart()
                 outcome.queue_restarts += 1
 
-            def restart_store(crash: bool = False) -> None:
-                postgres.restart(crash=crash)
+            def restart_store() -> None:
+                postgres.restart()
                 outcome.store_restarts += 1
 
             events: list[tuple[float, str, Callable[[], None]]] = [
                 *((share, "the queue is killed", kill_queue) for share in plan.queue_kill_at),
                 *((share, "the queue is restarted", restart_queue) for share in plan.queue_restart_at),
                 *((share, "the client is killed", kill_client) for share in plan.client_kill_at),
-                *((share, "the store is killed", partial(restart_store, True)) for share in plan.store_kill_at),
                 *((share, "the store is restarted", restart_store) for share in plan.store_restart_at),
             ]
             schedule = sorted(events, key=lambda event: event[0])

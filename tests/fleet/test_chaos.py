@@ -16,7 +16,7 @@ from tests.fleet.chaos import Engine, Plan, run_chaos
 def test_every_trial_is_stored_exactly_once_whatever_is_killed(
     queue: Engine, trials: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = Plan(trials, queue, kill_every_seconds=2.0)  # `benchmarks/fleet_soak.py` does it for an hour.
+    plan = Plan(trials, queue, kill_every_seconds=2.0)  # `benchmarks/fleet_soak.py` does the like for an hour.
     outcome = run_chaos(tmp_path, plan)
     extra = outcome.executions - plan.trials
     with capsys.disabled():
