@@ -371,6 +371,19 @@ async def test_two_runs_at_once_each_count_their_own_results(pg_url: str) -> Non
     await broker.close()
 
 
+@pytest.mark.parametrize("setting", ["default_transaction_isolation = serializable", "deadlock_timeout = '1ms'"])
+async def test_odd_settings_of_the_server_cost_no_trial(pg_server: PostgresServer, setting: str) -> None:
+    url = pg_server.new_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {url.rpartition('/')[2]} SET {setting}")  # type: ignore[call-overload]
+    broker = PostgresBroker(url)
+    async with FakeWorker(broker, "numbers").at_work():
+        report = await suite_of(60).run(store=url, mailbox=broker)
+    assert (report.status, report.total, report.pass_rate) == ("finished", 60, 1.0)
+    await broker.close()
+    pg_server.drop_database(url)
+
+
 async def test_it_works_behind_a_pgbouncer_without_notifications(pg_server: PostgresServer) -> None:
     url = pg_server.new_database()
     with PgBouncer(pg_server) as pooler:

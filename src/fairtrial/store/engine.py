@@ -39,8 +39,8 @@ from fairtrial.errors import (
 )
 from fairtrial.store import schema
 from fairtrial.store.bulk import register_arrays
+from fairtrial.store.postgres_options import ISOLATION, warn_about_plain_text
 from fairtrial.store.postgres_options import POSTGRES_SETTINGS as _POSTGRES_SETTINGS
-from fairtrial.store.postgres_options import warn_about_plain_text
 from fairtrial.store.redact import current, register_guess
 from fairtrial.store.rows import read_reward
 
@@ -226,6 +226,8 @@ def _connection_settings(url: URL) -> dict[str, Any]:
     given = _given_options(url)
     if "statement_timeout" not in given:
         given = f"{given} -c statement_timeout={STATEMENT_TIMEOUT_SECONDS * 1000}".strip()
+    if "transaction_isolation" not in given:
+        given = f"{given} {ISOLATION}"
     return {**settings, "options": given}
 
 

@@ -6,6 +6,8 @@ import logging
 import os
 from typing import Any
 
+ISOLATION = r"-c default_transaction_isolation=read\ committed"
+"""What our statements are made for, whatever the database has as its default: others fail where these wait or skip."""
 POSTGRES_SETTINGS: dict[str, Any] = {
     "application_name": "fairtrial",
     "connect_timeout": 10,

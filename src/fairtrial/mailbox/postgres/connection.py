@@ -20,7 +20,7 @@ from fairtrial.mailbox.postgres.schema import MIGRATION_LOCK, MIGRATIONS, VERSIO
 from fairtrial.mailbox.postgres.statements import VERSION as FIND_VERSION
 from fairtrial.mailbox.server import ServerConnection
 from fairtrial.store.bounded_connection import ANSWER_MARGIN_SECONDS, BoundedAsyncConnection, BoundedConnection
-from fairtrial.store.postgres_options import POSTGRES_SETTINGS, warn_about_plain_text
+from fairtrial.store.postgres_options import ISOLATION, POSTGRES_SETTINGS, warn_about_plain_text
 from fairtrial.store.redact import register_guess
 
 MAX_CONNECTIONS = 2
@@ -307,7 +307,7 @@ def _parse(url: str) -> tuple[dict[str, Any], bool]:
         for name, seconds in limits.items():
             if name not in options:
                 options = f"{options} -c {name}={seconds * 1000}".strip()
-        given["options"] = options
+        given["options"] = options if "transaction_isolation" in options else f"{options} {ISOLATION}"
     return {**POSTGRES_SETTINGS, **given}, pooled
 
 
