@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
+from fairtrial.errors import ConfigurationError
+from fairtrial.viewer.serve import _listen_on_path
 from tests.viewer.conftest import Viewed
 
 BLOB = "support@2/blob/" + "a" * 64
@@ -70,3 +73,18 @@ def test_an_ambiguous_request_carries_no_second_one(viewed: Viewed, name: str) -
     answer = ask(viewed, start + headers, body=body + SMUGGLED)
     assert b"HTTP/1.1 200" not in answer
     assert answer[9:12] in (b"400", b"413", b"")
+
+
+def test_a_socket_is_not_taken_from_a_server_that_listens_on_it(tmp_path: Path) -> None:
+    path = tmp_path / "view.sock"
+    with _listen_on_path(path) as first:
+        first.listen()
+        with pytest.raises(ConfigurationError, match="another server listens on"):
+            _listen_on_path(path)
+        assert path.is_socket()
+    _listen_on_path(path).close()  # Of a server that ended without removing it.
+    path.unlink()
+    path.write_text("mine")
+    with pytest.raises(ConfigurationError, match="cannot listen on"):
+        _listen_on_path(path)
+    assert path.read_text() == "mine"

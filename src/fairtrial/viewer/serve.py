@@ -208,6 +208,9 @@ def _listen(options: ServeOptions) -> socket.socket:
 def _listen_on_path(path: Path) -> socket.socket:
     """Listen on a Unix socket that only its owner can open."""
     if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise ConfigurationError(f"another server listens on {path}\nname another file with --socket")
         path.unlink()  # Of a server that ended without removing it.
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
