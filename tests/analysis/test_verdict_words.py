@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairtrial import GateRules, Metric, Score, compare, stats
+from fairtrial import GateRules, Metric, Score, compare, formatting, stats
 from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.compare import compare_columns
 from fairtrial.analysis.gate import gate_columns
@@ -15,6 +17,7 @@ from fairtrial.analysis.gate_rules import SliceRule
 from fairtrial.analysis.metrics import FAILED, MISSING, SCORED
 from fairtrial.analysis.pairing import ComparisonSettings
 from fairtrial.errors import ConfigurationError
+from tests.analysis.sides import one, two
 from tests.report.build import stored
 
 RNG = np.random.default_rng(5)
@@ -112,6 +115,40 @@ class TestTheDifferenceThatMatters:
         assert compare_columns(*pairs(2000, 40, 42), metrics=["passed"], settings=strict)["new"].verdict == (
             "no detectable difference"
         )
+
+    @pytest.mark.parametrize(
+        ("missing", "verdict"), [(0, "as good as"), (10, "as good as"), (45, "no detectable difference")]
+    )
+    def test_as_good_as_must_hold_whatever_the_missing_pairs_would_have_been(self, missing: int, verdict: str) -> None:
+        passes: list[float | str] = [1.0] * 900
+        report = two([*passes, *[0.0] * 100], [*passes[missing:], *["scorer_error"] * missing, *[0.0] * 100])
+        compared = one(report, metrics="passed", smallest_difference_that_matters=0.02)["terse"]
+        found = compared["passed"]
+        assert (found.verdict, found.missing) == (verdict, missing)
+        assert found.scored_only is not None
+        assert found.scored_only.verdict == verdict
+        if not missing:
+            assert found.worst is None
+            return
+        assert found.worst is not None
+        low, high = found.worst
+        assert low < -missing / 1000 < 0 < high
+        said = f"the difference is {formatting.range_text(low, high, percent=True)} in passed."
+        assert any(text.endswith(said) for text in compared.warnings)
+
+    def test_without_a_declared_range_missing_pairs_could_be_anything(self) -> None:
+        values = np.linspace(3, 4, 400)
+        values[0] = np.nan
+        old, new = (
+            Columns.of({"passed": np.ones(400), "depth": one}, name=name)
+            for name, one in (("old", values), ("new", values + np.resize([-0.01, 0.01], 400)))
+        )
+        wide = ComparisonSettings(smallest_difference_that_matters={"depth": 0.5})
+        bounded = replace(wide, bounds={"depth": (0.0, 5.0)})
+        found = compare_columns(old, [new], metrics=["depth"], settings=wide)["new"]["depth"]
+        assert (found.verdict, found.missing, found.worst) == ("no detectable difference", 1, None)
+        found = compare_columns(old, [new], metrics=["depth"], settings=bounded)["new"]["depth"]
+        assert (found.verdict, found.missing) == ("as good as", 1)
 
     def test_a_difference_too_small_to_matter_is_said_to_be(self) -> None:
         found = compare_columns(*pairs(4000, 80, 20), metrics=["passed"])["new"]["passed"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from fairtrial.analysis.comparison import MetricComparison, SliceComparison
-from fairtrial.analysis.metrics import COSTS
+from fairtrial.analysis.metrics import COSTS, is_verdict
 from fairtrial.analysis.pairing import Pairs
 from fairtrial.analysis.slicing import SMALL_SLICE
 from fairtrial.analysis.source import ExperimentSource, code_versions
-from fairtrial.formatting import count, number_word
+from fairtrial.formatting import count, number_word, range_text
 from fairtrial.store.protocol import RESUMABLE, RunRecord
 
 FEW_PAIRS = 30
@@ -56,9 +56,15 @@ def about_pairs(
         if one.low is not None and one.high is not None and one.smallest_difference is not None
     ]
     if pairs.matched and share > min([MISSING_WARNED, *(MISSING_OF_WIDTH * width for width in widths)]):
-        yield (
-            f"{share:.1%} of the trials or pairs are missing (not run, or not scored through no fault of the system): "
-            "if they differ from the others, the difference is biased."
+        worst = ", ".join(
+            f"{range_text(*metric.worst, percent=is_verdict(metric.metric))} in {metric.metric}"
+            for metric in metrics
+            if metric.worst is not None and metric.same_as is None
+        )
+        yield f"{share:.1%} of the trials or pairs are missing (not run, or not scored)" + (
+            f". Whatever they would have been, the difference is {worst}."
+            if worst
+            else ": if they differ from the others, the difference is biased."
         )
     yield from dict.fromkeys(note for metric in metrics for note in metric.notes if note.startswith("Only "))
     for metric in metrics:

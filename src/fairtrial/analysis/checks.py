@@ -8,8 +8,8 @@ from typing import Literal
 
 from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.estimates import corrected_of, mean_of, quantile_of
-from fairtrial.analysis.metrics import PASSED, UNIT, VALUE, is_verdict, measured_metric, parse_quantile
-from fairtrial.analysis.pairing import ComparisonSettings, Pairs, difference, scores_of
+from fairtrial.analysis.metrics import PASSED, UNIT, is_verdict, measured_metric, parse_quantile
+from fairtrial.analysis.pairing import ComparisonSettings, Pairs, difference, difference_with_missing, hull, scores_of
 from fairtrial.analysis.verdicts import FEW_UNEQUAL, has_few_clusters, is_mcnemar
 from fairtrial.formatting import (
     bound_text,
@@ -187,7 +187,7 @@ def _gaps(rule: Check, settings: ComparisonSettings) -> _Gaps:
         return _Gaps(missing, share, None, None)
     if parse_quantile(rule.metric) is not None:
         return _Gaps(missing, share, None, (-_BEYOND, _BEYOND))
-    declared = UNIT if rule.metric == VALUE or is_verdict(rule.metric) else settings.bounds.get(rule.metric)
+    declared = settings.declared_range(rule.metric)
     if declared is None:
         return _Gaps(
             missing, share,
@@ -337,7 +337,7 @@ def _mean(rule: Floor, gaps: _Gaps, level: float) -> tuple[MeanEstimate, Interva
     if gaps.fill is None or interval is None:
         return found, interval
     ends = [_decisive(rule, rule.candidate.completed(rule.metric, value), level)[1] for value in gaps.fill]
-    return found, _hull(interval, ends)
+    return found, hull(interval, ends)
 
 
 def _decisive(rule: Floor, columns: Columns, level: float) -> tuple[MeanEstimate, Interval | None]:
@@ -358,23 +358,13 @@ def _decisive(rule: Floor, columns: Columns, level: float) -> tuple[MeanEstimate
         return found, found.interval
     exact = exact_rate_interval(found.mean, found.effective_n, level=level)
     single = found.clusters is None and found.trials == found.n
-    return found, exact if single else _hull(found.interval, [exact])
+    return found, exact if single else hull(found.interval, [exact])
 
 
 def _equals_report(found: MeanEstimate, interval: Interval) -> bool:
     """Return whether the interval used for the decision looks like the one that reports show."""
     shown = found.interval
     return shown is None or max(abs(shown.low - interval.low), abs(shown.high - interval.high)) < _INVISIBLE
-
-
-def _hull(interval: Interval, others: Sequence[Interval | None]) -> Interval | None:
-    """Return the smallest interval that contains all of these; None if one is undefined."""
-    whole = interval
-    for one in others:
-        if one is None:
-            return None
-        whole = replace(whole, low=min(whole.low, one.low), high=max(whole.high, one.high))
-    return whole
 
 
 def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateCheck:
@@ -431,16 +421,10 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
 
 def _difference(rule: Margin, gaps: _Gaps, settings: ComparisonSettings) -> tuple[PairedDifference, Interval | None]:
     """Return the observed difference, and the interval for any possible missing values."""
-
-    def compared(pairs: Pairs) -> PairedDifference:
-        return difference(scores_of(pairs, rule.metric, "system", settings), pairs, settings)
-
-    found = compared(rule.pairs)
+    found = difference(scores_of(rule.pairs, rule.metric, "system", settings), rule.pairs, settings)
     if gaps.fill is None or found.interval is None:
         return found, found.interval
-    least, most = gaps.fill
-    completions = [compared(rule.pairs.completed(rule.metric, *fill)) for fill in ((least, most), (most, least))]
-    return found, _hull(found.interval, [one.interval for one in completions])
+    return found, difference_with_missing(rule.pairs, rule.metric, found.interval, gaps.fill, settings)
 
 
 def _unseen_losses(rule: Margin, found: PairedDifference, settings: ComparisonSettings) -> str:

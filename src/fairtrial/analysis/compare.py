@@ -22,7 +22,16 @@ from fairtrial.analysis.comparison import (
     SliceTest,
 )
 from fairtrial.analysis.labels import LabelUse, attach_labels
-from fairtrial.analysis.metrics import BUILT_IN, COSTS, FAILED, PASSED, REWARD, SCORED, VALUE, unknown_metric
+from fairtrial.analysis.metrics import (
+    BUILT_IN,
+    COSTS,
+    FAILED,
+    PASSED,
+    REWARD,
+    SCORED,
+    VALUE,
+    unknown_metric,
+)
 from fairtrial.analysis.pairing import (
     ComparisonSettings,
     Pairs,
@@ -30,6 +39,7 @@ from fairtrial.analysis.pairing import (
     Scores,
     changes,
     difference,
+    difference_with_missing,
     pair,
     scores_of,
 )
@@ -184,13 +194,13 @@ def _candidate(
     source: ExperimentSource | None,
 ) -> tuple[CandidateComparison, SampleChanges]:
     names = (side.name, baseline.name)
-    metrics = tuple(_record(metric, names, settings) for metric in one.metrics)
+    metrics = tuple(_record(metric, one.pairs, names, settings) for metric in one.metrics)
     slices = tuple(
         SliceComparison(
             part.name,
             part.by,
             int(np.count_nonzero(part.rows)),
-            tuple(_record(metric, names, settings, sliced=True) for metric in compared.metrics),
+            tuple(_record(metric, compared.pairs, names, settings, sliced=True) for metric in compared.metrics),
         )
         for part, compared in parts
     )
@@ -252,12 +262,18 @@ def _heterogeneity(
 
 
 def _record(
-    metric: _Metric, names: tuple[str, str], settings: ComparisonSettings, *, sliced: bool = False
+    metric: _Metric, pairs: Pairs, names: tuple[str, str], settings: ComparisonSettings, *, sliced: bool = False
 ) -> MetricComparison:
     name, found = metric.scores.metric, metric.found.difference
     lower = settings.lower(name)
     matters = settings.matters(name, metric.scores.bounds)
     verdict = verdict_of(metric.found, settings, lower, matters)
+    missing = pairs.missing_values(name)
+    worst = _worst_case(metric, pairs, settings) if missing and (verdict == "as good as" or not sliced) else None
+    adaptive = pairs.candidate.adaptive is not None or pairs.baseline.adaptive is not None
+    unproven = bool(missing) and not adaptive and not (matters and worst and -matters < worst[0] <= worst[1] < matters)
+    if verdict == "as good as" and unproven:
+        verdict = "no detectable difference"
     # For slices, the unadjusted detectable difference: the adjusted one would depend on the other slices.
     tests = 1 if sliced else metric.found.tests
     labels = None if metric.scores.labelled is None else metric.scores.labelled.counts
@@ -291,12 +307,28 @@ def _record(
         needed=needed,
         verdict=verdict,
         sentence=sentence(name, names, metric.found, verdict, mde, needed, notes, settings, matters, labels),
-        scored_only=None if sliced else _scored_only(metric.scored, settings, lower, matters),
+        scored_only=None if sliced else _scored_only(metric.scored, settings, lower, None if unproven else matters),
         same_as=metric.same_as,
         notes=tuple(notes),
         smallest_difference=matters,
         labels=labels,
+        missing=missing,
+        worst=worst,
     )
+
+
+def _worst_case(metric: _Metric, pairs: Pairs, settings: ComparisonSettings) -> tuple[float, float] | None:
+    """Return the interval whatever the missing pairs would have been; None without a declared range.
+
+    That of an adaptive run allows for them already.
+    """
+    name, interval, fill = metric.scores.metric, metric.found.difference.interval, None
+    if pairs.candidate.adaptive is None and pairs.baseline.adaptive is None:
+        fill = settings.declared_range(name)
+    if interval is None or fill is None:
+        return None
+    whole = difference_with_missing(pairs, name, interval, fill, settings)
+    return None if whole is None else (float(whole.low), float(whole.high))
 
 
 def _scored_only(

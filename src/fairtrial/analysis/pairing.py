@@ -15,7 +15,7 @@ from fairtrial.analysis.columns import Columns, FloatArray, IntArray, take_ids
 from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, REWARD, SMALLEST_DIFFERENCE, UNIT, VALUE, View, is_verdict
 from fairtrial.analysis.stored_ids import StoredIds
 from fairtrial.frozen import EMPTY
-from fairtrial.stats import JudgedTrials, PairedDifference, Repeats, corrected_difference, paired_difference
+from fairtrial.stats import Interval, JudgedTrials, PairedDifference, Repeats, corrected_difference, paired_difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,10 @@ class ComparisonSettings:
             lower_is_better=self.lower_is_better.union(name for name, higher in unsaid.items() if not higher),
             higher_is_better=self.higher_is_better.union(name for name, higher in unsaid.items() if higher),
         )
+
+    def declared_range(self, metric: str) -> tuple[float, float] | None:
+        """Return the range of a metric if it is declared; scores and verdicts lie between 0 and 1."""
+        return UNIT if metric == VALUE or is_verdict(metric) else self.bounds.get(metric)
 
     def matters(self, metric: str, bounds: tuple[float, float] | None) -> float | None:
         """Return the smallest difference in a metric that matters; None for a metric without a range, unless set."""
@@ -296,6 +300,27 @@ def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> Pa
         draws=settings.draws,
         seed=settings.seed,
     )
+
+
+def difference_with_missing(
+    pairs: Pairs, metric: str, interval: Interval, fill: tuple[float, float], settings: ComparisonSettings
+) -> Interval | None:
+    """Return the interval that holds whatever the missing values would have been, in the range `fill`."""
+    least, most = fill
+    completed = [pairs.completed(metric, *ends) for ends in ((least, most), (most, least))]
+    return hull(
+        interval, [difference(scores_of(one, metric, "system", settings), one, settings).interval for one in completed]
+    )
+
+
+def hull(interval: Interval, others: Sequence[Interval | None]) -> Interval | None:
+    """Return the smallest interval that contains all of these; None if one is undefined."""
+    whole = interval
+    for one in others:
+        if one is None:
+            return None
+        whole = replace(whole, low=min(whole.low, one.low), high=max(whole.high, one.high))
+    return whole
 
 
 def _corrected(scores: Scores, sides: LabelledSides, settings: ComparisonSettings) -> PairedDifference:
