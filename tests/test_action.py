@@ -138,7 +138,7 @@ def pull_request(head: str = "me/project") -> dict[str, Any]:
 def run_action(place: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run the steps of action.yml that run our script; the exit code is that of the first that fails."""
     steps = [step for step in ACTION["runs"]["steps"] if SCRIPT.name in step.get("run", "")]
-    done = []
+    done: list[subprocess.CompletedProcess[str]] = []
     for step in steps:
         if step["name"] == "Comment" and environ["GITHUB_EVENT_NAME"] != "pull_request":
             continue
