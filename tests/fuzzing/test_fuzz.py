@@ -219,6 +219,7 @@ CELLS = {
     "meta.value": "UPDATE meta SET value = x'33'",
     "meta.value of 5000 digits": f"UPDATE meta SET value = '{'9' * 5000}'",
     "runs.finished_at": "UPDATE runs SET finished_at = 'soon'",
+    "runs.evaluator": "UPDATE runs SET evaluator = '\ufdd0nan'",
     "runs.dataset_size": "UPDATE runs SET dataset_size = 1.5",
     "results.value": "UPDATE results SET value = 'high' WHERE ordinal = 1",
     "results.metrics": "UPDATE results SET metrics = '{' WHERE ordinal = 1",

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from fairtrial.codec import canonical, decode, dumps
 from fairtrial.codec.encode import compact
@@ -424,7 +424,10 @@ def damage_refused[**P, T](read: Callable[P, T]) -> Callable[P, T]:
 
 def text_of(stored: str) -> str:
     """Return the original text of stored text."""
-    return cast(str, restore_text(stored))
+    text = restore_text(stored)
+    if not isinstance(text, str):  # It stands for a number or bytes.
+        raise StoreError(f"the store is damaged: text must be text (got {type(text).__name__})")
+    return text
 
 
 @damage_refused
