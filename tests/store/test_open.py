@@ -282,7 +282,9 @@ class TestPgBouncer:
         with PgBouncer(pg_server) as pooler, closing(open_store(f"{pooler.url(url)}?pgbouncer=true")) as store:
             suite = EvalSuite("pooled", Dataset.of({n: n for n in range(40)}, name="n"), lambda n: n, exact_match)
             reports = [suite.run_sync(store=store, fresh=True) for _ in range(8)]
-            # More often than a statement is executed before it would be prepared.
+            assert isinstance(store, SqlStore)
+            with store._engine.connect() as connection:  # A prepared statement would be on somebody else's connection.
+                assert getattr(connection.connection.driver_connection, "prepare_threshold", 0) is None
             assert [sum(1 for _ in store.results(report.run_id)) for report in reports] == [40] * 8
 
     def test_an_address_without_the_parameter_is_explained(self, pg_server: PostgresServer) -> None:
