@@ -11,6 +11,7 @@ import pytest
 
 from fairtrial import EvalReport, EvalResult, Sample, Score, evaluate_sync, exact_match, group_by
 from fairtrial.codec import to_json
+from fairtrial.fleet.message_fields import MAX_INT
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import failed_result, new_execution
 from tests.records import changeable
@@ -96,11 +97,11 @@ def test_only_these_records_can_be_changed() -> None:
     assert changeable("trials") == {"_Attempt", "_Trial"}
 
 
-def test_ids_of_executions_use_all_bits_that_a_store_keeps() -> None:
+def test_ids_of_executions_use_all_bits_that_messages_carry() -> None:
     drawn = [new_execution() for _ in range(200)]
     assert len(set(drawn)) == 200
     assert min(drawn) >= 0
-    assert 1 << 62 <= max(drawn) < 1 << 63
+    assert MAX_INT // 2 < max(drawn) <= MAX_INT
 
 
 def test_the_error_of_a_trial_that_could_not_be_executed_is_limited() -> None:

@@ -389,8 +389,8 @@ allow_type_arguments(EvalResult)
 
 
 def new_execution() -> int:
-    """Return a random id of an execution, which fits into the signed integer of 64 bits of every store."""
-    return random.getrandbits(63)
+    """Return a random id of an execution, of 62 bits: the most that messages of a fleet carry."""
+    return random.getrandbits(62)
 
 
 def failed_result(key: TrialKey, ordinal: int, attempt: int, outcome: Outcome, stage: Stage, error: str) -> EvalResult:
