@@ -80,8 +80,7 @@ class TestTheFuzzer:
         assert crash is not None
         assert crash.problem.startswith("TooSlow")
 
-    def test_inputs_that_reach_new_lines_are_kept(self) -> None:
-        """Two changes in a row are needed to get to the crash: the first must be kept."""
+    def test_a_guided_campaign_ends_when_it_is_told_to(self) -> None:
         seen: list[bytes] = []
         campaign = Campaign(Reader([b"[]"], lambda data: seen.append(data), mutate_json), 0, guided=True)
         campaign.run(lambda executions: executions < 30)

@@ -73,7 +73,7 @@ def test_ten_thousand_names_of_scores_are_read_in_time(tmp_path: Path, format: s
 def test_a_file_beyond_the_limit_is_refused_by_name_and_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], format: str
 ) -> None:
-    """The limit is 128 MiB for one JSON document; here it is lowered, so that the file can be small."""
+    """The limit is 256 MiB for a JSON document; here it is lowered, so that the file can be small."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(SETTING, "0.000001")
     make, write = FORMATS[format]
