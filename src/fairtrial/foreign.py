@@ -1,4 +1,5 @@
-"""Rules for files that others wrote: where the paths they name may lead, and how far their content may expand."""
+"""Rules for what others send: where the paths in their files may lead, how far their content may expand, and how long
+their requests may take."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from typing import IO, Any, BinaryIO, Literal
 from fairtrial.errors import ConfigurationError, DataError, LimitExceededError
 
 SETTING = "FAIRTRIAL_FILE_LIMITS"
+HEAD_SECONDS = 10.0  # For the head of a request, and BODY_SECONDS for its body, however slowly they drip.
+BODY_SECONDS = 30.0
 _CHUNK = 1 << 16  # Of compressed data.
 _ZSTD_CHUNK = 256  # Expands to 8 MiB at most, and has no limit of its own.
 _MAX_STREAMS = 100  # Compressed one after another, in one piece of data.

@@ -139,6 +139,7 @@ class TestRudeClients:
         [
             (b"GET /live HTTP/1.1\r\n\r\n", 200),
             (b"GET /live?verbose HTTP/1.0\r\nhost: x\r\n\r\n", 200),
+            (b"GET /live HTTP/1.1\r\nhost: 10.2.3.4:8080\r\n\r\n", 200),
             (b"HEAD /live HTTP/1.1\r\n\r\n", 200),
             (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
             (b"POST /live HTTP/1.1\r\n\r\n", 405),

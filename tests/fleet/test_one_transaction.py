@@ -377,7 +377,7 @@ async def test_odd_settings_of_the_server_cost_no_trial(pg_server: PostgresServe
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {url.rpartition('/')[2]} SET {setting}")  # type: ignore[call-overload]
     broker = PostgresBroker(url)
-    async with FakeWorker(broker, "numbers").at_work():
+    async with asyncio.timeout(60), FakeWorker(broker, "numbers").at_work():
         report = await suite_of(60).run(store=url, mailbox=broker)
     assert (report.status, report.total, report.pass_rate) == ("finished", 60, 1.0)
     await broker.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -545,6 +547,30 @@ class TestRequests:
             assert post(place, b"{}", Host="evals.team.example:4318") == 200
             assert post(place, b"{}", Host="evals.team.example:4318", Origin="http://evals.team.example") == 403
 
+    @pytest.mark.parametrize("sent", [b"", b"POST /v1/tr", b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\n"])
+    def test_a_head_must_arrive_in_time_however_slowly_it_drips(
+        self, sent: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fairtrial.tracing.receiver.HEAD_SECONDS", 0.4)
+        with TraceReceiver() as receiver:
+            address = ("127.0.0.1", int(receiver.endpoint.rpartition(":")[2]))
+            crowd = [socket.create_connection(address, 10) for _ in range(50)]
+            for slow in crowd:
+                slow.sendall(sent)
+            assert post(receiver.endpoint, b"{}") == 200
+            assert [is_closed(slow) for slow in crowd] == [True] * 50
+            assert post(receiver.endpoint, b"{}") == 200
+
+    def test_a_body_must_arrive_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fairtrial.tracing.receiver.BODY_SECONDS", 0.3)
+        head = b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with TraceReceiver() as receiver:
+            address = ("127.0.0.1", int(receiver.endpoint.rpartition(":")[2]))
+            with socket.create_connection(address, 20) as slow:
+                slow.sendall(head + b"Content-Length: 100\r\n\r\n{")
+                assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
+            assert post(receiver.endpoint, b"{}") == 200
+
     def test_it_listens_on_this_machine_only_unless_told(self, receiver: TraceReceiver) -> None:
         assert receiver.endpoint.startswith("http://127.0.0.1:")
 
@@ -560,6 +586,22 @@ class TestRequests:
             app.send(*app.whole())
             assert expected.collected().problem == "it has more than 2 spans"
             assert receiver.counts.surplus == 1
+
+
+def is_closed(slow: socket.socket) -> bool:
+    """Send a byte now and then, and return whether the server closes the connection within ten seconds."""
+    slow.settimeout(0.1)
+    with slow:
+        for _ in range(100):
+            try:
+                if not slow.recv(100):
+                    return True
+            except TimeoutError:
+                with contextlib.suppress(OSError):
+                    slow.sendall(b"X")
+            except OSError:
+                return True
+    return False
 
 
 def protobuf(app: App) -> ExportTraceServiceRequest:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from fairtrial.errors import ConfigurationError, DataError, LimitExceededError, MissingExtraError
-from fairtrial.foreign import ExpansionBudget, Method, expand
+from fairtrial.foreign import BODY_SECONDS, HEAD_SECONDS, ExpansionBudget, Method, expand
 from fairtrial.offload import in_thread
 from fairtrial.tracing.buffer import PendingTrace, TraceBuffer, TraceCounts
 from fairtrial.tracing.protocol_buffers import otlp_messages
@@ -155,7 +155,8 @@ class TraceReceiver:
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await self._answer(request)
 
-        server = web.Server(handle, auto_decompress=False, access_log=None)
+        # aiohttp closes a connection on which no whole head has arrived in this time.
+        server = web.Server(handle, auto_decompress=False, access_log=None, keepalive_timeout=HEAD_SECONDS)
         runner = web.ServerRunner(server)
         await runner.setup()
         try:
@@ -192,6 +193,8 @@ class TraceReceiver:
                 self._buffer.add(parse_traces(body, is_json=is_json))
             else:
                 self._buffer.add((), parse_logs(body, is_json=is_json))
+        except TimeoutError:
+            return web.Response(status=408, text="the request did not arrive in time\n")
         except LimitExceededError as error:
             return web.Response(status=413, text=f"{error}\n")
         except DataError as error:
@@ -203,9 +206,10 @@ class TraceReceiver:
         budget = ExpansionBudget("the body", self._limit, "TraceReceiver(max_body_bytes=...)")
         budget.check(request.content_length or 0)
         body = bytearray()
-        async for part in request.content.iter_chunked(65_536):
-            body += part
-            budget.check(len(body))
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.content.iter_chunked(65_536):
+                body += part
+                budget.check(len(body))
         encoding = request.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in _ENCODINGS:
             raise DataError(f"the content encoding must be gzip, deflate or none (got {encoding[:40]!r})")

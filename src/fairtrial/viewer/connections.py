@@ -8,7 +8,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_SECONDS = 10.0
+from fairtrial.foreign import HEAD_SECONDS
+
 MAX_ANONYMOUS = 64
 _numbers = count()
 

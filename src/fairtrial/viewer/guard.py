@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fairtrial.foreign import BODY_SECONDS
 from fairtrial.viewer.access import Access, Visitor
 
 POLICY = (
@@ -29,7 +30,6 @@ HEADERS: Mapping[str, str] = {
 MAX_ADDRESS = 8_192
 MAX_BODY = 1_048_576
 MAX_SIGN_IN = 16_384
-BODY_SECONDS = 30.0
 _SAFE = ("GET", "HEAD")
 
 
