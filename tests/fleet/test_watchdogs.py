@@ -110,7 +110,8 @@ def test_a_process_that_waits_or_was_suspended_is_not_taken_for_stalled() -> Non
     assert (process.returncode, out) == (0, "ended\n")
 
 
-STARVED = """
+STARVED = {}
+STARVED["interpreter"] = """
 import time
 from fairtrial.fleet.ops.watchdog import InterpreterWatchdog
 
@@ -119,6 +120,22 @@ with InterpreterWatchdog(1.0):
     end = time.thread_time() + 0.5
     while time.thread_time() < end:
         pass
+print("ended", flush=True)
+"""
+STARVED["event loop"] = """
+import asyncio, time
+from fairtrial.fleet.ops.watchdog import Watchdog
+
+async def main():
+    watchdog = Watchdog(1.0, exit_on_stall=True)
+    watchdog.start()
+    print("watched", flush=True)
+    end = time.thread_time() + 0.5
+    while time.thread_time() < end:
+        await asyncio.sleep(0)
+    watchdog.stop()
+
+asyncio.run(main())
 print("ended", flush=True)
 """
 BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
@@ -131,12 +148,13 @@ def schedule(pid: int, policy: int, cores: set[int]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the scheduler's figures are those of Linux")
-def test_a_process_that_gets_no_processor_is_not_taken_for_stalled() -> None:
+@pytest.mark.parametrize("watched", STARVED)
+def test_a_process_that_gets_no_processor_is_not_taken_for_stalled(watched: str) -> None:
     cores = os.sched_getaffinity(0)
     core = min(cores)
     rivals = [subprocess.Popen([sys.executable, "-c", BUSY, str(core)]) for _ in range(4)]
     try:
-        with subprocess.Popen([sys.executable, "-c", STARVED], stdout=subprocess.PIPE, text=True) as starved:
+        with subprocess.Popen([sys.executable, "-c", STARVED[watched]], stdout=subprocess.PIPE, text=True) as starved:
             assert starved.stdout is not None
             assert starved.stdout.readline() == "watched\n"
             schedule(starved.pid, os.SCHED_IDLE, {core})

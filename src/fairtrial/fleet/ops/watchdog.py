@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from fairtrial.errors import ConfigurationError
+from fairtrial.fleet.ops.stall_watcher import RunQueue
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class Watchdog:
     `InterpreterWatchdog` detects that.
 
     Args:
-        stall_seconds: Time without a heartbeat that counts as a stall.
+        stall_seconds: Time without a heartbeat that counts as a stall, not counting that without a processor (Linux).
         exit_on_stall: Whether to end the process at once. Its leases expire, and other workers receive its messages.
     """
 
@@ -43,6 +44,7 @@ class Watchdog:
         self.stalls = 0
         self._interval = min(1.0, stall_seconds / 4)
         self._beat = 0.0
+        self._starved = 0.0  # Since the last heartbeat.
         self._thread_id = 0
         self._timer: asyncio.TimerHandle | None = None
         self._end = threading.Event()
@@ -51,7 +53,9 @@ class Watchdog:
     @property
     def silence(self) -> float:
         """Seconds since the last heartbeat, beyond the usual interval."""
-        return 0.0 if self._thread is None else max(0.0, time.monotonic() - self._beat - self._interval)
+        if self._thread is None:
+            return 0.0
+        return max(0.0, time.monotonic() - self._beat - self._starved - self._interval)
 
     @property
     def stalled(self) -> bool:
@@ -76,12 +80,15 @@ class Watchdog:
             thread.join()
 
     def _live(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._beat = time.monotonic()
+        self._beat, self._starved = time.monotonic(), 0.0
         self._timer = loop.call_later(self._interval, self._live, loop)
 
     def _watch(self) -> None:
         told = False
+        queue, looked = RunQueue(os.getpid()), time.monotonic()
         while not self._end.wait(self._interval):
+            looked, before = time.monotonic(), looked
+            self._starved += queue.starved_seconds(looked - before)
             if not self.stalled:
                 if told:
                     _log.warning("the event loop responds again")
