@@ -375,7 +375,7 @@ async def test_two_runs_at_once_each_count_their_own_results(pg_url: str) -> Non
 async def test_odd_settings_of_the_server_cost_no_trial(pg_server: PostgresServer, setting: str) -> None:
     url = pg_server.new_database()
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"ALTER DATABASE {url.rpartition('/')[2]} SET {setting}")  # type: ignore[call-overload]
+        connection.execute(f"ALTER DATABASE {url.rpartition('/')[2]} SET {setting}")
     broker = PostgresBroker(url)
     async with asyncio.timeout(60), FakeWorker(broker, "numbers").at_work():
         report = await suite_of(60).run(store=url, mailbox=broker)
