@@ -6,18 +6,15 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import make_dataclass
 from datetime import date
 from decimal import Decimal
 from functools import partial
-from types import GenericAlias
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from fairtrial import Dataset, Experiment, Sample, Session, TrialContext, exact_match, open_store
-from fairtrial.codec import to_json
 from fairtrial.fleet import (
     EvalLoop,
     EvalReply,
@@ -31,14 +28,6 @@ from fairtrial.fleet.client import collect
 from fairtrial.mailbox import InMemoryMailbox, RedisMailbox
 from fairtrial.models import MarkdownSection, Prompt, PromptTemplate, ScriptedAdapter
 from fairtrial.trials.keys import TrialKey
-from fairtrial.trials.sample_types import (
-    KnownTypes,
-    UnknownTypeError,
-    input_type_of,
-    sample_type_names,
-    shown,
-    value_type_name,
-)
 from tests.fleet.loop_process import Answer, Problem
 
 pytestmark = pytest.mark.anyio
@@ -181,94 +170,6 @@ async def test_standard_types_are_known_to_every_worker(expected: Any, redis_url
 
     report = await scored("redis", redis_url, Dataset([Sample("s", "x", expected)]), loop=task, evaluator=equal)
     assert report.pass_rate == 1.0, report.results[0].error
-
-
-PROBLEM, ANSWER = "tests.fleet.loop_process:Problem", "tests.fleet.loop_process:Answer"
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "name"),
-    [
-        ("text", str, ""),
-        ([1, 2], list[int], ""),
-        ({"a": 1}, dict[str, int], ""),
-        ({1: 1}, dict[int, int], ["dict", "int", ""]),
-        (Problem(1, 2), Problem, PROBLEM),
-        (Problem(1, 2), Problem | None, PROBLEM),
-        (Model(value=1), Model, "tests.fleet.test_typed_samples:Model"),
-        ([Problem(1, 2)], list[Problem], ["list", PROBLEM]),
-        ([1, Problem(1, 2)], list[int | Problem], ["list", "", PROBLEM]),
-        ({"k": Problem(1, 2)}, dict[str, Problem], ["dict", "", PROBLEM]),
-        ({"k": 1, "p": Problem(1, 2)}, dict[str, int | Problem], ["dict", "", {"p": PROBLEM}]),
-        ((1, 2), tuple[int, ...], "tuple"),
-        ((Problem(1, 2),), tuple[Problem, ...], ["tuple", PROBLEM]),
-        ({"k": [Answer(1)]}, dict[str, list[Answer]], ["dict", "", ["list", ANSWER]]),
-        ({1, 2}, set[int], "set"),
-        ({date(2026, 1, 2)}, set[date], ["set", "datetime:date"]),
-    ],
-)
-def test_a_value_is_read_under_the_name_it_is_sent_with(value: Any, kind: Any, name: Any) -> None:
-    assert value_type_name(value) == name
-    declared, mentioned = KnownTypes(input=kind), KnownTypes(expected=kind)
-    for known in (declared, mentioned):  # By the annotation of the place, and by what is mentioned elsewhere.
-        assert known.read(name, to_json(value), "input") == value
-
-
-@pytest.mark.parametrize(
-    ("task", "kind"),
-    [
-        (add, Problem),
-        (partial(add), Problem),
-        (lambda given: given, object),
-        (_answers, object),
-        (_with_context, object),
-        (_Callable(), Problem),
-        (len, object),
-    ],
-)
-def test_the_input_of_a_task_has_the_type_of_its_first_parameter(task: Any, kind: Any) -> None:
-    assert input_type_of(task) is kind
-
-
-def test_samples_of_different_types_have_no_common_name() -> None:
-    samples = [Sample("a", Problem(1, 2)), Sample("b", Answer(1), Answer(2)), Sample("c", 1)]
-    assert sample_type_names(samples) == ("...", ANSWER)
-    with pytest.raises(UnknownTypeError, match=r"has type \.\.\., which cannot be resolved"):
-        KnownTypes(input=Problem, output=Answer).read("...", {"a": 1, "b": 2}, "input")
-
-
-def _named(module: str, **fields: Any) -> Any:
-    """A class with the name `Item`, as another module would define it."""
-    return make_dataclass("Item", list(fields.items()), frozen=True, module=module)
-
-
-def test_a_name_that_several_types_fit_is_refused_unless_the_place_decides() -> None:
-    one, other = _named("shop", name=str), _named("shop", name=str)
-    known = KnownTypes(input=one, output=other)
-    assert type(known.read("shop:Item", {"name": "a"}, "input")) is one
-    assert type(known.read("shop:Item", {"name": "a"}, "output")) is other
-    with pytest.raises(UnknownTypeError, match=r"has type shop\.Item, and several types"):
-        known.read(["list", "shop:Item"], [{"name": "a"}], "input")
-
-
-def test_classes_of_one_name_in_two_modules_are_told_apart() -> None:
-    one, other = _named("shop", name=str), _named("stock", name=str)
-    known = KnownTypes(input=GenericAlias(list, one), expected=GenericAlias(list, other))
-    for kind in (one, other):
-        sent = kind("a")
-        for place in ("input", "expected", "output"):
-            assert type(known.read(value_type_name(sent), to_json(sent), place)) is kind
-    with pytest.raises(UnknownTypeError, match=r"has type mill\.Item, which cannot be resolved"):
-        known.read("mill:Item", {"name": "a"}, "input")
-
-
-def test_a_value_that_would_change_its_type_is_refused() -> None:
-    wide = make_dataclass("Wide", [("part", object)], frozen=True, module="shop")
-    name = value_type_name(sent := wide(Answer(1)))
-    assert shown(name) == "shop.Wide[part: tests.fleet.loop_process.Answer]"
-    with pytest.raises(UnknownTypeError, match=r"has type shop\.Wide\[part: tests\.fleet\.loop_process\.Answer\]"):
-        KnownTypes(input=wide).read(name, to_json(sent), "input")
-    assert KnownTypes(input=wide, output=Answer).read(name, to_json(sent), "input") == sent
 
 
 def test_plain_samples_are_sent_unchanged() -> None:

@@ -37,7 +37,7 @@ from fairtrial.tracing.profiles import profile_named
 from fairtrial.tracing.spans import TRIAL_SPAN, ConvertedTrial, TrialConverter
 from fairtrial.tracing.stored import converted_trials, write_run
 from fairtrial.trials.result import EvalResult
-from fairtrial.trials.trace_ids import is_sampled, trace_id_of, traceparent_of, trial_span_id
+from fairtrial.trials.trace_ids import trace_id_of, trial_span_id
 from tests.tracing.collector import attributes
 
 KEY = TrialKey("run1", "baseline", "q1", 0)
@@ -76,29 +76,6 @@ def by_name(converted: ConvertedTrial) -> dict[str, Any]:
 
 def whole(converted: ConvertedTrial) -> bytes:
     return b"".join(message.SerializeToString() for message in (*converted.spans, *converted.logs))
-
-
-def test_the_ids_of_a_trace_depend_on_every_part_of_the_key_and_on_the_attempt() -> None:
-    keys = [KEY, KEY._replace(run_id="run2"), KEY._replace(experiment="b"), KEY._replace(sample_id="q"),
-            KEY._replace(repeat=1)]  # fmt: skip
-    found = {trace_id_of(key, 1) for key in keys} | {trace_id_of(KEY, 2)}
-    assert (len(found), {len(each) for each in found}) == (6, {16})
-    trace_id = trace_id_of(KEY, 1)
-    assert traceparent_of(KEY, 1) == f"00-{trace_id.hex()}-{trial_span_id(trace_id).hex()}-01"
-
-
-def test_the_ids_of_a_trace_stay_the_same_in_later_versions() -> None:
-    """Traces that were exported once are found again by these ids."""
-    assert traceparent_of(KEY, 1) == "00-6a0eeb283d5814151ce41524b9e695d3-1a5721b791d859d7-01"
-
-
-def test_the_share_of_sampled_trials_is_the_one_that_was_asked_for() -> None:
-    keys = [KEY._replace(sample_id=f"s{number}") for number in range(20_000)]
-    chosen = {key for key in keys if is_sampled(key, 0.1)}
-    assert 1_800 < len(chosen) < 2_200
-    assert chosen <= {key for key in keys if is_sampled(key, 0.2)}
-    assert not any(is_sampled(key, 0.0) for key in keys)
-    assert all(is_sampled(key, 1.0) for key in keys)
 
 
 @pytest.mark.proves("R90")

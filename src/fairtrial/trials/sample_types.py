@@ -173,7 +173,7 @@ def restores(kind: Any, name: TypeName, output: Any) -> bool:
     """Return whether an output with this name, written as JSON and read as this type, has its name again."""
     if kind is object or kind is Any:
         return not name
-    if kind in _JSON_SCALARS:
+    if isinstance(kind, type) and kind in _JSON_SCALARS:
         return type(output) is kind
     try:
         cached = (kind, json.dumps(name))
