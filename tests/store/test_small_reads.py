@@ -1,0 +1,99 @@
+"""What a store of rows answers about a run in a fraction of the time of its results, and the sessions that it keeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from fairtrial.store import RunStore
+from fairtrial.store.sql import SqlStore
+from tests.store.build import result, run_record, samples
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, opened: Callable[[str], RunStore]) -> SqlStore:
+    folder = request.getfixturevalue("tmp_path")
+    url = f"sqlite:///{folder / 'runs.db'}" if request.param == "sqlite" else str(request.getfixturevalue("pg_url"))
+    made = opened(url)
+    assert isinstance(made, SqlStore)
+    return made
+
+
+def test_progress_and_blocks_of_a_run(store: SqlStore) -> None:
+    run = store.create_run(run_record())  # 10 samples, 2 experiments, 2 repeats: 40 trials.
+    assert (store.highest_ordinal("r1"), store.highest_sample("r1")) == (-1, -1)
+    assert store.block_states("r1", 8, 0) == ({}, -1)
+    assert tuple(store.progress("r1")) == (0, 0, 0)
+    kept = [result(run, 0), result(run, 3, "task_error"), result(run, 9, attempt=2), result(run, 30)]
+    store.commit("r1", kept, samples([0, 2, 7]))
+    stored, errors, tokens = store.progress("r1")
+    assert (stored, errors, tokens) == (4, 1, sum(one.usage.input_tokens + one.usage.output_tokens for one in kept))
+    assert store.highest_ordinal("r1") == 30
+    blocks, highest = store.block_states("r1", 8, 0)
+    assert highest == 30
+    assert {place: tuple(block) for place, block in blocks.items()} == {0: (2, 1, 2), 1: (1, 1, 2), 3: (1, 1, 1)}
+    assert list(store.block_states("r1", 8, 1)[0]) == [1, 3]
+    assert list(store.block_states("r1", 31, 0)[0]) == [0]
+    assert list(store.block_states("r1", 30, 0)[0]) == [0, 1]
+    known, complete = store.sample_state("r1")
+    assert (known, complete) == (3, 3)
+    assert store.highest_sample("r1") == 7
+    assert [row[0] for row in store.sample_rows("r1", 0, 7)] == [0, 2]
+    assert [row[0] for row in store.sample_rows("r1", 1, 8)] == [2, 7]
+    assert store.sample_texts("r1", 3, 7) is None
+    assert store.result_numbers("r1", 10, 30) is None
+    assert store.result_numbers("r1", 9, 10) is not None
+
+
+def test_sessions_are_replaced_expire_and_are_deleted(store: SqlStore) -> None:
+    assert store.load_session("a") is None
+    store.save_session("a", b"one")
+    store.save_session("a", b"two")
+    store.save_session("b", b"three")
+    assert (store.load_session("a"), store.load_session("b")) == (b"two", b"three")
+    store.delete_session("b")
+    assert (store.load_session("a"), store.load_session("b")) == (b"two", None)
+    store.delete_session("b")
+    store.save_session("c", b"four", delete_before=0.0)
+    assert store.load_session("a") == b"two"
+    store.save_session("d", b"five", delete_before=time.time() + 60)
+    assert (store.load_session("a"), store.load_session("c"), store.load_session("d")) == (None, None, b"five")
+
+
+def test_another_connection_is_known_by_what_it_sees(pg_url: str, opened: Callable[[str], RunStore]) -> None:
+    store = opened(pg_url)
+    assert isinstance(store, SqlStore)
+
+    def look(key: int) -> tuple[bool, int | None]:
+        with psycopg.connect(pg_url, autocommit=True) as connection:
+            free, table = connection.execute(
+                "SELECT pg_try_advisory_xact_lock(%s), to_regclass('runs')::oid::bigint", [key]
+            ).fetchone() or (True, None)
+            return not free, table
+
+    assert store.is_database_of(look)
+    assert not store.is_database_of(lambda key: (False, look(key)[1]))
+    assert not store.is_database_of(lambda key: (True, 1))
+    keys: list[int] = []
+    store.is_database_of(lambda key: (keys.append(key) is None, 0))
+    assert keys[0] < 1 << 62
+
+
+def test_a_store_in_a_file_is_no_database_of_a_queue(
+    tmp_path_factory: pytest.TempPathFactory, opened: Callable[[str], RunStore]
+) -> None:
+    store = opened(f"sqlite:///{tmp_path_factory.mktemp('store') / 'runs.db'}")
+    assert isinstance(store, SqlStore)
+    assert not store.is_database_of(lambda _key: (True, None))
+
+
+def test_which_of_some_trials_are_stored(pg_url: str, opened: Callable[[str], RunStore]) -> None:
+    store = opened(pg_url)
+    assert isinstance(store, SqlStore)
+    run = store.create_run(run_record())
+    store.commit("r1", [result(run, 5), result(run, 2), result(run, 7, "not_run")], samples([0, 1]))
+    assert store.stored_among("r1", [7, 5, 2, 9]) == [2, 5]
+    assert store.stored_among("r1", []) == []
