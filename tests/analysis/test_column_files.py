@@ -320,6 +320,26 @@ class TestFiles:
             repaired = path.read_bytes()
             assert repaired == good or (repaired == data and _only_padding(data, good))
 
+    @pytest.mark.parametrize("content", [b"of somebody else", None], ids=["to another file", "to nothing"])
+    def test_a_link_in_place_of_a_file_is_replaced_and_not_written_through(
+        self, store: RunStore, tmp_path: Path, content: bytes | None
+    ) -> None:
+        run = store_run(store, *sample_run(missing=False))
+        with from_files():
+            write_columns(store, run)
+        path, elsewhere = path_of(store), tmp_path / "elsewhere"
+        _, expected = both(store, run, costs=True)
+        if content is not None:
+            elsewhere.write_bytes(content)
+        path.unlink()
+        path.symlink_to(elsewhere)
+        column_file._open.clear()
+        column_file._in_memory.clear()
+        assert_equal(_from_files(ExperimentSource(store, run, "plain")), expected)
+        assert (elsewhere.read_bytes() if elsewhere.exists() else None) == content
+        assert path.is_file()
+        assert not path.is_symlink()
+
     def test_a_file_of_another_run_store_or_version_is_not_used(self, store: RunStore, tmp_path: Path) -> None:
         run = store_run(store, *sample_run(missing=False))
         write_columns(store, run)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -113,6 +115,44 @@ def test_every_trial_is_stored_once_although_workers_and_client_are_killed_and_s
             f"\nSQS: {trials} trials in {seconds:.0f} s, {kills} workers killed, {executed - trials} extra executions"
         )
     assert 0 <= executed - trials < trials / 2
+
+
+def disturb(server: SqsServer) -> int:
+    """Send every queued message of the requests again, several times, with garbage between; return how many."""
+    client, copied = server.client(), 0
+    for url in client.list_queues()["QueueUrls"]:
+        found = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10, VisibilityTimeout=0).get("Messages", [])
+        for message in found:
+            for text in (
+                message["Body"],
+                "garbage",
+                message["Body"],
+                message["Body"][: len(message["Body"]) // 2 + 1],
+                "{}\n" + "[" * 50_000,
+            ):
+                client.send_message(QueueUrl=url, MessageBody=text)
+            copied += 1
+    return copied
+
+
+@pytest.mark.long
+def test_copies_and_garbage_in_every_queue_change_nothing(sqs_url: str, tmp_path: Path) -> None:
+    trials, store, log = 150, tmp_path / "runs.db", tmp_path / "log"
+    with SqsServer() as server:
+        url = server.url("copies", poll=1, linger=0, lag=2)
+        with Processes(tmp_path, url, samples=trials, log=log, sleep="0.05,0.1") as fleet:
+            client = fleet.client(str(store))
+            worker = fleet.worker("--concurrency", "4")
+            copied = 0
+            for share in (0.1, 0.3, 0.5):
+                wait_for_lines(log, round(share * trials))
+                copied += disturb(server)
+            assert copied > 0
+            assert said(client)["status"] == "finished", fleet.logs()
+            assert end(worker) == 0, fleet.logs()
+    with closing(sqlite3.connect(store)) as connection:
+        rows = connection.execute("SELECT ordinal, count(*) FROM results GROUP BY ordinal ORDER BY ordinal").fetchall()
+    assert rows == [(ordinal, 1) for ordinal in range(trials)]
 
 
 async def count_receives(url: str) -> tuple[int, float]:

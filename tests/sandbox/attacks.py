@@ -282,12 +282,19 @@ async def gains_privileges(box: Sandbox) -> None:
 
 @attack
 async def asks_the_kernel_for_more(box: Sandbox) -> None:
-    """Raw sockets, mounts, namespaces, keys, io_uring, terminals, clock, host name, switches of the whole machine."""
+    """Raw sockets, mounts, namespaces, keys, io_uring, terminals, clock, host name, switches of the whole machine.
+
+    Also the network's own settings by netlink, and a control group that starts a program when it is empty.
+    """
     code = (
-        "import ctypes, fcntl, os, socket, termios, time\n"
+        "import ctypes, fcntl, os, socket, struct, termios, time\n"
         "libc = ctypes.CDLL(None)\n"
         "def zero(code):\n    if code != 0: raise OSError(code)\n"
         "def some(code):\n    if code < 0: raise OSError(code)\n"
+        "def netlink():\n"
+        "    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as link:\n"
+        "        link.send(struct.pack('=IHHIIBxHiII', 32, 16, 5, 1, 0, 0, 0, 1, 0, 1))\n"  # Take the first one down.
+        "        zero(struct.unpack_from('=i', link.recv(4096), 16)[0])\n"
         "ways = {\n"
         "    'packets': lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW),\n"
         "    'mount': lambda: zero(libc.mount(b'x', b'/tmp', b'tmpfs', 0, 0)),\n"
@@ -299,7 +306,14 @@ async def asks_the_kernel_for_more(box: Sandbox) -> None:
         "    'clock': lambda: time.clock_settime(time.CLOCK_REALTIME, 1),\n"
         "    'name': lambda: socket.sethostname('owned'),\n"
         "    'sysrq': lambda: open('/proc/sysrq-trigger', 'w'),\n"
+        "    'netlink': netlink,\n"
         "    'core': lambda: open('/proc/sys/kernel/core_pattern', 'w'),\n"
+        "    'modules': lambda: open('/proc/sys/kernel/modprobe', 'w'),\n"
+        "    'memory': lambda: open('/proc/sys/vm/overcommit_memory', 'w'),\n"
+        "    'forward': lambda: open('/proc/sys/net/ipv4/ip_forward', 'w'),\n"
+        "    'release': lambda: open('/sys/fs/cgroup/release_agent', 'w'),\n"
+        "    'notify': lambda: open('/sys/fs/cgroup/notify_on_release', 'w'),\n"
+        "    'group': lambda: os.mkdir('/sys/fs/cgroup/new'),\n"
         "    'system': lambda: open('/usr/bin/new', 'w'),\n"
         "}\n"
         "for name, way in ways.items():\n"

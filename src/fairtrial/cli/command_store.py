@@ -46,13 +46,13 @@ def stats(store: options.Store = None, json: options.Json = False) -> int:
 
     _, url = options.settings_with(store)
     opened = options.open_existing(store)
+    counts = opened.result_counts() if isinstance(opened, SqlStore) else {}
     suites: dict[str, dict[str, Any]] = {}
     for run in reversed(opened.runs()):
-        stored = sum(sum(part.outcomes.values()) for part in opened.totals(run.run_id))
         totals = suites.setdefault(run.suite, {"suite": run.suite, "runs": 0, "unfinished": 0, "results": 0})
         totals["runs"] += 1
         totals["unfinished"] += run.status not in ("finished", "stopped")
-        totals["results"] += stored
+        totals["results"] += counts.get(run.run_id, 0)
         totals["latest"] = moment(run.created_at)
     address = _place(url)
     size = opened.size() if isinstance(opened, SqlStore) else None
@@ -141,7 +141,8 @@ def prune(
     settings, _url = options.settings_with(store)
     opened = _database(store)
     chosen = _old_runs(opened, time.time() - age, keep_last, suite)
-    trials = {run.run_id: sum(sum(part.outcomes.values()) for part in opened.totals(run.run_id)) for run in chosen}
+    counts = opened.result_counts()
+    trials = {run.run_id: counts.get(run.run_id, 0) for run in chosen}
     names = ", ".join(name_of(run) for run in chosen)
     what = f"{count(len(chosen), 'run')} with {count(sum(trials.values()), 'result')}{f': {names}' if names else ''}"
     before = opened.size()

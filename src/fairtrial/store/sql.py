@@ -160,6 +160,12 @@ class SqlStore(SqlReads):
         with self._read() as connection:
             return postgres_size(connection)
 
+    def result_counts(self) -> dict[str, int]:
+        """Return the number of stored results by run id; runs without results are left out."""
+        query = select(runs.c.run_id, func.count()).join(results, results.c.run == runs.c.id).group_by(runs.c.run_id)
+        with self._read() as connection:
+            return {str(row[0]): int(row[1]) for row in connection.execute(query)}
+
     def vacuum(self, *, full: bool = False) -> None:
         """Reclaim the space of deleted rows. Others can use the store meanwhile, but SQLite's writers wait.
 
