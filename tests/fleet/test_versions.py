@@ -11,7 +11,7 @@ from fairtrial import Sample, TrialKey
 from fairtrial.errors import NewerFormatError
 from fairtrial.fleet.message_fields import VERSION
 from fairtrial.fleet.messages import EvalReply, EvalRequest, MainLoopRequest, MainLoopResult
-from fairtrial.mailbox import InMemoryMailbox, Mailbox, RedisMailbox
+from fairtrial.mailbox import InMemoryMailbox, Mailbox, PostgresMailbox, RedisMailbox
 from fairtrial.testing import FakeClock
 from tests.fleet.test_wire import MAIN_REQUEST, MAIN_RESULT, REPLY, REQUEST
 
@@ -58,12 +58,14 @@ async def test_a_message_of_a_newer_format_waits_in_memory_for_a_worker_that_can
 
 
 @pytest.mark.anyio
-async def test_a_message_of_a_newer_format_waits_on_redis_for_a_worker_that_can_read_it(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [RedisMailbox, PostgresMailbox])
+async def test_a_message_of_a_newer_format_waits_on_a_server_for_a_worker_that_can_read_it(
+    kind: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairtrial.mailbox.reading.NEWER_FORMAT_DELAY", 0.05)
-    old: Mailbox[Any] = RedisMailbox("requests", EvalRequest, redis_url)
-    new: Mailbox[Any] = RedisMailbox("requests", FromTheFuture, redis_url)
+    url = request.getfixturevalue("redis_url" if kind is RedisMailbox else "mailbox_database")
+    old: Mailbox[Any] = kind("versions", EvalRequest, url)
+    new: Mailbox[Any] = kind("versions", FromTheFuture, url)
     async with old, new:
         await new.send(FromTheFuture())
         for _ in range(3):

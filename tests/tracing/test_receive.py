@@ -551,7 +551,7 @@ class TestRequests:
     def test_a_head_must_arrive_in_time_however_slowly_it_drips(
         self, sent: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fairtrial.tracing.receiver.HEAD_SECONDS", 0.4)
+        monkeypatch.setattr("fairtrial.tracing.connections.HEAD_SECONDS", 0.4)
         with TraceReceiver() as receiver:
             address = ("127.0.0.1", int(receiver.endpoint.rpartition(":")[2]))
             crowd = [socket.create_connection(address, 10) for _ in range(20)]
@@ -565,6 +565,16 @@ class TestRequests:
             assert post(receiver.endpoint, b"{}") == 200
         for slow in crowd:
             slow.close()
+
+    def test_the_next_head_of_a_connection_must_arrive_in_time_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fairtrial.tracing.connections.HEAD_SECONDS", 0.4)
+        with TraceReceiver() as receiver:
+            address = ("127.0.0.1", int(receiver.endpoint.rpartition(":")[2]))
+            with socket.create_connection(address, 10) as slow:
+                slow.sendall(b"GET /v1/traces HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert slow.recv(1000).startswith(b"HTTP/1.1 405 ")
+                slow.sendall(b"GET /v1/tr")
+                assert slow.recv(1000) == b""
 
     def test_a_body_must_arrive_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fairtrial.tracing.receiver.BODY_SECONDS", 0.3)

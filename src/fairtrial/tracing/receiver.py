@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from fairtrial.errors import ConfigurationError, DataError, LimitExceededError, MissingExtraError
-from fairtrial.foreign import BODY_SECONDS, HEAD_SECONDS, ExpansionBudget, Method, expand
+from fairtrial.foreign import BODY_SECONDS, ExpansionBudget, Method, expand
 from fairtrial.offload import in_thread
 from fairtrial.tracing.buffer import PendingTrace, TraceBuffer, TraceCounts
 from fairtrial.tracing.protocol_buffers import otlp_messages
@@ -152,12 +152,9 @@ class TraceReceiver:
     async def _serve(self, ready: threading.Event) -> None:
         from aiohttp import web
 
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            return await self._answer(request)
+        from fairtrial.tracing.connections import ReceiverServer
 
-        # aiohttp closes a connection on which no whole head has arrived in this time.
-        server = web.Server(handle, auto_decompress=False, access_log=None, keepalive_timeout=HEAD_SECONDS)
-        runner = web.ServerRunner(server)
+        runner = web.ServerRunner(ReceiverServer(self._answer))
         await runner.setup()
         try:
             site = web.TCPSite(runner, self._host, self._port or self._wanted_port)
