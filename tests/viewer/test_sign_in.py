@@ -177,7 +177,7 @@ class TestThePage:
     def test_a_form_secret_of_any_characters_is_refused(self, alone: Viewed) -> None:
         cookie = cookie_of(sign_in(alone, TOKEN))
         origin = f"http://127.0.0.1:{alone.server.port}"
-        for secret in ("%C3%A9%F0%9F%98%80", "%ff", "x"):
+        for secret in ("%C3%A9%F0%9F%98%80", "%ff", "x", "x" + "&a=1" * 2_000):
             body = f"form_secret={secret}"
             answer = alone.get(
                 "support@2/review", method="POST", body=body, Cookie=cookie, Origin=origin, Content_Type=FORM
