@@ -157,17 +157,20 @@ class TestState:
 
 class TestAccess:
     def test_a_reviewer_keeps_address_and_session_over_a_restart(self, tmp_path: Path) -> None:
-        prefix, _, tokens = kept_secrets(tmp_path, ["ann"])
-        first = Access.create(port=1, prefix=prefix, user="me", reviewers=tokens)
+        prefix, token, tokens = kept_secrets(tmp_path, ["ann"])
+        first = Access.create(port=1, prefix=prefix, user="me", reviewers=tokens, token=token)
         visitor, session = first.sign_in(tokens["ann"]) or (None, "")
         assert visitor is not None
         assert (visitor.name, visitor.review_only) == ("ann", True)
         again = kept_secrets(tmp_path, ["ann", "ben"])
         assert (again.prefix, again.reviewers["ann"]) == (prefix, tokens["ann"])
-        second = Access.create(port=1, prefix=prefix, user="me", reviewers=again.reviewers)
+        second = Access.create(port=1, prefix=prefix, user="me", reviewers=again.reviewers, token=again.token)
         assert second.visitor(session) == visitor
-        alone = Access.create(port=1, prefix=prefix, user="me", reviewers=kept_secrets(tmp_path, ["ben"]).reviewers)
+        others = kept_secrets(tmp_path, ["ben"])
+        alone = Access.create(port=1, prefix=prefix, user="me", reviewers=others.reviewers, token=others.token)
         assert alone.visitor(session) is None
+        renewed = Access.create(port=1, prefix=prefix, user="me", reviewers=again.reviewers, token="another" * 6)
+        assert renewed.visitor(session) is None
         assert kept_secrets(tmp_path, ["ann"]).reviewers == tokens
 
     @pytest.mark.parametrize("names", [("ann", "ann"), ("me",), ("x" * 61,), ("a\nb",)])
