@@ -195,10 +195,12 @@ class BatchWriter:
             if known.get(place) == sample_id:
                 continue
             sample = batch.samples.get(place)
-            bare = (place, stored_id(sample_id), None, None, None, None)
             try:
-                rows.append(bare if sample is None else sample_row(place, sample, batch.redactor))
+                rows.append(
+                    _bare_row(place, sample_id) if sample is None else sample_row(place, sample, batch.redactor)
+                )
             except (CodecError, UnicodeError, SecretInDataError) as error:
+                bare = _bare_row(place, sample_id)
                 if batch.redactor.find(bare[1]) is None:
                     rows.append(bare)
                 batch.bare[place] = f"its sample cannot be stored: {error}"
@@ -296,6 +298,11 @@ class BatchWriter:
             .with_for_update()
         )
         return {ordinal: (outcome, attempt) for ordinal, outcome, attempt in connection.execute(query)}
+
+
+def _bare_row(place: int, sample_id: str) -> tuple[Any, ...]:
+    """Return the row of a sample of which only the id is stored."""
+    return (place, stored_id(sample_id), None, None, None, None)
 
 
 def _waves(entries: list[Entry]) -> Iterable[list[Entry]]:
