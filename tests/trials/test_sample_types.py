@@ -183,7 +183,6 @@ def test_a_value_that_would_change_its_type_is_refused() -> None:
         (timedelta(seconds=1), "datetime:timedelta"),
         (PurePosixPath("a"), "pathlib:PurePosixPath"),
     ],
-    ids=str,
 )
 def test_a_name_says_what_a_value_is_made_of(value: Any, name: Any) -> None:
     assert value_type_name(value) == name
