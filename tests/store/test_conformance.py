@@ -823,7 +823,7 @@ class TestNumbers:
 class TestOwnership:
     """One process at a time owns a run; the epoch fences off those before it."""
 
-    def test_a_run_is_owned_by_whoever_swaps_first(self, store: RunStore) -> None:
+    def test_the_first_to_swap_owns_a_run(self, store: RunStore) -> None:
         run_id = store.create_run(run_record()).run_id
         seen = store.run_owner(run_id)
         assert (seen.owner, seen.epoch, seen.heartbeat_at) == (None, 0, None)

@@ -1,4 +1,4 @@
-"""Model calls that a task makes with its own client: recorded once, whoever else saw them."""
+"""Model calls that a task makes with its own client: each is recorded once, even if a trace contains it too."""
 
 from __future__ import annotations
 

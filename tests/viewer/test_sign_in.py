@@ -87,7 +87,7 @@ class TestInvitations:
 
 
 class TestThePage:
-    def test_every_page_asks_whoever_has_no_session_and_then_shows_what_was_asked_for(self, alone: Viewed) -> None:
+    def test_every_page_asks_to_sign_in_and_then_shows_what_was_asked_for(self, alone: Viewed) -> None:
         wanted = "support@2/trials?outcome=failed&q=a%20b"
         page = alone.get(wanted, Cookie="", Accept="text/html")
         assert (page.status, page.headers["cache-control"]) == (401, "no-store")
@@ -145,7 +145,7 @@ class TestThePage:
         chunks = {"Origin": origin, "Content-Type": FORM, "Transfer-Encoding": "chunked"}
         assert alone.get("login", method="POST", body="8\r\ntoken=xx\r\n0\r\n\r\n", **chunks).status == 413
 
-    def test_whoever_leaves_in_the_middle_of_a_body_leaves_no_trace(
+    def test_a_client_that_disconnects_in_the_middle_of_a_body_leaves_no_trace(
         self, alone: Viewed, caplog: pytest.LogCaptureFixture
     ) -> None:
         head = f"POST /{alone.prefix}/login HTTP/1.1\r\nHost: 127.0.0.1:{alone.server.port}\r\nContent-Type: {FORM}\r\n"

@@ -107,7 +107,9 @@ def view(
             print_json({"format": "fairtrial.view/1", **facts})
         else:
             if host not in ("127.0.0.1", "localhost", "::1") and socket is None:
-                note(f"listening on {host}: whoever reads the traffic can read the token and every run (plain HTTP)")
+                note(
+                    f"listening on {host} over plain HTTP: anyone who reads the traffic can read the token and all runs"
+                )
             if socket is not None:
                 note(f"listening on {socket}; forward it with: ssh -L PORT:{socket.absolute()} HOST")
             note(f"open {address}")
