@@ -22,16 +22,7 @@ from fairtrial.analysis.comparison import (
     SliceTest,
 )
 from fairtrial.analysis.labels import LabelUse, attach_labels
-from fairtrial.analysis.metrics import (
-    BUILT_IN,
-    COSTS,
-    FAILED,
-    PASSED,
-    REWARD,
-    SCORED,
-    VALUE,
-    unknown_metric,
-)
+from fairtrial.analysis.metrics import BUILT_IN, COSTS, FAILED, PASSED, REWARD, SCORED, VALUE, unknown_metric
 from fairtrial.analysis.pairing import (
     ComparisonSettings,
     Pairs,
