@@ -113,7 +113,10 @@ def _key_name(key: Any) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _class_name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else kind_of(kind)
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    # Paths are defined in `pathlib._local` in one version of Python and in `pathlib` in others.
+    return f"{kind.__module__.partition('.')[0]}:{kind.__qualname__}" if kind in _STANDARD else kind_of(kind)
 
 
 @functools.lru_cache(maxsize=4096)
