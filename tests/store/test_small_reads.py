@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
 
-from fairtrial.store import RunStore
+from fairtrial import TokenUsage
+from fairtrial.store import RunStore, open_store
+from fairtrial.store.rows import EXTRA_USAGE
 from fairtrial.store.sql import SqlStore
 from tests.store.build import result, run_record, samples
 
@@ -102,3 +106,21 @@ def test_which_of_some_trials_are_stored(pg_url: str, opened: Callable[[str], Ru
     store.commit("r1", [result(run, 5), result(run, 2), result(run, 7, "not_run")], samples([0, 1]))
     assert store.stored_among("r1", [7, 5, 2, 9]) == [2, 5]
     assert store.stored_among("r1", []) == []
+
+
+@pytest.mark.parametrize("name", [*EXTRA_USAGE, "unknown_endings"])
+def test_a_number_that_most_runs_do_not_have_is_added_up_alone(name: str, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "runs.db")
+    run = store.create_run(run_record())
+    usage, plain = TokenUsage(10, 5), result(run, 0)
+    if name == "unknown_endings":
+        given = replace(plain, usage=usage, unknown_endings={"weird": 3})
+    elif hasattr(usage, name):
+        given = replace(plain, usage=replace(usage, **{name: 3}))
+    else:
+        given = replace(plain, usage=usage, **{name: 3})
+    store.commit("r1", [given], samples([0]))
+    (totals,) = (found for found in store.totals("r1") if sum(found.outcomes.values()))
+    counted = totals.unknown_endings.get("weird", 0) if name == "unknown_endings" else getattr(totals, name)
+    assert counted == 3
+    store.close()

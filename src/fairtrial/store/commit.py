@@ -19,7 +19,6 @@ from fairtrial.store.redact import Redactor
 from fairtrial.store.rows import (
     DETAIL_COLUMNS,
     EXECUTION,
-    EXTRA_USAGE,
     RESULT_COLUMNS,
     SAMPLE_COLUMNS,
     Encoder,
@@ -65,9 +64,6 @@ class OrderConflict(Exception):
 
 class _Overlap(Exception):
     """Some trials already have a result, so each must be checked."""
-
-
-_extra_usage = itemgetter(*(RESULT_COLUMNS.index(name) for name in (*EXTRA_USAGE, "unknown_endings")))
 
 
 class Batch:
@@ -117,6 +113,11 @@ class Batch:
         entries.sort(key=itemgetter(0))
         self.entries = entries
 
+    @property
+    def has_extra_usage(self) -> bool:
+        """Whether a result has one of `EXTRA_USAGE` or an unknown ending."""
+        return self._encoder.extra_usage
+
     def error_entry(self, entry: Entry, problem: str) -> Entry:
         """Return the error entry that replaces a result that cannot be stored."""
         of_trial = [found for found in self.given if found.key == entry.key]
@@ -160,7 +161,7 @@ class BatchWriter:
                 for entry in entries
                 if entry.sample not in unfit
             ]
-        if any(any(_extra_usage(entry.row)) for entry in entries):
+        if batch.has_extra_usage:
             flag = update(runs).where(runs.c.id == batch.number, runs.c.extra_usage == 0).values(extra_usage=1)
             connection.execute(flag)
         unstorable = [(entry.key, entry.problem) for entry in entries if entry.problem is not None]

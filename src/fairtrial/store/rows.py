@@ -109,6 +109,7 @@ class Encoder:
         self._redacted: set[RedactedPart] = set()  # Of the current result.
         self._score_names: dict[str, str] = {}  # As JSON, those without secrets.
         self._ids_are_clean = False
+        self.extra_usage = False  # Whether a result had one of `EXTRA_USAGE` or an unknown ending.
 
     def search_ids(self, results: Sequence[EvalResult]) -> None:
         """Search the ids of all results for secrets at once; each is searched by itself only if that finds one."""
@@ -161,9 +162,11 @@ class Encoder:
         attempt, execution, latency = result.attempt, result.execution, result.latency_ms
         cost, judge_cost = usage.cost_usd, result.judge_cost_usd
         # All of them at once: a negative number or one of more than 31 bits leaves something over.
-        counts = latency | usage.input_tokens | usage.output_tokens | usage.cached_tokens | attempt
-        counts |= result.cache_hits | result.unpriced_calls | result.unpriced_judge_calls | result.cut_off_calls
-        counts |= usage.reasoning_tokens | usage.cache_write_tokens | result.refused_calls
+        extra = usage.cached_tokens | usage.reasoning_tokens | usage.cache_write_tokens | result.cache_hits
+        extra |= result.unpriced_calls | result.unpriced_judge_calls | result.cut_off_calls | result.refused_calls
+        if extra or result.unknown_endings:
+            self.extra_usage = True
+        counts = latency | usage.input_tokens | usage.output_tokens | attempt | extra
         if counts >> 31 or not -_INT64 <= execution <= _INT64:
             raise RefusedEntry("a latency, token count, attempt or execution number is out of range")
         if not math.isfinite(result.started_at) or (cost is not None and not math.isfinite(cost)):
@@ -370,7 +373,7 @@ def _sample_texts(sample: Sample[Any, Any]) -> _SampleTexts:
 
 def _refuse_secrets(redactor: Redactor, texts: _SampleTexts, sample: Sample[Any, Any], ordinal: int) -> None:
     # All at once: stored texts have no NUL, so nothing is found across two of them.
-    if redactor.find("\0".join(text for text in texts if text is not None)) is None:
+    if redactor.find("\0".join(filter(None, texts))) is None:
         return
     # An id that contains the secret must not be in the message.
     shown = repr(sample.id) if redactor.find(texts[0]) is None else f"number {ordinal + 1}"
