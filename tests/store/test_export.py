@@ -172,6 +172,27 @@ class TestExport:
         with pytest.raises(MissingExtraError, match=r"fairtrial\[parquet\]"):
             export_results(store, "r1", tmp_path / "out.parquet")
 
+    def test_parquet_is_written_in_groups_of_5000_rows(self, tmp_path: Path) -> None:
+        store = open_store("memory:")
+        run = filled(store)
+        store.results = lambda *_a, **_k: iter([result(run, 0)] * 5_001)  # type: ignore[method-assign]  # a long run
+        assert export_results(store, "r1", tmp_path / "out.parquet") == 5_001
+        groups = pq.ParquetFile(tmp_path / "out.parquet").metadata
+        assert [groups.row_group(place).num_rows for place in range(groups.num_row_groups)] == [5_000, 1]
+
+    def test_chosen_trials_are_read_200_at_once(self) -> None:
+        store = open_store("memory:")
+        filled(store)
+        read, asked = store.results, []
+
+        def asked_for(run_id: str, **choice: Any) -> Iterator[Any]:
+            asked.append(choice["ordinals"])
+            return read(run_id, **choice)
+
+        store.results = asked_for  # type: ignore[method-assign]  # a store that remembers what it is asked for
+        assert export_results(store, "r1", io.StringIO(), "csv", ordinals=range(1, 202)) == 3
+        assert asked == [tuple(range(1, 201)), (201,)]
+
     @pytest.mark.long
     @pytest.mark.measured
     def test_an_export_needs_no_more_memory_for_more_results(self, tmp_path: Path) -> None:

@@ -6,12 +6,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import Connection, text
 
 from fairtrial import TokenUsage
+from fairtrial.errors import StoreError
 from fairtrial.store import RunStore, open_store
+from fairtrial.store.commit import RunState
+from fairtrial.store.protocol import Committed
 from fairtrial.store.rows import EXTRA_USAGE
 from fairtrial.store.sql import SqlStore
 from tests.store.build import result, run_record, samples
@@ -124,3 +129,57 @@ def test_a_number_that_most_runs_do_not_have_is_added_up_alone(name: str, tmp_pa
     counted = totals.unknown_endings.get("weird", 0) if name == "unknown_endings" else getattr(totals, name)
     assert counted == 3
     store.close()
+
+
+class _Companion:
+    """Changes and checks of a caller, in the transaction of a commit."""
+
+    def __init__(self, refusal: Exception | None = None) -> None:
+        self.refusal = refusal
+        self.calls: list[object] = []
+
+    def begin(self, connection: Connection) -> None:
+        stored = connection.execute(text("SELECT count(*) FROM results")).scalar_one()
+        self.calls.append(("begin", stored))
+        connection.execute(text("INSERT INTO meta (name, value) VALUES ('companion', 'was here')"))
+
+    def check(self, connection: Connection, committed: Committed, run: RunState) -> None:
+        stored = connection.execute(text("SELECT count(*) FROM results")).scalar_one()
+        self.calls.append(("check", stored, committed.new, run.status, run.owner, run.notes.stored["seen"]))
+        if self.refusal is not None:
+            raise self.refusal
+
+
+def _companions(store: SqlStore) -> int:
+    with store._engine.connect() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM meta WHERE name = 'companion'")).scalar_one())
+
+
+def test_other_changes_are_committed_with_the_results_or_not_at_all(store: SqlStore) -> None:
+    run = store.create_run(run_record(notes={"seen": 3}))
+    store.acquire_run("r1", "host:1", store.run_owner("r1"))
+    refusing = _Companion(StoreError("the lease is lost"))
+    with pytest.raises(StoreError, match="the lease is lost"):
+        store.commit_with("r1", [result(run, 0), result(run, 4)], samples([0, 1]), refusing)
+    assert refusing.calls == [("begin", 0), ("check", 2, 2, "running", "host:1", 3)]
+    assert (list(store.results("r1")), _companions(store)) == ([], 0)
+    companion = _Companion()
+    assert store.commit_with("r1", [result(run, 0), result(run, 4)], samples([0, 1]), companion).new == 2
+    assert companion.calls == refusing.calls
+    assert ([one.ordinal for one in store.results("r1")], _companions(store)) == ([0, 4], 1)
+
+
+def test_a_store_beside_a_queue_is_opened_but_never_created(pg_url: str, opened: Callable[[str], RunStore]) -> None:
+    def connect() -> psycopg.Connection[Any]:
+        return psycopg.connect(pg_url)
+
+    with pytest.raises(StoreError, match="the queue's database is not a Fairtrial store"):
+        SqlStore.beside_queue(connect, "the queue's database")
+    opened(pg_url).create_run(run_record())
+    beside = SqlStore.beside_queue(connect, "the queue's database")
+    try:
+        assert beside.get_run("r1").suite == "support"
+        beside.update_run("r1", notes={"seen": True})
+        assert beside.get_run("r1").notes["seen"] is True
+    finally:
+        beside.close()

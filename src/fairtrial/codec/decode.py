@@ -282,7 +282,7 @@ class _Compiler:
             hints = field_types(base, args)
             args = tuple(hints.get(name, Any) for name in names)
         elif kind is tuple or (len(args) == 2 and args[1] is Ellipsis):
-            return self._array(tuple, args[:1])
+            return self._array(tuple, args)
         decoders = [self.compile(arg) for arg in args]
 
         def decode_tuple(value: Any) -> Any:

@@ -120,16 +120,12 @@ def columns_folder() -> Path:
 
 def column_path(store: str, run_id: str) -> Path:
     """Return the path of the column file of a run."""
-    return columns_folder() / digest(str(_resolved(store)))[:20] / f"{digest(run_id)[:32]}{_SUFFIX}"
-
-
-def _resolved(store: str) -> str:
-    return store if "://" in store else str(Path(store).absolute())
+    return columns_folder() / store_key(store) / f"{digest(run_id)}{_SUFFIX}"
 
 
 def store_key(store: str) -> str:
-    """Return the key of a store in headers: a digest, so that the cache has no addresses."""
-    return digest(_resolved(store))[:32]
+    """Return the key of a store in paths and headers: a digest, so that the cache has no addresses."""
+    return digest(store if "://" in store else str(Path(store).absolute()))
 
 
 def read_header(file: BinaryIO) -> ColumnHeader | None:
