@@ -166,5 +166,34 @@ def test_a_metric_with_a_verdict_is_a_criterion_and_one_without_is_not() -> None
         Metric("polite", 1.0, passed=True, reason=None)  # type: ignore[arg-type]
 
 
+def test_criterion_and_rationale_are_other_names_of_name_and_reason() -> None:
+    score = Score(1.0, criterion="polite", rationale="kind")
+    assert score == Score(1.0, reason="kind", name="polite")
+    assert (score.criterion, score.rationale) == ("polite", "kind")
+    assert Score(1.0, criterion="polite", reason="kind") == Score(1.0, name="polite", rationale="kind") == score
+    both: list[dict[str, Any]] = [{"criterion": "a", "name": "a"}, {"rationale": "b", "reason": "b"}]
+    for pair in both:
+        with pytest.raises(ValueError, match="pass one of each pair"):
+            Score(1.0, **pair)
+
+
+def test_the_innermost_criteria_that_failed_explain_a_score_without_a_reason() -> None:
+    metrics = [
+        Metric("style", 0.0, passed=False, reason="curt"),
+        Metric("style.tone", 0.25, passed=False),
+        Metric("style.tone.greeting", 0.0, passed=False, reason="no greeting"),
+        Metric("style.length", 1.0, passed=True),
+        Metric("facts", 1.0, passed=True),
+        Metric("facts.first", 0.0, passed=False, reason="one of any was enough"),
+        Metric("sources", 0.125, passed=False),
+        Metric("turns", 12),
+    ]
+    score = Score(0.0, metrics=metrics)
+    assert [metric.name for metric in score.failed_criteria] == ["style.tone.greeting", "sources"]
+    assert score.explain() == "style.tone.greeting: no greeting; sources: failed with 0.125"
+    assert Score(0.0, False, "rude", metrics).explain() == "rude"
+    assert Score(1.0, True, "", metrics).explain() == ""
+
+
 def test_records_cannot_be_changed() -> None:
     assert changeable("scoring") == set()

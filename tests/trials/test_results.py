@@ -9,9 +9,22 @@ from typing import Any
 
 import pytest
 
-from fairtrial import EvalReport, EvalResult, Sample, Score, evaluate_sync, exact_match, group_by
+from fairtrial import (
+    ChatMessage,
+    EvalReport,
+    EvalResult,
+    FairtrialError,
+    Metric,
+    Sample,
+    Score,
+    TokenUsage,
+    evaluate_sync,
+    exact_match,
+    group_by,
+)
 from fairtrial.codec import to_json
 from fairtrial.fleet.message_fields import MAX_INT
+from fairtrial.session.trajectory import Trajectory
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import failed_result, new_execution
 from tests.records import changeable
@@ -33,8 +46,10 @@ def test_the_metadata_of_a_result_and_its_sample_are_one_mapping() -> None:
         assert "level" in merged
         assert "absent" not in merged
         assert dict(merged) == {**merged} == merged.copy() == merged == expected
+        assert (merged != expected, merged != {}, merged == own) == (False, True, False)
         assert (len(merged), set(merged), set(merged.keys())) == (len(expected), set(expected), set(expected))
         assert list(merged)[: len(own)] == list(own)
+        assert list(reversed(merged)) == list(merged)[::-1]
         assert (sorted(map(str, merged.values())), dict(merged.items())) == (
             sorted(map(str, expected.values())),
             expected,
@@ -91,6 +106,105 @@ def test_what_a_result_cannot_be_made_of_is_refused(
 def test_an_outcome_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="outcome must be one of dead_letter, "):
         EvalResult("1", Score(1.0), outcome=12)  # type: ignore[arg-type]
+
+
+def test_parts_of_a_result_that_contradict_each_other_are_refused() -> None:
+    sample = Sample("1", "q", "a")
+    refused: dict[str, dict[str, Any]] = {
+        "score and scores are mutually exclusive": {"score": Score(1.0), "scores": [Score(1.0)]},
+        "a result must have a score or an error": {},
+        "success must be True": {"score": Score(0.0), "success": False},
+        "success must be False": {"error": "it broke", "success": True},
+        "sample_id must be that of the sample, '1'": {"sample_id": "2", "sample": sample, "score": Score(1.0)},
+        "sample_id must be that of the key, '3'": {"key": TrialKey("r", "e", "3"), "score": Score(1.0)},
+        "a result must have a key, a sample_id or a sample": {"sample_id": None, "score": Score(1.0)},
+    }
+    for problem, arguments in refused.items():
+        with pytest.raises(ValueError, match=problem):
+            EvalResult(**{"sample_id": "1", **arguments})
+    assert EvalResult("1", Score(0.0), success=True).success
+    assert not EvalResult("1", None, 0, "it broke", success=False).success
+    assert EvalResult(sample=sample, score=Score(1.0)).sample_id == "1"
+    assert EvalResult("3", Score(1.0), key=TrialKey("r", "e", "3")).experiment == "e"
+
+
+def test_the_criteria_of_a_result_are_one_score_with_their_mean() -> None:
+    result = EvalResult("1", scores=[Score(1.0, True, name="short"), Score(0.5, False, "rude")])
+    assert result.score is not None
+    assert (result.score.value, result.passed) == (0.75, False)
+    assert [(part.name, part.value, part.passed) for part in result.scores] == [
+        ("short", 1.0, True),
+        ("criterion 2", 0.5, False),
+    ]
+    assert result.aggregate_score == 0.75
+    assert EvalResult("1", scores=[Score(1.0, True), Score(1.0, True)]).passed
+    assert EvalResult("1", Score(0.25)).scores == (Score(0.25),)
+    failed = EvalResult("1", None, 0, "it broke")
+    assert (failed.scores, failed.aggregate_score, failed.passed) == ((), None, False)
+
+
+def test_nested_criteria_are_part_of_their_outer_one_and_values_stay_between_0_and_1() -> None:
+    metrics = [
+        Metric("style", 0.5, passed=False, reason="curt"),
+        Metric("style.tone", 0.2, passed=False),
+        Metric("speed", 7.0, passed=True),
+        Metric("debt", -2.0, passed=False),
+        Metric("words", 12.0),
+    ]
+    result = EvalResult("1", Score(0.5, False, metrics=metrics))
+    assert [(part.name, part.value, part.passed, part.reason) for part in result.scores] == [
+        ("style", 0.5, False, "curt"),
+        ("speed", 1.0, True, ""),
+        ("debt", 0.0, False, ""),
+    ]
+
+
+def test_a_result_created_directly_has_what_it_was_given() -> None:
+    sample = Sample("1", "q", "a", {"level": 3})
+    trajectory = Trajectory((ChatMessage("user", "q"), ChatMessage("assistant", "a")))
+    result = EvalResult(sample=sample, score=Score(1.0), trajectory=trajectory, tokens_used=12)
+    assert (result.sample, result.trajectory.messages) == (sample, trajectory.messages)
+    assert (result.tokens_used, result.metadata["level"]) == (12, 3)
+    assert result.session.trajectory == result.trajectory
+    no_messages = EvalResult(sample=sample, score=Score(1.0))
+    assert no_messages.trajectory.messages == ()
+    no_sample = EvalResult("1", Score(1.0), trajectory=trajectory)
+    assert (no_sample.sample, no_sample.trajectory.messages) == (Sample("1", None), trajectory.messages)
+    with pytest.raises(FairtrialError, match="has no store from which its sample and session can be loaded"):
+        _ = EvalResult("1", Score(1.0)).sample
+
+
+def test_results_are_equal_if_their_trials_gave_the_same() -> None:
+    key = TrialKey("r", "e", "1")
+    result = EvalResult(key=key, score=Score(1.0), output=["a"], metadata={"late_events": 1})
+    stored = replace(result, source=EvalResult(sample=Sample("1", "q", "a", {"x": 1}), score=Score(1.0)).source)
+    assert stored.metadata["x"] == 1
+    assert result == stored
+    assert len({result, stored, replace(result, execution=7)}) == 2
+    others = [
+        replace(result, metadata={}),
+        replace(result, score=Score(0.5)),
+        replace(result, latency_ms=1),
+        replace(result, key=TrialKey("r", "e", "2")),
+    ]
+    assert result not in others
+    assert result != "a result"
+
+
+def test_a_result_is_shown_in_one_line() -> None:
+    key = TrialKey("r", "terse", "s1", 2)
+    assert repr(EvalResult("s1", Score(0.5, True))) == "<EvalResult 's1' of baseline: passed with 0.5>"
+    assert repr(EvalResult(key=key, score=Score(0.0))) == "<EvalResult 's1' of terse, repeat 2: failed with 0>"
+    assert (
+        repr(EvalResult("s1", None, 0, "x" * 90 + "\nmore")) == f"<EvalResult 's1' of baseline: task_error: {'x' * 80}>"
+    )
+    assert repr(EvalResult("s1", outcome="timeout")) == "<EvalResult 's1' of baseline: timeout>"
+
+
+def test_the_cost_of_a_result_includes_its_judges() -> None:
+    for task_cost, judge_cost, total in ((1.5, 0.25, 1.75), (None, 0.25, 0.25), (1.5, None, 1.5), (None, None, 0.0)):
+        usage = TokenUsage(1, 1, cost_usd=task_cost)
+        assert EvalResult("1", Score(1.0), usage=usage, judge_cost_usd=judge_cost).total_cost_usd == total
 
 
 def test_only_these_records_can_be_changed() -> None:

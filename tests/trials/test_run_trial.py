@@ -385,6 +385,48 @@ async def test_retries_end_with_the_error_of_the_last_attempt() -> None:
     assert "in broken" in str(result.metadata["traceback"])
 
 
+def calls_itself(count: int) -> None:
+    names = [f"step_{number}" for number in range(count)]
+    space: dict[str, Any] = {}
+    for name, following in zip(names, [*names[1:], "int"], strict=True):
+        file = f"{'x' * 1000} {name}"  # Names that make a long traceback, as deep folders and generated code do.
+        exec(compile(f"def {name}(given): {following}(given)", file, "exec"), space)
+    space[names[0]]("no number")
+
+
+@pytest.mark.parametrize(("count", "shown"), [(3, 3), (12, 4)])
+@pytest.mark.parametrize("isolate", [False, True])
+async def test_the_traceback_of_an_error_ends_with_the_last_calls(count: int, shown: int, isolate: bool) -> None:
+    @task(isolate=isolate)
+    def work(given: str) -> None:
+        calls_itself(count)
+
+    result = await trial(work)
+    text = str(result.metadata["traceback"])
+    assert text.count(", in step_") == shown
+    assert text.rstrip().endswith(f"in step_{count - 1}")
+    assert (len(text) == 4000) == (count == 12)
+    assert "programming_error" not in result.metadata
+
+
+async def test_a_traceback_has_the_last_eight_calls() -> None:
+    async def work(given: int) -> str:
+        return await work(given - 1) if given else "abc"[9:][0]
+
+    result = await trial(work, given=20)
+    assert str(result.metadata["traceback"]).count(", in work") == 3  # Of eight, Python shows three alike.
+    assert "Previous line repeated 5 more times" in str(result.metadata["traceback"])
+    assert result.metadata["programming_error"] is True
+
+
+async def test_the_error_of_a_trial_is_limited() -> None:
+    async def work(given: int) -> str:
+        raise ValueError("x" * given)
+
+    for length, kept in ((9_988, "x" * 9_988), (9_989, "x" * 9_988 + " ...")):
+        assert (await trial(work, given=length)).error == f"ValueError: {kept}"
+
+
 @pytest.mark.proves("R58")
 async def test_latency_is_the_tasks_own_time_on_a_clock_that_never_runs_backwards() -> None:
     class SetBack(FakeClock):

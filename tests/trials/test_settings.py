@@ -86,6 +86,11 @@ def test_every_number_has_a_least_value(name: str) -> None:
         assert getattr(AnyConfig(**{name: 2.5}), name) == 2.5
 
 
+def test_settings_are_given_by_name() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        AnyConfig(5)
+
+
 def test_the_defaults_are_those_of_the_reference() -> None:
     config = EvalConfig()
     assert (config.max_concurrent, config.timeout_seconds, config.max_retries, config.max_same_errors) == (

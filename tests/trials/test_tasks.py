@@ -48,6 +48,15 @@ class Broken:
         return given
 
 
+class NoSignature:
+    """Callable as some functions written in C are: without a signature that can be read."""
+
+    __signature__ = "unknown"
+
+    def __call__(self, given: str) -> str:
+        return given
+
+
 @pytest.mark.parametrize(
     ("fn", "takes_context", "is_async", "output_type"),
     [
@@ -62,6 +71,8 @@ class Broken:
         (Broken(), False, False, object),
         (len, False, False, object),
         (lambda *args: 1, False, False, object),
+        (lambda given, *, loud=False: 1, False, False, object),
+        (NoSignature(), False, False, str),
     ],
 )
 def test_a_task_is_understood_from_its_parameters(
@@ -92,11 +103,11 @@ def test_invalid_labels_and_weights_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="is async"):
         resolve_task(marked)
 
-    def needs_more(given: str, *, key: str) -> str:
-        return key
 
-    with pytest.raises(ConfigurationError, match=r"must take \(input\)"):
-        resolve_task(needs_more)
+@pytest.mark.parametrize("fn", [lambda given, *, key: key, lambda a, b, c: a, lambda: 1, lambda *, loud=False: 1])
+def test_a_function_that_cannot_be_called_with_input_and_context_is_refused(fn: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"must take \(input\) or \(input, ctx\)"):
+        resolve_task(fn)
 
 
 def test_whatever_knows_how_to_be_a_task_is_one() -> None:

@@ -282,7 +282,7 @@ class EvalResult(Generic[OutputT]):
         return self._compared() == other._compared() if type(other) is EvalResult else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._compared())
+        return hash((self.key, self.execution))  # Outputs and metadata may have no hash.
 
     def _compared(self) -> tuple[Any, ...]:
         values = (getattr(self, name) for name in _COMPARED)

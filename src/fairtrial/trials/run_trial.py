@@ -55,6 +55,8 @@ from fairtrial.trials.traces import TraceSource, slot_released
 _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 _NOT_FINITE = tuple(f'"{MARK}{name}"' for name in ("nan", "inf", "-inf"))
 _MAX_ERROR = 10_000
+_MAX_FRAMES = 8
+_MAX_TRACEBACK = 4_000
 _MIN_GRACE = 1.0
 _TRACE_GRACE = 10.0  # For a source of traces to end its wait by itself.
 _MAX_PAUSE = 60.0  # Between two attempts at one trial.
@@ -593,14 +595,14 @@ def _result(trial: _Trial, *, judges_since: int = 0) -> EvalResult:
             state.output = state.output_json = state.score = None
             state.fail("task_error", "output", f"the recorded events cannot be stored: {describe_error(error)}")
     if isinstance(state.error, BaseException) and state.error.__traceback__ is not None:
-        frames = traceback.format_list(traceback.extract_tb(state.error.__traceback__)[-8:])
-        metadata["traceback"] = "".join(frames)[-4000:]
+        frames = ""
         if isinstance(state.error, IsolatedError):
-            if state.error.traceback:
-                metadata["traceback"] = state.error.traceback[-4000:]
-            mistake = state.error.mistake
+            frames, mistake = state.error.traceback, state.error.mistake
         else:
             mistake = is_programming_error(state.error)
+        if not frames:
+            frames = "".join(traceback.format_list(traceback.extract_tb(state.error.__traceback__)[-_MAX_FRAMES:]))
+        metadata["traceback"] = frames[-_MAX_TRACEBACK:]
         if mistake:
             metadata["programming_error"] = True
     return EvalResult(

@@ -52,6 +52,7 @@ _PLACES: Mapping[Place, tuple[str, str]] = {
     "expected": ("the expected value of the sample", "expected_type"),
     "output": ("the output", "output_type"),
 }
+_BY_POSITION: tuple[Place, ...] = ("output", "expected")  # The parameters of an evaluator that names no place.
 
 
 class UnknownTypeError(ConfigurationError):
@@ -230,8 +231,8 @@ class KnownTypes:
         given = _parameters(evaluator)
         by_place = {place: judged.get(place) for place in _PLACES}
         if not set(given) & set(_PLACES):  # Bound by position, not by name.
-            by_place |= {"output": judged.get(given[0])} if given else {}
-            by_place |= {"expected": judged.get(given[1])} if len(given) > 1 else {}
+            for place, parameter in zip(_BY_POSITION, given, strict=False):
+                by_place[place] = judged.get(parameter)
         first = next(iter(_parameters(task)), "")
         returned = hints.get("return")
         self._places: Mapping[Place, tuple[Any, ...]] = {
