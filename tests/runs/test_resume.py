@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -225,6 +226,17 @@ async def test_errors_are_retried_by_changed_code_and_refused_with_another_evalu
         )
     assert (report.run_id, report.pass_rate_all) == (old.run_id, 1.0)
     assert [result.code for result in report.results] == [0, 0, 0, 1]
+
+
+async def test_a_run_of_errors_that_changed_code_retries_has_results_of_one_version() -> None:
+    store = open_store("memory:")
+    old = await EvalSuite("s", doubles(2), Counting(0, 1), exact_match, version="1").run(store=store)
+    with warnings.catch_warnings(action="error", category=ResumeWarning):
+        report = await EvalSuite("s", doubles(2), Counting(), exact_match, version="2").run(
+            store=store, retry_errors=True
+        )
+    assert (report.run_id, report.pass_rate_all) == (old.run_id, 1.0)
+    assert code_versions(store, report.run) == 1
 
 
 async def test_a_trial_whose_scoring_failed_is_only_scored_again() -> None:

@@ -215,7 +215,7 @@ class _Walk:
             return self._function(name, value)
         return self._class(name, value) if isinstance(value, type) else self._object(name, value)
 
-    def _value(self, value: Any, path: str, name: str = "", depth: int = 0) -> JSON:
+    def _value(self, value: Any, path: str, name: str = "") -> JSON:
         """Describe a value: plain ones and containers here, everything else as a part of its own."""
         kind = type(value)
         if kind is str:
@@ -227,11 +227,11 @@ class _Walk:
         if kind is float:
             return ["float", repr(value)]
         if isinstance(value, enum.Enum):
-            return ["enum", self._place(kind), value.name, self._value(value.value, path, name, depth + 1)]
+            return ["enum", self._place(kind), value.name, self._value(value.value, path, name)]
         if isinstance(value, bytes | bytearray):
             return self._bytes(bytes(value), name)
         if isinstance(value, dict | list | tuple | set | frozenset | deque | MappingProxyType | ChainMap):
-            return self._container(value, path, name, depth)
+            return self._container(value, path, name)
         if isinstance(value, FunctionType | type):
             return self._refer(value, self._place(value))
         if isinstance(value, PurePath):
@@ -242,7 +242,7 @@ class _Walk:
             keywords: list[JSON] = [
                 [key, self._value(item, f"{path}({key}=)", key)] for key, item in sorted(value.keywords.items())
             ]
-            return ["partial", self._value(value.func, path), self._value(value.args, path, "", depth), keywords]
+            return ["partial", self._value(value.func, path), self._value(value.args, path), keywords]
         if isinstance(value, staticmethod | classmethod):
             return [kind.__name__, self._value(value.__func__, path)]
         if value is Ellipsis or value is NotImplemented or kind is object:
@@ -275,7 +275,8 @@ class _Walk:
     def _text(self, text: str, path: str, name: str) -> JSON:
         cleaned, matters = self._texts.clean(text, name)
         if matters:
-            self._found.varying[path] = digest(ascii(self._texts.redacted(text)))[:16]
+            earlier = self._found.varying.get(path)  # Of another item of the same container.
+            self._found.varying[path] = digest([earlier, ascii(self._texts.redacted(text))])[:16]
         return cleaned if cleaned.isprintable() else ["text", ascii(cleaned)]
 
     def _bytes(self, value: bytes, name: str) -> JSON:
@@ -283,10 +284,10 @@ class _Walk:
         cleaned, _ = self._texts.clean(text, name)
         return ["bytes", hashlib.sha256(value).hexdigest()] if cleaned == text else ["bytes", cleaned]
 
-    def _container(self, value: Any, path: str, name: str, depth: int) -> JSON:
+    def _container(self, value: Any, path: str, name: str) -> JSON:
         if id(value) in self._inside:
             return ["again", list(self._inside).index(id(value)) - len(self._inside)]
-        if depth > _NESTED:
+        if len(self._inside) > _NESTED:
             if id(value) not in self._names:
                 self._alive.append(value)
                 self._names[id(value)] = self._add(path, value, name)
@@ -302,13 +303,13 @@ class _Walk:
                     kind,
                     [
                         [
-                            self._value(key, path, "", depth + 1),
-                            self._value(item, path, key if isinstance(key, str) else name, depth + 1),
+                            self._value(key, path),
+                            self._value(item, path, key if isinstance(key, str) else name),
                         ]
                         for key, item in list(value.items())
                     ],
                 ]
-            return [kind, [self._value(item, path, name, depth + 1) for item in list(value)]]
+            return [kind, [self._value(item, path, name) for item in list(value)]]
         finally:
             del self._inside[id(value)]
 

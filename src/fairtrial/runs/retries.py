@@ -91,15 +91,16 @@ class RetrySet:
 
     def trials(self, *, only_score: bool = False) -> StoredTrials:
         """Return the trials in plan order."""
-        outcomes: tuple[Outcome, ...] = ("scorer_error", *(_RETRIED if self.to_run and not only_score else ()))
+        retried = frozenset[int]() if only_score else self._retried
+        outcomes: tuple[Outcome, ...] = ("scorer_error", *(_RETRIED if retried else ()))
         store, run = self._store, self._run
 
         def load(after: int) -> Sequence[EvalResult]:
             return list(store.results(run.run_id, outcomes=outcomes, after=after, limit=STORED_PAGE, snapshots=True))
 
         def plan(stored: EvalResult) -> PlannedTrial | None:
-            if stored.ordinal not in self.to_score and stored.ordinal not in self._retried:
-                return None  # Changed to an error since this run was opened.
+            if stored.ordinal not in self.to_score and stored.ordinal not in retried:
+                return None  # Changed to an error since this run was opened, or to be executed elsewhere.
             sample_ordinal, experiment, _repeat = run.split(stored.ordinal)
             sample = self._dataset[sample_ordinal]
             to_score = stored if stored.ordinal in self.to_score else None
