@@ -314,9 +314,15 @@ class TestKindsOfTypes:
 
     def test_bytes_may_be_plain_base64_written_by_people(self) -> None:
         assert read(bytes, "aGk=") == b"hi"
-        assert "bytes as base64" in problem(bytes, "a")
-        assert "bytes as base64" in problem(bytes, 1)
-        assert "damaged bytes" in problem(bytes, "\ufdd0bytes:a")
+        for bad in ("a", "aG k=", "aGk=!", 1):
+            assert "bytes as base64" in problem(bytes, bad)
+        for bad in ("a", "aG k=", "aGk=!"):
+            assert "damaged bytes" in problem(bytes, f"\ufdd0bytes:{bad}")
+
+    def test_lists_can_be_changed_unless_they_are_asked_for_frozen(self) -> None:
+        for kind in (list[int], Any):
+            assert type(from_json(kind, [1])) is type(decode(kind, "[1]")) is list
+            assert type(from_json(kind, [1], frozen=True)) is type(decode(kind, "[1]", frozen=True)) is FrozenList
 
     def test_annotations_in_words_are_passed_over_and_constraints_are_checked(self) -> None:
         assert read(Annotated[int, "how many"], 3) == 3
