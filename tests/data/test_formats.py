@@ -118,11 +118,23 @@ def test_a_case_of_yaml_that_is_odd_is_refused_with_its_line(tmp_path: Path) -> 
     with pytest.raises(DatasetError, match=r"cases\.yaml:6: a row needs 'inputs' \(found name, output\)"):
         Dataset.load(path, format="pydantic-evals")
     path.write_text("name: x\ncases: [\n")
-    with pytest.raises(DatasetError, match=r"cases\.yaml:\d+: not YAML"):
+    with pytest.raises(DatasetError, match=r"cases\.yaml:3: not YAML: .*expected.* node content"):
+        Dataset.load(path, format="pydantic-evals")
+    path.write_text("name: \a\n")
+    with pytest.raises(DatasetError, match=r"cases\.yaml: not YAML: unacceptable character #x0007"):
         Dataset.load(path, format="pydantic-evals")
     path.write_text("tests: file://tests.csv\n")
     with pytest.raises(DatasetError, match="must have a list of 'tests'"):
         Dataset.load(path, format="promptfoo")
+
+
+def test_only_a_number_of_yaml_has_a_limit_of_digits(tmp_path: Path) -> None:
+    path = tmp_path / "cases.yaml"
+    path.write_text(f"cases:\n- inputs: {'7' * 308}\n- inputs: '{'7' * 400}'\n- inputs: {'x' * 400}\n")
+    assert [one.input for one in Dataset.load(path, format="pydantic-evals")] == [int("7" * 308), "7" * 400, "x" * 400]
+    path.write_text(f"cases:\n- inputs: {'7' * 309}\n")
+    with pytest.raises(DatasetError, match=r"a number must have at most 308 digits \(got 309\)"):
+        Dataset.load(path, format="pydantic-evals")
 
 
 def test_goldens_in_a_table_are_read_without_their_empty_cells(tmp_path: Path) -> None:

@@ -104,5 +104,8 @@ def test_few_bytes_do_not_become_gigabytes(tmp_path: Path, monkeypatch: pytest.M
     path = write(tmp_path / "rows.parquet", column, **choices[kind])
     assert path.stat().st_size < 1 << 20
     del column
-    with pytest.raises(LimitExceededError, match=r"rows\.parquet must have at most"):
+    with pytest.raises(LimitExceededError, match=r"rows\.parquet must have at most 20,971,520 bytes"):
+        Dataset.load(path)
+    monkeypatch.setenv("FAIRTRIAL_FILE_LIMITS", "0.5")
+    with pytest.raises(LimitExceededError, match=r"rows\.parquet must have at most 10,485,760 bytes"):
         Dataset.load(path)

@@ -41,6 +41,7 @@ def test_a_sample_is_frozen_slotted_and_has_empty_metadata_by_default() -> None:
         sample.other = 3  # type: ignore[attr-defined]
     assert not hasattr(sample, "__dict__")
     assert Sample[str, int]("a", "b", 1) == Sample("a", "b", 1)
+    assert repr(sample) == "Sample(id='a', input={'q': 1}, expected=2, metadata={})"
 
 
 @pytest.mark.proves("R1")
@@ -134,7 +135,7 @@ def test_head_caps_the_number_of_samples() -> None:
 def test_a_dataset_has_a_name_a_version_and_a_fingerprint() -> None:
     dataset: Dataset[int, None] = Dataset([Sample("a", 1)], "mine", "2.1")
     assert (dataset.name, dataset.version, Dataset([]).version) == ("mine", "2.1", "1.0")
-    assert len(dataset.fingerprint) == 32
+    assert len(dataset.fingerprint) == len(dataset.order) == 32
     assert repr(dataset) == "<Dataset 'mine' version 2.1: 1 samples>"
 
 

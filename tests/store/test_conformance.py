@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -425,6 +425,32 @@ class TestCommit:
         assert [place for place, _ in store.samples("r1")] == [0, 1, 2]
         assert [place for place, _ in store.samples("r1", after=0)] == [1, 2]
         assert store.sample("r1", 1) == sample(1, topic="odd")
+
+    def test_a_run_is_revised_when_what_it_has_changes_not_when_it_gets_more(
+        self, store: RunStore, url: str, opened: Callable[[str], RunStore]
+    ) -> None:
+        run = store.create_run(run_record(experiments=("baseline",), repeats=1))
+        fresh = store if url == "memory:" else opened(url)  # It does not know which samples are stored.
+
+        def revised(*given: EvalResult, of: RunStore = store, known: Sequence[int] = ()) -> bool:
+            before = store.get_run("r1").revision
+            of.commit("r1", given, samples(known))
+            return store.get_run("r1").revision != before
+
+        assert not revised(result(run, 0), result(run, 1, "timeout"), known=[0, 1])
+        assert not revised(result(run, 0), result(run, 2), known=[0])  # Of sample 2, only the id.
+        assert not revised(result(run, 0), result(run, 2), of=fresh, known=[0, 1])
+        assert revised(result(run, 1))
+        assert revised(known=[2])
+        assert not revised(known=[2])
+        before = store.get_run("r1").revision
+        store.update_run("r1", status="finished", finished_at=5.0)
+        assert store.get_run("r1").revision == before
+        assert not revised(result(run, 0))
+        assert revised(result(run, 3), known=[3])
+        before = store.get_run("r1").revision
+        store.update_run("r1", status="running")
+        assert store.get_run("r1").revision != before
 
     def test_a_sample_comes_back_as_plain_json(self, store: RunStore) -> None:
         store.create_run(run_record())

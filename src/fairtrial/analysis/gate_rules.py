@@ -203,7 +203,7 @@ def _known(kind: type[GateRules] | type[SliceRule], mapping: Mapping[str, Any], 
     names = [one.name for one in fields(kind)]
     for name in mapping:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, 1)
+            near = difflib.get_close_matches(str(name), names)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
             raise ConfigurationError(
                 f"{what} have no {name!r}; {hint}" if kind is GateRules else f"{what} has no {name!r}; {hint}"

@@ -77,6 +77,6 @@ def measured_metric(name: str) -> str:
 def unknown_metric(name: str, known: Iterable[str]) -> ConfigurationError:
     """Return the error for a metric that no trial has, with the names of those that there are."""
     names = sorted({PASSED, VALUE, *known})
-    near = difflib.get_close_matches(name, [*names, *COSTS], 1)
+    near = difflib.get_close_matches(name, [*names, *COSTS])
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return ConfigurationError(f"no metric {name!r}: the metrics are {', '.join(names)}{hint}")

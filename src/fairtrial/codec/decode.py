@@ -251,7 +251,7 @@ class _Compiler:
             for key, item in value.items():
                 decoder = decoders.get(key)
                 if decoder is None:
-                    near = get_close_matches(key, decoders, n=1)
+                    near = get_close_matches(key, decoders)
                     known = ", ".join(decoders) or "no fields"
                     hint = f"did you mean {near[0]!r}?" if near else f"{name} has {known}"
                     raise CodecError(f"{name} has no field {key!r}; {hint}")

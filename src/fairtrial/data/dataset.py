@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from fairtrial.data.fingerprint import Fingerprint, Order
-from fairtrial.data.formats import DatasetFormat, converter_of
+from fairtrial.data.formats import DatasetFormat
 from fairtrial.data.index import line_index
 from fairtrial.data.lazy import FileRows, SelectedRows
 from fairtrial.data.loaders import load_samples, open_samples
@@ -137,10 +137,8 @@ class Dataset[I, E](Sequence[Sample[I, E]]):
         """
         if columns is not None:
             check_columns(columns, row)
-        if format is not None:
-            converter_of(format)
-            if columns is not None or row is not None:
-                raise ConfigurationError("format= knows the fields of a row: leave out columns= and row=")
+        if format is not None and (columns is not None or row is not None):
+            raise ConfigurationError("format= knows the fields of a row: leave out columns= and row=")
         path = Path(path)
         made: Dataset[Any, Any] = Dataset((), path.stem if name is None else name, version)
         made._input_type, made._expected_type = input_type, expected_type

@@ -28,7 +28,7 @@ _INT, _MAX_DIGITS = "tag:yaml.org,2002:int", 308  # Longer ones are no floats, a
 def converter_of(format: str) -> Converter:
     """Return the function that gives the fields of a foreign row their names here."""
     if format not in _CONVERTERS:
-        near = get_close_matches(str(format), _CONVERTERS, 1)
+        near = get_close_matches(str(format), _CONVERTERS)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigurationError(f"format must be one of {', '.join(_CONVERTERS)} (got {format!r}){hint}")
     return _CONVERTERS[format]

@@ -10,7 +10,7 @@ from fairtrial.codec import digest, from_json, parse_json, to_json
 from fairtrial.codec.escape import restore
 from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.errors import CodecError, ConfigurationError, DatasetError
-from fairtrial.frozen import EMPTY, freeze
+from fairtrial.frozen import EMPTY
 
 type Row = dict[str, Any]
 type RowMapper = Callable[[Row], Sample[Any, Any]]
@@ -111,11 +111,7 @@ def _reader_of_keys(read_input: _Read | None, read_expected: _Read | None) -> Ro
             if not missing and fields["ground_truth"] != expected:
                 raise DatasetError("a row must have either 'expected' or 'ground_truth' (got both)")
             expected = fields["ground_truth"] if missing else expected
-        metadata = fields.get("metadata")
-        if metadata is None:
-            metadata = EMPTY
-        elif type(metadata) is dict:
-            metadata = freeze(metadata) if metadata else EMPTY
+        metadata = EMPTY if fields.get("metadata") is None else fields["metadata"]
         given = fields["input"] if read_input is None else read_input(fields["input"])
         known = expected is not NOT_GIVEN and expected is not None
         wanted = read_expected(expected) if read_expected is not None and known else expected
@@ -214,7 +210,7 @@ def separator_hint(names: Sequence[str]) -> str:
 
 
 def _unknown_key(key: str) -> str:
-    near = get_close_matches(key, _KEYS, n=1)
+    near = get_close_matches(key, _KEYS)
     hint = (
         f"did you mean {near[0]!r}?"
         if near
