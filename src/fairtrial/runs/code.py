@@ -374,7 +374,10 @@ def project_code(home: str, parts: Iterable[str] = (), typed: Iterable[CodeType]
         if source is None:
             continue
         sources[path] = source, file_name(path, root, name)
-        follow(source.contents, getattr(module, "__package__", None) or "", os.path.dirname(path))
+        folder, file = os.path.split(path)
+        # A module that is not loaded has a package too.
+        package = getattr(module, "__package__", None) or (name if file == "__init__.py" else name.rpartition(".")[0])
+        follow(source.contents, package, folder)
     files: dict[str, str] = {}
     reads = _reads(in_no_file, os.getcwd(), root)
     edited: list[str] = []
