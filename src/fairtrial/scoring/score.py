@@ -59,7 +59,7 @@ class Metric:
         return metadata
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class Score:
     """The score of an output: a value from 0 to 1, a verdict, a reason and metrics.
 

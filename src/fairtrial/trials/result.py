@@ -144,7 +144,7 @@ class _Given:
         return RecordedView(UUID(int=0), EMPTY, ()) if self.session is None else self.session
 
 
-@dataclass(frozen=True, slots=True, init=False, eq=False)
+@dataclass(frozen=True, slots=True)
 class EvalResult(Generic[OutputT]):
     """The result of one trial. `score` is None unless the outcome is "scored": an error is not a score of 0.
 
@@ -166,28 +166,28 @@ class EvalResult(Generic[OutputT]):
     key: TrialKey
     ordinal: int
     outcome: Outcome
-    score: Score | None = None
-    output: OutputT = None  # type: ignore[assignment]  # a failed trial has no output
-    latency_ms: int = 0
-    usage: TokenUsage = NO_USAGE
-    error: str | None = None
-    stage: Stage | None = None
-    attempt: int = 1
-    execution: int = 0
-    started_at: float = 0.0
-    metadata: Mapping[str, JSON] = EMPTY
-    judge_cost_usd: float | None = None
-    cache_hits: int = 0
-    unpriced_calls: int = 0
-    unpriced_judge_calls: int = 0
-    cut_off_calls: int = 0
-    refused_calls: int = 0
-    unknown_endings: Mapping[str, int] = EMPTY
-    redacted_parts: tuple[RedactedPart, ...] = ()
-    code: int = 0  # The index of the code version that executed the trial.
-    output_json: str | None = field(default=None, repr=False, compare=False)
-    snapshot: bytes | None = field(default=None, repr=False, compare=False)
-    source: ResultSource | None = field(default=None, repr=False, compare=False)
+    score: Score | None
+    output: OutputT
+    latency_ms: int
+    usage: TokenUsage
+    error: str | None
+    stage: Stage | None
+    attempt: int
+    execution: int
+    started_at: float
+    metadata: Mapping[str, JSON]
+    judge_cost_usd: float | None
+    cache_hits: int
+    unpriced_calls: int
+    unpriced_judge_calls: int
+    cut_off_calls: int
+    refused_calls: int
+    unknown_endings: Mapping[str, int]
+    redacted_parts: tuple[RedactedPart, ...]
+    code: int  # The index of the code version that executed the trial.
+    output_json: str | None = field(compare=False)
+    snapshot: bytes | None = field(compare=False)
+    source: ResultSource | None = field(compare=False)
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class EvalResult(Generic[OutputT]):
         key: TrialKey | None = None,
         ordinal: int = 0,
         outcome: Outcome | None = None,
-        output: OutputT = None,  # type: ignore[assignment]
+        output: OutputT = None,  # type: ignore[assignment]  # a failed trial has no output
         usage: TokenUsage = NO_USAGE,
         stage: Stage | None = None,
         attempt: int = 1,
