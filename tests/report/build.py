@@ -60,7 +60,7 @@ def stored(
     samples: dict[int, Sample[Any, Any]] = {
         place: Sample(
             names[place],
-            f"question {place}" if inputs is None else inputs[place],
+            inputs[place] if inputs is not None else f"question {place if ids is None else names[place]}",
             None,
             {} if metadata is None else metadata[place],
         )

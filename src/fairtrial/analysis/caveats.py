@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from fairtrial.analysis.comparison import MetricComparison, SliceComparison
+from fairtrial.analysis.contents import ChangedContents
 from fairtrial.analysis.metrics import COSTS, is_verdict
-from fairtrial.analysis.pairing import Pairs
+from fairtrial.analysis.pairing import Pairs, changed_samples
 from fairtrial.analysis.slicing import SMALL_SLICE
 from fairtrial.analysis.source import ExperimentSource, code_versions
 from fairtrial.formatting import count, number_word, range_text
@@ -37,6 +38,10 @@ def about_pairs(
             f"{count(pairs.repeated_ids, 'sample id')} occurs more than once on a side: nothing tells which results "
             "belong together, so they are left out."
         )
+    changed = changed_samples(pairs.baseline.ids, pairs.changed)
+    if changed is not None:
+        yield changed.remark
+    yield from about_unknown(pairs.changed)
     if not pairs.matched:
         yield f"{candidate} and {baseline} have no sample in common: they were run on different data."
     elif pairs.only_baseline or pairs.only_candidate:
@@ -56,12 +61,13 @@ def about_pairs(
         if one.low is not None and one.high is not None and one.smallest_difference is not None
     ]
     if pairs.matched and share > min([MISSING_WARNED, *(MISSING_OF_WIDTH * width for width in widths)]):
+        of_changed = "" if changed is None else ", or of changed samples"
         worst = ", ".join(
             f"{range_text(*metric.worst, percent=is_verdict(metric.metric))} in {metric.metric}"
             for metric in metrics
             if metric.worst is not None and metric.same_as is None
         )
-        yield f"{share:.1%} of the trials or pairs are missing (not run, or not scored)" + (
+        yield f"{share:.1%} of the trials or pairs are missing (not run, or not scored{of_changed})" + (
             f". Whatever they would have been, the difference is {worst}."
             if worst
             else ": if they differ from the others, the difference is biased."
@@ -81,6 +87,15 @@ def about_pairs(
         shown = ", ".join(f"{part.name} ({part.n})" for part in small[:5])
         more = f" and {len(small) - 5} more" if len(small) > 5 else ""
         yield f"Slices of fewer than {SMALL_SLICE} samples show only large differences: {shown}{more}."
+
+
+def about_unknown(changed: ChangedContents | None) -> Iterator[str]:
+    """Yield that only ids say that samples of different datasets are the same."""
+    if changed is not None and changed.unknown:
+        yield (
+            "The runs are of different datasets, or versions of one, and the inputs of "
+            f"{count(changed.unknown, 'sample')} are not stored: an id must mean the same sample in all of them."
+        )
 
 
 def about_labels(pairs: Pairs, metrics: Sequence[MetricComparison]) -> Iterator[str]:
@@ -119,8 +134,6 @@ def about_runs(sources: Sequence[ExperimentSource]) -> Iterator[str]:
         yield (
             f"The sides were scored by different evaluators ({', '.join(evaluators)}): they may cause the difference."
         )
-    if len({source.run.dataset_fingerprint for source in sources}) > 1:
-        yield "The runs are of different datasets, or versions of one: an id must mean the same sample in all of them."
     seen = {(source.run.run_id, source.name) for source in sources}
     if len(seen) < len(sources):
         yield "An experiment is compared with itself."

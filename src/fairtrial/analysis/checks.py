@@ -180,7 +180,7 @@ def _gaps(rule: Check, settings: ComparisonSettings) -> _Gaps:
         return _Gaps(
             missing, share,
             f"{missing:,} of {count(planned, of)} ({share:.1%}) {'has' if missing == 1 else 'have'} no number for it, "
-            f"more than the {rule.missing.limit:.1%} that is allowed: finish the run, or repair its scoring.",
+            f"more than the {rule.missing.limit:.1%} that is allowed: {_remedy(rule)}.",
             None,
         )  # fmt: skip
     if rule.missing.at_random or adaptive:  # The figures of an adaptive run already allow for every outcome.
@@ -197,6 +197,14 @@ def _gaps(rule: Check, settings: ComparisonSettings) -> _Gaps:
             None,
         )  # fmt: skip
     return _Gaps(missing, share, None, declared)
+
+
+def _remedy(rule: Check) -> str:
+    """Return what to do about missing values."""
+    if isinstance(rule, Margin) and rule.pairs.matched < rule.pairs.rows:
+        samples = count(rule.pairs.rows - rule.pairs.matched, "changed sample")
+        return f"{samples} {'is' if samples.startswith('1 ') else 'are'} among them. Run both sides on the same data"
+    return "finish the run, or repair its scoring"
 
 
 def _floor(rule: Floor, checks: int, settings: ComparisonSettings) -> GateCheck:

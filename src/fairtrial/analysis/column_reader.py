@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fairtrial.analysis.column_file import ColumnFile, open_columns
 from fairtrial.analysis.columns import Columns, FloatArray, IntArray, RepeatedInputs, codes_of, hashable
+from fairtrial.analysis.contents import SampleContents
 from fairtrial.analysis.metrics import (
     BUILT_IN,
     COST,
@@ -34,6 +35,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.store.protocol import METRIC_CODES, RunRecord, ScoreRow
 from fairtrial.store.rows import OUTCOMES
+from fairtrial.store.sample_hashes import UNKNOWN
 
 _PAGE = 5_000  # Trials per batch.
 _VERDICTS = {code: float(passed) for code, (passed, _) in METRIC_CODES.items() if passed is not None}
@@ -101,6 +103,7 @@ def read_columns(
         directions=FrozenDict(directions),
         stopped_by_width=note is not None and note.rule.narrower_than is not None,
         repeated_inputs=repeated,
+        contents=SampleContents(lambda: _hashes(source, ordinals)),
     )
 
 
@@ -391,6 +394,15 @@ def _facts(source: ExperimentSource, keys: Sequence[str]) -> tuple[IntArray, lis
         [None if value is None else hashable(value) for value in column] for column in columns
     ]
     return ordinals, [row[1] for row in known], facts
+
+
+def _hashes(source: ExperimentSource, ordinals: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    found = np.full((source.run.dataset_size, 2), UNKNOWN, dtype=np.int64)
+    for page in batched(source.store.sample_hashes(source.run.run_id), _PAGE):
+        known = np.array(page, dtype=np.int64)
+        known = known[known[:, 0] < len(found)]
+        found[known[:, 0]] = known[:, 1:]
+    return found[ordinals, 0], found[ordinals, 1]
 
 
 def _with_repeated_inputs(

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from fairtrial.codec import canonical
 from fairtrial.codec.escape import MARK
 from fairtrial.store.column_cache import ColumnHeader
-from fairtrial.store.numbers import NO_HASH, NumberStore, SampleState, SampleTexts
+from fairtrial.store.numbers import NumberStore, SampleState, SampleTexts
 from fairtrial.store.protocol import RunRecord
 from fairtrial.store.rows import read_metadata, text_of
+from fairtrial.store.sample_hashes import UNKNOWN
 
 MOST_VALUES = (1 << 16) - 2
 """The number of distinct values of a metadata key that are coded in two bytes; 0 stands for no value."""
@@ -157,7 +158,7 @@ class _Samples:
         self._add_ordinals(np.array(ordinals, dtype=np.int64), whole)
         self._add_ids(ids, add_ids)
         self._hashes.extend(
-            [NO_HASH if content is None else content for content in hashes] if None in hashes else hashes
+            [UNKNOWN if content is None else content for content in hashes] if None in hashes else hashes
         )
         self._with_input += int(np.count_nonzero(whole))
         if metadata.count(None) + metadata.count("{}") != len(metadata):
@@ -236,7 +237,7 @@ def _repeated(hashes: NDArray[np.int64]) -> NDArray[np.intp]:
         ordered = np.sort(hashes[parts == part])
         found.append(ordered[1:][ordered[1:] == ordered[:-1]])
     twice = np.concatenate(found)
-    twice = twice[twice != NO_HASH]
+    twice = twice[twice != UNKNOWN]
     if not twice.size:
         return np.empty(0, dtype=np.intp)
     return np.flatnonzero(np.isin(hashes, twice))

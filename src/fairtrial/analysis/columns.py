@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairtrial.analysis.contents import SampleContents
 from fairtrial.analysis.metrics import (
     COSTS,
     FAILED,
     LAST_COUNTED,
     LATENCY,
     MISSING,
+    NOT_RUN,
     SCORED,
     UNIT,
     VALUE,
@@ -110,7 +112,7 @@ class Columns:
     where these are only some of them: a few small counts must not be taken for shares.
     `directions` says of metrics that declare it whether more is better. `stopped_by_width`: the adaptive rule stopped
     on the width of intervals, not on their values. `labels` correct the judge's verdicts.
-    `repeated_inputs` are part of `clusters`.
+    `repeated_inputs` are part of `clusters`. `contents` say what each id means; None if that is not known.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Columns:
     stopped_by_width: bool = False
     labels: LabelColumn | None = None
     repeated_inputs: RepeatedInputs | None = None
+    contents: SampleContents | None = None
 
     @classmethod
     def of(
@@ -213,6 +216,7 @@ class Columns:
             groups=EMPTY,
             limits={metric: self.bounds(metric)},
             labels=None if self.labels is None else self.labels.completed(gaps, value),
+            contents=None,
         )
 
     def take(self, rows: NDArray[Any]) -> Columns:
@@ -228,6 +232,16 @@ class Columns:
             groups={name: [labels[place] for place in places.tolist()] for name, labels in self.groups.items()},
             limits={name: self.bounds(name) for name in self.values},
             labels=None if self.labels is None else self.labels.take(places),
+            contents=None if self.contents is None else self.contents.take(places),
+        )
+
+    def without(self, rows: NDArray[np.bool_]) -> Columns:
+        """Return the same samples with the trials of some of them missing."""
+        return replace(
+            self,
+            outcomes=np.where(rows[:, None], NOT_RUN, self.outcomes).astype(np.int8),
+            values={name: np.where(rows[:, None], np.nan, array) for name, array in self.values.items()},
+            limits={name: self.bounds(name) for name in self.values},
         )
 
     def analysed_prefix(self) -> Columns:

@@ -28,6 +28,7 @@ from fairtrial.analysis.pairing import (
     Pairs,
     SampleChanges,
     Scores,
+    changed_samples,
     changes,
     difference,
     difference_with_missing,
@@ -209,6 +210,7 @@ def _candidate(
         slices=slices,
         flips=Flips(tuple(gained), tuple(lost), change.count("gained"), change.count("lost")),
         warnings=(*about_pairs(one.pairs, metrics, slices, names, share), *about_labels(one.pairs, metrics)),
+        changed=changed_samples(one.pairs.baseline.ids, one.pairs.changed),
     )
     return made, change
 
@@ -275,7 +277,7 @@ def _record(
         failures = count(metric.scores.left_out, "failed trial")
         why = "has no worst value" if lower is not None else "declares no direction and so no worst value"
         notes.append(f"{name} {why}: {failures} could not be counted in it.")
-    if not found.n and (absent := _absent(metric.scores, names)):
+    if not found.n and (absent := _absent(metric.scores, pairs, names)):
         notes = [absent]
     return MetricComparison(
         metric=name,
@@ -336,9 +338,9 @@ def _scored_only(
     )
 
 
-def _absent(scores: Scores, names: tuple[str, str]) -> str | None:
+def _absent(scores: Scores, pairs: Pairs, names: tuple[str, str]) -> str | None:
     """Return why there is no pair: no sample in common, or a side without a value in this metric."""
-    if not scores.candidate.counts.size:
+    if not pairs.matched:
         return "they have no sample in common."
     empty = [not side.counts.any() for side in (scores.candidate, scores.baseline)]
     if all(empty):

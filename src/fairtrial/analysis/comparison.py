@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import batched
 from typing import TYPE_CHECKING, Literal, overload
 
+from fairtrial.analysis.changed_samples import ChangedSamples
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.trials.result import EvalResult
 
@@ -144,7 +145,10 @@ class Flips:
 
 @dataclass(frozen=True, slots=True)
 class CandidateComparison:
-    """One candidate compared with the baseline: `comparison["terse"]["passed"].verdict`."""
+    """One candidate compared with the baseline: `comparison["terse"]["passed"].verdict`.
+
+    `matched` counts the samples that are the same on both sides, `changed` those whose id means something else.
+    """
 
     candidate: Side
     matched: int
@@ -156,6 +160,7 @@ class CandidateComparison:
     flips: Flips
     warnings: tuple[str, ...]
     slice_tests: tuple[SliceTest, ...] = ()
+    changed: ChangedSamples | None = None
 
     @property
     def name(self) -> str:

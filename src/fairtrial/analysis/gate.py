@@ -219,13 +219,13 @@ def _checks(candidate: Columns, pairs: Pairs | None, rules: GateRules) -> Iterat
             both = None
             if pairs is not None:
                 part = paired.get(name)
-                both = pairs.take(np.zeros(pairs.matched, np.bool_) if part is None else part.rows)
+                both = pairs.take(np.zeros(pairs.rows, np.bool_) if part is None else part.rows)
             part_of = candidate.take(here)
             part_of = replace(part_of, planned=part_of.planned + unknown)
             yield from _of(rule, part_of, both, name, _missing(rule, rules))
         if not slices and not paired:
             nobody = candidate.take(np.zeros(len(candidate.ids), np.bool_))
-            none_paired = None if pairs is None else pairs.take(np.zeros(pairs.matched, np.bool_))
+            none_paired = None if pairs is None else pairs.take(np.zeros(pairs.rows, np.bool_))
             yield from _of(rule, nobody, none_paired, f"{rule.by} = {rule.value}", _missing(rule, rules))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fairtrial.analysis.changed_samples import ChangedSamples
 from fairtrial.analysis.comparison import Verdict
 
 
@@ -46,7 +47,8 @@ class LeaderboardEntry:
 class RankedSuite:
     """One suite of a leaderboard: its weight, the samples used, and those left out.
 
-    `left_out` are samples that not every system has, `missing` those without a score of every system.
+    `left_out` are samples that not every system has, `missing` those without a score of every system, and `changed`
+    those of `missing` that are not the same in all runs.
     """
 
     name: str
@@ -54,6 +56,7 @@ class RankedSuite:
     n: int
     left_out: int
     missing: int
+    changed: ChangedSamples | None = None
 
 
 @dataclass(frozen=True, slots=True)

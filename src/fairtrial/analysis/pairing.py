@@ -11,11 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.analysis.anytime import difference_at_any_time
+from fairtrial.analysis.changed_samples import ChangedSamples
 from fairtrial.analysis.columns import Columns, FloatArray, IntArray, take_ids
+from fairtrial.analysis.contents import ChangedContents, compare_contents
 from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, REWARD, SMALLEST_DIFFERENCE, UNIT, VALUE, View, is_verdict
 from fairtrial.analysis.stored_ids import StoredIds
 from fairtrial.frozen import EMPTY
 from fairtrial.stats import Interval, JudgedTrials, PairedDifference, Repeats, corrected_difference, paired_difference
+
+_NAMED = 3  # Changed samples of a kind that are named.
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,10 @@ class SampleChanges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """The common samples of both sides, in the baseline's order, and counts of the others."""
+    """The common samples of both sides, in the baseline's order, and counts of the others.
+
+    Samples that are not the same on both sides (`changed`) are among them, with all of their trials missing.
+    """
 
     candidate: Columns
     baseline: Columns
@@ -156,11 +163,17 @@ class Pairs:
     only_baseline: int
     repeated_ids: int
     planned: int
+    changed: ChangedContents | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of common ids."""
+        return len(self.baseline.ids)
 
     @property
     def matched(self) -> int:
-        """The number of common samples."""
-        return len(self.baseline.ids)
+        """The number of common samples: ids that mean the same on both sides."""
+        return self.rows - (0 if self.changed is None else int(np.count_nonzero(self.changed.any)))
 
     @property
     def missing_share(self) -> float:
@@ -173,31 +186,36 @@ class Pairs:
     def take(self, rows: NDArray[np.bool_]) -> Pairs:
         """Return some of the pairs. Samples that were not run may belong to them; that is not known."""
         labels = None if self.clusters is None else shared_clusters(self.clusters[rows])
-        planned = int(np.count_nonzero(rows)) + self.planned - self.matched
+        planned = int(np.count_nonzero(rows)) + self.planned - self.rows
         candidate, baseline = self.candidate.take(rows), self.baseline.take(rows)
-        return replace(self, candidate=candidate, baseline=baseline, clusters=labels, planned=planned)
+        changed = None if self.changed is None else self.changed.take(rows)
+        return replace(self, candidate=candidate, baseline=baseline, clusters=labels, planned=planned, changed=changed)
 
     def missing_values(self, metric: str) -> int:
         """Count planned pairs with at least one trial without a value in this metric."""
         gaps = self.candidate.gaps(metric).any(axis=1) | self.baseline.gaps(metric).any(axis=1)
-        return int(np.count_nonzero(gaps)) + self.planned - self.matched
+        return int(np.count_nonzero(gaps)) + self.planned - self.rows
 
     def completed(self, metric: str, candidate: float, baseline: float) -> Pairs:
         """Return the pairs with missing values replaced by `candidate` and `baseline`."""
         clusters = self.clusters
         if clusters is not None:
-            extra = np.arange(self.planned - self.matched, dtype=np.intp)
+            extra = np.arange(self.planned - self.rows, dtype=np.intp)
             clusters = np.append(clusters, extra + clusters.max(initial=-1) + 1)
         return replace(
             self,
             candidate=self.candidate.completed(metric, candidate, rows=self.planned),
             baseline=self.baseline.completed(metric, baseline, rows=self.planned),
             clusters=clusters,
+            changed=None,
         )
 
 
 def pair(candidate: Columns, baseline: Columns) -> Pairs:
-    """Join two experiments on sample id; ids that occur twice on a side are left out."""
+    """Join two experiments on sample id; ids that occur twice on a side are left out.
+
+    A sample whose input or expected value is another on the other side is no pair: its trials are missing.
+    """
     repeated = 0
     if _same_ids(candidate.ids, baseline.ids):
         left, right = candidate, baseline
@@ -216,6 +234,7 @@ def pair(candidate: Columns, baseline: Columns) -> Pairs:
     # Of one dataset, what is not among the pairs was not run; of two, it may never have been meant to be. Nor was what
     # lies beyond the samples that a run ended with by its own rule.
     same_plan = bool(baseline.fingerprint) and baseline.fingerprint == candidate.fingerprint
+    (left, right), changed = without_changed([left, right])
     return Pairs(
         left,
         right,
@@ -224,7 +243,31 @@ def pair(candidate: Columns, baseline: Columns) -> Pairs:
         only_baseline,
         repeated,
         min(baseline.planned, candidate.planned) - repeated if same_plan else len(right.ids),
+        changed,
     )
+
+
+def changed_samples(ids: Sequence[str], changed: ChangedContents | None) -> ChangedSamples | None:
+    """Return the samples that are not the same on all sides, with the ids of a few; None if all are."""
+    if changed is None or not changed.any.any():
+        return None
+    counts, names = zip(
+        *((int(np.count_nonzero(mask)), take_ids(ids, np.flatnonzero(mask)[:_NAMED])) for mask in changed.masks),
+        strict=True,
+    )
+    return ChangedSamples(*counts, *map(tuple, names))
+
+
+def without_changed(sides: Sequence[Columns]) -> tuple[Sequence[Columns], ChangedContents | None]:
+    """Return sides with the same ids, the trials of samples that are not the same on all of them missing.
+
+    Sides of one dataset, which its fingerprint tells, and sides whose samples are not known need no look at them.
+    """
+    contents = [side.contents for side in sides if side.contents is not None]
+    if len(contents) < len(sides) or (sides[0].fingerprint and len({side.fingerprint for side in sides}) == 1):
+        return sides, None
+    changed = compare_contents(contents)
+    return ([side.without(changed.any) for side in sides] if changed.any.any() else sides), changed
 
 
 def _same_ids(candidate: Sequence[str], baseline: Sequence[str]) -> bool:

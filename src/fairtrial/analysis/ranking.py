@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fairtrial.analysis.caveats import FEW_PAIRS, MISSING_WARNED, about_runs
+from fairtrial.analysis.caveats import FEW_PAIRS, MISSING_WARNED, about_runs, about_unknown
+from fairtrial.analysis.changed_samples import ChangedSamples
 from fairtrial.analysis.columns import Columns, FloatArray, IntArray
 from fairtrial.analysis.compare import known_metrics, read_sides
 from fairtrial.analysis.comparison import Verdict
@@ -20,7 +21,13 @@ from fairtrial.analysis.leaderboard import (
     SystemPair,
 )
 from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, is_verdict
-from fairtrial.analysis.pairing import ComparisonSettings, range_of, shared_clusters
+from fairtrial.analysis.pairing import (
+    ComparisonSettings,
+    changed_samples,
+    range_of,
+    shared_clusters,
+    without_changed,
+)
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import count, level, mean_text
@@ -150,7 +157,12 @@ def rank_columns(
         weighted_mean([one[place] for one in means], shares, bounds=_common_bounds(parts), level=settings.level)
         for place in range(len(names))
     ]
-    against = {} if ranking.against is None else _differences(ranking.against, ranking, settings, metric, parts, lower)
+    missing = float(np.average([part.missing / (part.n + part.missing) for part in parts], weights=shares))
+    against = (
+        {}
+        if ranking.against is None
+        else _differences(ranking.against, ranking, settings, metric, _common_bounds(parts), missing, lower)
+    )
     entries = [
         _entry(place, name, ranking, overall[place], parts, everything, against.get(place))
         for place, name in enumerate(names)
@@ -165,7 +177,7 @@ def rank_columns(
         n=ranking.n,
         clusters=ranking.clusters,
         suites=tuple(
-            RankedSuite(part.name, share / sum(shares), part.n, part.left_out, part.missing)
+            RankedSuite(part.name, share / sum(shares), part.n, part.left_out, part.missing, part.changed)
             for part, share in zip(parts, shares, strict=True)
         ),
         pairs=tuple(_pairs(ranking.pairs, names)),
@@ -189,6 +201,8 @@ class _Part:
     missing: int
     uncounted: int  # Failures without a value in this metric.
     scored_means: tuple[float | None, ...]
+    changed: ChangedSamples | None
+    unknown: tuple[str, ...]  # A caveat about samples that only ids say to be the same.
 
     @property
     def n(self) -> int:
@@ -217,24 +231,27 @@ class _Part:
         for side in sides:
             where = {one: place for place, one in enumerate(side.ids)}
             joined.append(side.take(np.asarray([where[one] for one in order], dtype=np.intp)))
+        same, changed = without_changed(joined)
         bounds, worst = range_of(sides, metric, settings)
-        counted = [side.scores(metric, "system", worst=worst) for side in joined]
+        counted = [side.scores(metric, "system", worst=worst) for side in same]
         usable = np.all([one.counts > 0 for one in counted], axis=0) if order else np.zeros(0, dtype=np.bool_)
         clusters = next((side.clusters for side in joined if side.clusters is not None), None)
-        scored = [side.scores(metric, "scored") for side in joined]
+        scored = [side.scores(metric, "scored") for side in same]
         return cls(
             name=name,
-            sides=tuple(joined),
+            sides=tuple(same),
             repeats=tuple(one.only(usable) for one in counted),
             clusters=None if clusters is None else shared_clusters(clusters[usable]),
             bounds=bounds,
             left_out=len(union) - len(order) - len(doubles),
             repeated_ids=len(doubles),
             missing=len(order) - int(np.count_nonzero(usable)),
-            uncounted=0 if worst is not None or metric in COSTS else sum(side.count(FAILED) for side in joined),
+            uncounted=0 if worst is not None or metric in COSTS else sum(side.count(FAILED) for side in same),
             scored_means=tuple(
                 float(one.only(one.counts > 0).means.mean()) if one.counts.any() else None for one in scored
             ),
+            changed=changed_samples(order, changed),
+            unknown=tuple(about_unknown(changed)),
         )
 
 
@@ -288,10 +305,16 @@ def _differences(
     ranking: Ranking,
     settings: ComparisonSettings,
     metric: str,
-    parts: Sequence[_Part],
+    bounds: tuple[float, float] | None,
+    missing: float,
     lower: bool,
 ) -> dict[int, BaselineDifference]:
-    matters = settings.matters(metric, _common_bounds(parts))
+    """Return the differences from the baseline; `missing` is the share of the samples without a score of both.
+
+    "As good as" must hold whatever those would have been: they move a mean by their share of the range at most.
+    """
+    matters = settings.matters(metric, bounds)
+    moved = 0.0 if not missing else np.inf if bounds is None else missing * (bounds[1] - bounds[0])
     made = {}
     for place, system in enumerate(found.first.tolist()):
         low, high = float(found.low[place]), float(found.high[place])
@@ -300,7 +323,7 @@ def _differences(
             verdict = "unknown"
         elif low > 0 or high < 0:
             verdict = "better" if (low > 0) is not lower else "worse"
-        elif matters is not None and -matters < low <= high < matters:
+        elif matters is not None and -matters < low - moved <= high + moved < matters:
             verdict = "as good as"
         made[system] = BaselineDifference(
             float(found.differences[place]), _finite(low), _finite(high), float(found.p_values[place]), verdict
@@ -353,6 +376,9 @@ def _warnings(
         if part.left_out:
             samples = count(part.left_out, "sample")
             yield f"{where}{samples} that not every system has are left out; {part.n:,} are used."
+        if part.changed is not None:
+            yield f"{where}{part.changed.remark}"
+        yield from (f"{where}{line}" for line in part.unknown)
         if part.missing:
             share = part.missing / (part.n + part.missing)
             care = ": if they differ from the others, the order is biased" if share > MISSING_WARNED else ""

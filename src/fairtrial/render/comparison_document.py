@@ -140,7 +140,9 @@ def _matched(candidate: CandidateComparison) -> str:
         if left_out
         else "none is on one side only"
     )
-    return f"{formatting.count(candidate.matched, 'sample')} on both sides; {unmatched}"
+    changed = candidate.changed
+    edited = "" if changed is None else f"; {changed.inputs + changed.expected:,} changed between the sides"
+    return f"{formatting.count(candidate.matched, 'sample')} on both sides; {unmatched}{edited}"
 
 
 def _verdicts(comparison: ComparisonRecord, *, detailed: bool) -> Iterator[Conclusion]:

@@ -73,8 +73,9 @@ def compare(
     """Compare one or more candidates with a baseline, sample by sample.
 
     Sides are reports, or experiments of one report: `compare(report["plain"], report["terse"])`. Samples are joined
-    on their id. Task errors and timeouts count as failures of the system; scorer errors, dead letters and trials that
-    were not run are missing, and every verdict is repeated on what was scored on both sides.
+    on their id; one with another input or expected value on the other side is missing. Task errors and timeouts count
+    as failures of the system; scorer errors, dead letters and trials that were not run are missing, and every verdict
+    is repeated on what was scored on both sides.
 
     Args:
         baseline: The report or experiment that the candidates are compared with.

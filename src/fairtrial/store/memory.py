@@ -67,6 +67,7 @@ from fairtrial.store.rows import (
     stored_id,
     text_of,
 )
+from fairtrial.store.sample_hashes import sample_hashes
 from fairtrial.store.totals import MetricSums, SampleSums, TotalsBuilder, analysed_samples, unequal
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
@@ -442,6 +443,12 @@ class MemoryStore(RunStore):
             hashes = {place: row[5] for place, row in self._run(run_id).samples.items() if row[5] is not None}
         counts = Counter(hashes.values())
         return [(place, hashes[place]) for place in sorted(hashes) if counts[hashes[place]] > 1]
+
+    def sample_hashes(self, run_id: str) -> Iterator[tuple[int, int, int]]:
+        """(ordinal, hash of the input, hash of the expected value) of the known samples, ascending."""
+        with self._lock:
+            rows = dict(self._run(run_id).samples)
+        return ((place, *sample_hashes(rows[place][5], rows[place][2], rows[place][3])) for place in sorted(rows))
 
     def session(self, run_id: str, ordinal: int) -> SessionView:
         """The session of a stored result (an empty one if none was kept)."""

@@ -27,6 +27,7 @@ from sqlalchemy import (
 
 from fairtrial.store.protocol import RunRecord, Totals
 from fairtrial.store.rows import SCORED
+from fairtrial.store.sample_hashes import UNKNOWN
 from fairtrial.store.schema import results, samples
 
 DETAILS = ("ordinal", "value", "cost_usd", "reward", "metrics", "verdicts")
@@ -50,8 +51,6 @@ _DETAILED = or_(
     results.c.reward.is_not(None),
     results.c.metrics.is_not(None),
 )
-NO_HASH = -(1 << 63)
-"""Stands for a sample without a hash of its input."""
 _SAMPLE_TEXTS = select(
     func.count(),
     func.count(samples.c.input),
@@ -59,7 +58,7 @@ _SAMPLE_TEXTS = select(
     func.aggregate_strings(cast(samples.c.ordinal, Text), ","),
     func.aggregate_strings(samples.c.id, ""),
     func.aggregate_strings(cast(func.length(samples.c.id), Text), ","),
-    func.aggregate_strings(cast(func.coalesce(samples.c.input_hash, literal(NO_HASH, BigInteger)), Text), ","),
+    func.aggregate_strings(cast(func.coalesce(samples.c.input_hash, literal(UNKNOWN, BigInteger)), Text), ","),
 )
 _STATE = select(func.count(), func.count().filter(results.c.outcome == SCORED), func.sum(results.c.attempt))
 

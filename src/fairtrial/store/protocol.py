@@ -422,6 +422,13 @@ class RunStore(Protocol):
         """
         ...
 
+    def sample_hashes(self, run_id: str) -> Iterator[tuple[int, int, int]]:
+        """Yield (ordinal, hash of the input, hash of the expected value) of the known samples, ascending.
+
+        Equal contents have equal hashes in all stores; `sample_hashes.UNKNOWN` stands for what is not stored.
+        """
+        ...
+
     def session(self, run_id: str, ordinal: int) -> SessionView:
         """Return the session of a stored result (empty if none was stored)."""
         ...

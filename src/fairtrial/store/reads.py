@@ -50,6 +50,7 @@ from fairtrial.store.rows import (
     stored_id,
     text_of,
 )
+from fairtrial.store.sample_hashes import sample_hashes
 from fairtrial.store.schema import blobs, details, labels, results, runs, samples
 from fairtrial.store.totals import MetricSums
 from fairtrial.trials.result import EvalResult, Outcome
@@ -324,6 +325,16 @@ class SqlReads(RunStore):
             if connection.execute(repeated.limit(1)).first() is None:  # The usual case, at half the cost.
                 return []
             return [(row[0], row[1]) for row in connection.execute(query.order_by(samples.c.ordinal))]
+
+    def sample_hashes(self, run_id: str) -> Iterator[tuple[int, int, int]]:
+        """Yield (ordinal, hash of the input, hash of the expected value) of the known samples, ascending."""
+        number, _run = self._run(run_id)
+        content = case((samples.c.input_hash.is_(None), samples.c.input))  # Long inputs are not read.
+        query = select(samples.c.ordinal, samples.c.input_hash, content, samples.c.expected)
+        query = query.where(samples.c.dataset == dataset_of(number))
+        return (
+            (ordinal, *sample_hashes(*texts)) for ordinal, *texts in self._pages(query, samples.c.ordinal, _SLIM_PAGE)
+        )
 
     @property
     def identity(self) -> str:

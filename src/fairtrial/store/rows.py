@@ -7,10 +7,9 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from fairtrial.codec import canonical, decode, dumps
+from fairtrial.codec import decode, dumps
 from fairtrial.codec.encode import compact
 from fairtrial.codec.escape import MARK, escape_text, restore_text
 from fairtrial.data.sample import NOT_GIVEN, Sample
@@ -21,6 +20,7 @@ from fairtrial.session.events import TokenUsage
 from fairtrial.session.views import SessionView
 from fairtrial.store.protocol import METRIC_CODES, RunRecord, RunStore, ScoreRow
 from fairtrial.store.redact import Redactor, refuse_secret
+from fairtrial.store.sample_hashes import input_hash
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome, RedactedPart, ResultSource, Stage
 from fairtrial.types import JSON
@@ -62,7 +62,6 @@ EXTRA_USAGE = (
 REDACTED_PARTS: tuple[RedactedPart, ...] = ("output", "transcript", "error", "reason", "score", "metadata")
 DETAIL_COLUMNS = ("run", "ordinal", "execution", "error", "reason", "score", "metadata", "output", "transcript")
 SAMPLE_COLUMNS = ("ordinal", "id", "input", "expected", "metadata", "input_hash")
-_EMPTY_INPUTS = frozenset(("null", '""', "[]", "{}"))  # Inputs without content.
 
 _quoted = json.encoder.encode_basestring
 
@@ -355,7 +354,7 @@ def sample_row(ordinal: int, sample: Sample[Any, Any], redactor: Redactor) -> tu
     texts = _sample_texts(sample)
     if redactor.has_secrets:
         _refuse_secrets(redactor, texts, sample, ordinal)
-    return (ordinal, *texts, _input_hash(sample.input, texts[1]))
+    return (ordinal, *texts, input_hash(sample.input, texts[1]))
 
 
 type _SampleTexts = tuple[str, str, str | None, str | None]
@@ -379,14 +378,6 @@ def _refuse_secrets(redactor: Redactor, texts: _SampleTexts, sample: Sample[Any,
     shown = repr(sample.id) if redactor.find(texts[0]) is None else f"number {ordinal + 1}"
     for field, text in zip(("id", "input", "expected value", "metadata"), texts, strict=True):
         refuse_secret(redactor, f"the {field} of sample {shown}", text)
-
-
-def _input_hash(value: Any, text: str) -> int | None:
-    """Return a 64-bit hash of the canonical form of an input; None for an empty input."""
-    if text in _EMPTY_INPUTS:
-        return None
-    content = text.encode("utf-8", "surrogatepass") if "{" not in text else canonical(value)
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 
 def refuse_secrets(redactor: Redactor, sample: Sample[Any, Any], ordinal: int) -> None:
