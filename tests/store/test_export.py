@@ -128,11 +128,13 @@ class TestExport:
     def test_text_no_file_takes_is_replaced(self, tmp_path: Path, format: Any) -> None:
         store = open_store("memory:")
         run = store.create_run(run_record())
-        store.commit("r1", [result(run, 0, output="a \ud800 \0 é 😀")], {0: Sample("s0", 1, None, {"k\ud800": "v"})})
+        given = {0: Sample("s0", "plain\0", None, {"k\ud800": "v"})}
+        store.commit("r1", [result(run, 0, output="a \ud800 \0 é 😀")], given)
         path = tmp_path / f"out.{format}"
         export_results(store, "r1", path, format)
         found = rows(path.read_text("utf-8"))[0] if format == "csv" else pq.read_table(path).to_pylist()[0]
         assert found["output"] == "a \ufffd \ufffd é 😀"
+        assert found["input"] == "plain\ufffd"
         assert found["metadata.k\ufffd"] == "v"
 
     def test_a_run_without_results_is_a_header(self, store: RunStore, tmp_path: Path) -> None:

@@ -1,0 +1,141 @@
+CREATE TABLE blobs (
+  sha256 TEXT NOT NULL,
+  size BIGINT NOT NULL,
+  data BYTEA NOT NULL,
+  PRIMARY KEY (sha256)
+);
+
+CREATE TABLE datasets (
+  id SERIAL NOT NULL,
+  fingerprint TEXT NOT NULL,
+  owner INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  version TEXT NOT NULL,
+  size BIGINT NOT NULL,
+  PRIMARY KEY (id),
+  UNIQUE (fingerprint, owner)
+);
+
+CREATE TABLE details (
+  run INTEGER NOT NULL,
+  ordinal BIGINT NOT NULL,
+  execution BIGINT NOT NULL,
+  error TEXT,
+  reason TEXT,
+  score TEXT,
+  metadata TEXT,
+  output TEXT,
+  transcript BYTEA,
+  PRIMARY KEY (run, ordinal, execution)
+);
+
+CREATE TABLE labels (
+  id SERIAL NOT NULL,
+  run INTEGER NOT NULL,
+  experiment TEXT NOT NULL,
+  sample_id TEXT NOT NULL,
+  repeat INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  value TEXT NOT NULL,
+  annotator TEXT NOT NULL,
+  at DOUBLE PRECISION NOT NULL,
+  weight DOUBLE PRECISION DEFAULT '1' NOT NULL,
+  PRIMARY KEY (id)
+);
+
+CREATE INDEX ix_labels_run ON labels (run);
+
+CREATE TABLE meta (
+  name TEXT NOT NULL,
+  value TEXT NOT NULL,
+  PRIMARY KEY (name)
+);
+
+CREATE TABLE results (
+  run INTEGER NOT NULL,
+  ordinal BIGINT NOT NULL,
+  experiment INTEGER NOT NULL,
+  sample BIGINT NOT NULL,
+  repeat INTEGER NOT NULL,
+  outcome SMALLINT NOT NULL,
+  timed SMALLINT NOT NULL,
+  passed SMALLINT,
+  value DOUBLE PRECISION,
+  latency_ms INTEGER NOT NULL,
+  started_at DOUBLE PRECISION NOT NULL,
+  input_tokens INTEGER NOT NULL,
+  output_tokens INTEGER NOT NULL,
+  cached_tokens INTEGER NOT NULL,
+  cost_usd DOUBLE PRECISION,
+  attempt INTEGER NOT NULL,
+  stage SMALLINT,
+  execution BIGINT NOT NULL,
+  metrics TEXT,
+  reward DOUBLE PRECISION,
+  verdicts TEXT,
+  judge_cost_usd DOUBLE PRECISION,
+  cache_hits INTEGER DEFAULT '0' NOT NULL,
+  unpriced_calls INTEGER DEFAULT '0' NOT NULL,
+  unpriced_judge_calls INTEGER DEFAULT '0' NOT NULL,
+  cut_off_calls INTEGER DEFAULT '0' NOT NULL,
+  refused_calls INTEGER DEFAULT '0' NOT NULL,
+  unknown_endings TEXT,
+  reasoning_tokens INTEGER DEFAULT '0' NOT NULL,
+  cache_write_tokens INTEGER DEFAULT '0' NOT NULL,
+  redacted SMALLINT DEFAULT '0' NOT NULL,
+  code SMALLINT DEFAULT '0' NOT NULL,
+  PRIMARY KEY (run, ordinal)
+);
+
+CREATE TABLE runs (
+  id SERIAL NOT NULL,
+  run_id TEXT NOT NULL,
+  suite TEXT NOT NULL,
+  number INTEGER NOT NULL,
+  status TEXT NOT NULL,
+  dataset INTEGER NOT NULL,
+  dataset_name TEXT NOT NULL,
+  dataset_version TEXT NOT NULL,
+  dataset_fingerprint TEXT NOT NULL,
+  dataset_size BIGINT NOT NULL,
+  experiments TEXT NOT NULL,
+  repeats INTEGER NOT NULL,
+  params TEXT NOT NULL,
+  config TEXT NOT NULL,
+  tags TEXT NOT NULL,
+  evaluator TEXT NOT NULL,
+  code_hash TEXT NOT NULL,
+  parent_run TEXT,
+  created_at DOUBLE PRECISION NOT NULL,
+  finished_at DOUBLE PRECISION,
+  notes TEXT NOT NULL,
+  identity TEXT,
+  owner TEXT,
+  epoch INTEGER DEFAULT '0' NOT NULL,
+  heartbeat_at DOUBLE PRECISION,
+  extra_usage SMALLINT DEFAULT '1' NOT NULL,
+  revision BIGINT DEFAULT '0' NOT NULL,
+  PRIMARY KEY (id),
+  UNIQUE (suite, number),
+  UNIQUE (run_id)
+);
+
+CREATE TABLE samples (
+  dataset INTEGER NOT NULL,
+  ordinal BIGINT NOT NULL,
+  id TEXT NOT NULL,
+  input TEXT,
+  expected TEXT,
+  metadata TEXT,
+  input_hash BIGINT,
+  PRIMARY KEY (dataset, ordinal)
+);
+
+CREATE TABLE session_snapshots (
+  id TEXT NOT NULL,
+  saved_at DOUBLE PRECISION NOT NULL,
+  data BYTEA NOT NULL,
+  PRIMARY KEY (id)
+);
+
+CREATE INDEX ix_session_snapshots_saved_at ON session_snapshots (saved_at);
