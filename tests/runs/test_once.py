@@ -53,7 +53,7 @@ async def test_a_key_resumes_its_run_and_a_finished_one_is_not_executed_again() 
 async def test_a_key_of_a_run_that_differs_is_refused_unless_only_the_code_does_and_it_is_forced() -> None:
     store = open_store("memory:")
     ended = await suite(Counting()).run(store=store, once="nightly")
-    with pytest.raises(RunMismatchError, match="has this key and cannot be resumed: its evaluator .* another key"):
+    with pytest.raises(RunMismatchError, match=r"has this key and cannot be resumed: its evaluator .* another key"):
         await suite(Counting(), matches("x")).run(store=store, once="nightly")
     changed = EvalSuite("s", doubles(4), Counting(), exact_match, version="2", config=EvalConfig(max_concurrent=1))
     with pytest.raises(RunMismatchError, match="has this key and cannot be resumed: its code has changed"):
