@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field, make_dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 from fairtrial import Sample, TrialContext
 from fairtrial.codec import to_json
 from fairtrial.errors import CodecError
+from fairtrial.frozen import FrozenDict, FrozenList
 from fairtrial.trials import sample_types
 from fairtrial.trials.sample_types import (
     KnownTypes,
@@ -144,6 +146,28 @@ def test_a_name_that_several_types_fit_is_refused_unless_the_place_decides() -> 
         known.read(["list", "shop:Item"], [{"name": "a"}], "input")
 
 
+def test_an_evaluator_says_by_name_or_by_position_what_output_and_expected_value_are() -> None:
+    one, other = _named("shop", name=str), _named("shop", name=str)
+
+    def by_position(got: Any, wanted: Any) -> bool:
+        return bool(got == wanted)
+
+    def by_name(expected: Any, output: Any) -> bool:
+        return bool(output == expected)
+
+    def alone(got: Any) -> bool:
+        return bool(got)
+
+    by_position.__annotations__ = {"got": one, "wanted": other}
+    by_name.__annotations__ = {"output": one, "expected": other}
+    for judge in (by_position, by_name):
+        known = KnownTypes(evaluator=judge)
+        assert type(known.read("shop:Item", {"name": "a"}, "output")) is one
+        assert type(known.read("shop:Item", {"name": "a"}, "expected")) is other
+    alone.__annotations__ = {"got": one}
+    assert type(KnownTypes(evaluator=alone).read("shop:Item", {"name": "a"}, "output")) is one
+
+
 def test_classes_of_one_name_in_two_modules_are_told_apart() -> None:
     one, other = _named("shop", name=str), _named("stock", name=str)
     known = KnownTypes(input=GenericAlias(list, one), expected=GenericAlias(list, other))
@@ -182,6 +206,11 @@ def test_a_value_that_would_change_its_type_is_refused() -> None:
         ((1, Decimal("1.5")), ["tuple", "", "decimal:Decimal"]),
         (timedelta(seconds=1), "datetime:timedelta"),
         (PurePosixPath("a"), "pathlib:PurePosixPath"),
+        (OrderedDict(a=1), "collections:OrderedDict"),
+        (OrderedDict(a=Colour.RED), ["collections:OrderedDict", "", f"{HERE}:Colour"]),
+        (FrozenDict({1: 2}), ["dict", "int", ""]),
+        (FrozenDict(a=1), ""),
+        (FrozenList([1]), ""),
     ],
 )
 def test_a_name_says_what_a_value_is_made_of(value: Any, name: Any) -> None:
