@@ -206,6 +206,12 @@ class TestResults:
         assert store.snapshot("r1", 0) is None
         assert store.session("r1", 0)[TokenUsage].all() == ()
 
+    def test_a_result_keeps_what_was_redacted_in_it_before(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        store.commit("r1", [result(run, 0, redacted_parts=("transcript", "metadata"))], samples([0]))
+        store.commit("r1", [result(run, 1)])
+        assert [found.redacted_parts for found in store.results("r1")] == [("transcript", "metadata"), ()]
+
     def test_an_encoded_output_is_what_is_stored(self, store: RunStore) -> None:
         run = store.create_run(run_record())
         store.commit("r1", [result(run, 0, output=object(), output_json='{"n":[1,2]}')], samples([0]))
@@ -303,6 +309,9 @@ class TestResults:
         for end in range(2, len(whole)):
             assert "ab\n\U0001f600".startswith(preview_text(whole[:end], 4)), end
         assert preview_text(whole, 4) == "ab\n\U0001f600"
+
+    def test_a_text_that_is_no_json_is_shown_as_it_is(self) -> None:
+        assert preview_text('"a\\q and more of the text', 9) == "a\\q and m"
 
     def test_a_result_that_is_not_there_is_an_error(self, store: RunStore) -> None:
         store.create_run(run_record())
@@ -606,6 +615,23 @@ class TestProgress:
         store.create_run(run_record(size=0))
         assert store.done("r1") == bytearray()
 
+    def test_code_versions_are_those_of_executed_trials(self, store: RunStore) -> None:
+        run = store.create_run(run_record())
+        assert list(store.codes("r1")) == []
+        batch = [result(run, 0, code=3), result(run, 1, "timeout"), result(run, 2, "not_run", code=5)]
+        store.commit("r1", [*batch, result(run, 3, code=3)], samples([0]))
+        assert list(store.codes("r1")) == [0, 3]
+
+    def test_inputs_that_occur_more_than_once_are_found(self, store: RunStore) -> None:
+        store.create_run(run_record())
+        inputs = ["a", "b", "a", "c", "", "", "d", "b", "a"]
+        store.commit("r1", (), {place: Sample(f"s{place}", given) for place, given in enumerate(inputs[:2])})
+        assert list(store.repeated_inputs("r1")) == []
+        store.commit("r1", (), {place: Sample(f"s{place}", given) for place, given in enumerate(inputs)})
+        found = dict(store.repeated_inputs("r1"))
+        assert list(found) == [0, 1, 2, 7, 8]  # An input without content is like no other.
+        assert found[0] == found[2] == found[8] != found[1] == found[7]
+
     def test_ordinals_by_outcome_ascend(self, store: RunStore) -> None:
         run = store.create_run(run_record())
         given: list[tuple[int, Outcome]] = [(9, "timeout"), (1, "scorer_error"), (4, "scored"), (0, "timeout")]
@@ -706,6 +732,26 @@ class TestTotals:
         for means in (whole.sample_means, group.sample_means):
             assert means is not None
             assert (means.pass_rate, means.mean_score, means.pass_rate_all) == (0.75, 0.75, 0.5)
+
+    @pytest.mark.parametrize("repeats", [1, 2])
+    def test_means_of_a_run_that_stopped_are_of_the_samples_on_which_it_decided(
+        self, store: RunStore, repeats: int
+    ) -> None:
+        note = {
+            "stopped": True, "reason": "enough", "rule": {"narrower_than": 0.1}, "samples": 2, "planned": 4,
+            "beyond": 2, "experiments": {}, "pair": None,
+        }  # fmt: skip
+        made = run_record(size=4, experiments=("baseline",), repeats=repeats, notes={"adaptive": note})
+        run = store.create_run(made)
+        values = [1.0, 0.0, 1.0, 1.0]
+        batch = [result(run, place * repeats, score=Score(value)) for place, value in enumerate(values)]
+        topics = ["a", "b", "b", "c"]
+        store.commit("r1", batch, {place: sample(place, topic=topic) for place, topic in enumerate(topics)})
+        (whole,) = store.totals("r1")
+        assert (whole.outcomes["scored"], whole.passed) == (4, 3)
+        means = {topic: one.sample_means for topic, one in store.group_totals("r1", "topic")} | {"": whole.sample_means}
+        rates = {topic: None if one is None else one.pass_rate for topic, one in means.items()}
+        assert rates == {"a": 1.0, "b": 0.0, "c": None, "": 0.5}
 
     def test_metric_means_are_over_scored_trials(self, store: RunStore) -> None:
         run = store.create_run(run_record())

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -26,7 +27,7 @@ from fairtrial.errors import (
 from fairtrial.store import RunStore, default_store, engine, open_store, postgres_options, schema
 from fairtrial.store.engine import translated
 from fairtrial.store.memory import MemoryStore
-from fairtrial.store.open import migrate_store
+from fairtrial.store.open import find_database, migrate_store
 from fairtrial.store.sql import SqlStore
 from tests.servers import PgBouncer, PostgresServer, free_port
 from tests.store.build import result, run_record, samples
@@ -80,6 +81,11 @@ class TestAddresses:
         with pytest.raises(ConfigurationError, match="invalid store URL") as raised:
             open_store(where)
         assert "secret" not in str(raised.value)
+
+    def test_an_address_leads_to_a_file_a_database_or_nothing(self) -> None:
+        assert find_database("memory:") is None
+        assert find_database("sqlite:///runs.db") == find_database("runs.db") == Path("runs.db")
+        assert find_database("postgres://db/evals") == "postgresql://db/evals"
 
     def test_a_broken_postgresql_url_is_refused_without_repeating_it(self) -> None:
         with pytest.raises(ConfigurationError, match="invalid database URL") as raised:
@@ -142,6 +148,37 @@ class TestFiles:
         with pytest.raises(StoreError, match="not a database"):
             open_store(path)
         assert path.read_text().startswith("my notes")
+
+    def test_a_new_file_that_another_process_prepares_is_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Opener
+    ) -> None:
+        path = tmp_path / "runs.db"
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            waited: list[float] = []
+
+            def wait(seconds: float) -> None:
+                waited.append(seconds)
+                if len(waited) == 3:
+                    other.execute("COMMIT")
+
+            other.execute("BEGIN EXCLUSIVE")
+            monkeypatch.setattr(engine, "time", SimpleNamespace(sleep=wait, monotonic=lambda: len(waited) / 64))
+            monkeypatch.setattr(engine, "_BUSY_SECONDS", 3 / 64)
+            opened(str(path)).create_run(run_record())
+            assert waited == [0.01] * 3
+
+    def test_a_new_file_is_not_waited_for_longer_than_for_a_lock(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waited: list[float] = []
+        clock = SimpleNamespace(sleep=waited.append, monotonic=lambda: len(waited) / 64)
+        with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            monkeypatch.setattr(engine, "time", clock)
+            monkeypatch.setattr(engine, "_BUSY_SECONDS", 3 / 64)
+            with pytest.raises(StoreUnavailableError, match="locked"):
+                open_store(tmp_path / "runs.db")
+        assert len(waited) == 4  # The time is not over while it ends.
 
     def test_a_locked_file_is_unavailable_rather_than_broken(self) -> None:
         with pytest.raises(StoreUnavailableError), translated():

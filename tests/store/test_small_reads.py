@@ -128,6 +128,8 @@ def test_a_number_that_most_runs_do_not_have_is_added_up_alone(name: str, tmp_pa
     (totals,) = (found for found in store.totals("r1") if sum(found.outcomes.values()))
     counted = totals.unknown_endings.get("weird", 0) if name == "unknown_endings" else getattr(totals, name)
     assert counted == 3
+    (grouped,) = (found for _, found in store.group_totals("r1", "topic"))
+    assert grouped == totals
     store.close()
 
 

@@ -185,6 +185,31 @@ def test_nobody_executes_the_runs_of_a_backup(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_backup_needs_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = sql(open_store(tmp_path / "runs.db"))
+    fill(store, "r1", 2)
+
+    def refuse(_source: object, _target: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store.backup(tmp_path / "backup.db")
+    store.close()
+    copy = open_store(tmp_path / "backup.db")
+    assert copy.get_run("r1").suite == "support"
+    copy.close()
+    assert sorted(found.name for found in tmp_path.glob("*.db")) == ["backup.db", "runs.db"]
+
+
+def test_a_store_tells_how_many_results_its_runs_have(tmp_path: Path) -> None:
+    store = sql(open_store(tmp_path / "runs.db"))
+    for run_id, trials in (("r1", 2), ("r2", 3)):
+        fill(store, run_id, trials)
+    store.create_run(run_record("empty"))
+    assert store.result_counts() == {"r1": 2, "r2": 3}
+    store.close()
+
+
 def test_a_backup_replaces_no_file_and_a_damaged_store_is_not_backed_up(tmp_path: Path) -> None:
     store = sql(open_store(tmp_path / "runs.db"))
     fill(store, "r1", 4)

@@ -112,10 +112,8 @@ class Encoder:
 
     def search_ids(self, results: Sequence[EvalResult]) -> None:
         """Search the ids of all results for secrets at once; each is searched by itself only if that finds one."""
-        try:
+        with suppress(AttributeError, TypeError):  # Something is no result: `entry` refuses it.
             self._ids_are_clean = self._redactor.find("\n".join(result.key[2] for result in results)) is None
-        except (AttributeError, TypeError):
-            self._ids_are_clean = False  # Something is no result: `entry` refuses it.
 
     def entry(self, result: EvalResult) -> Entry:
         """Return the rows of one result or, if it cannot be stored, of the error that replaces it.
