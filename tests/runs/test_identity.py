@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from fairtrial.judging import llm_judge
 from fairtrial.models import ScriptedAdapter
 from fairtrial.runs.callables import describe
 from fairtrial.runs.code import project_root
-from fairtrial.runs.identity import evaluator_digest, identify
+from fairtrial.runs.identity import RunIdentity, describe_run, evaluator_digest, find_differences, identify
+from fairtrial.store.protocol import RunRecord
 
 
 def typed_in(code: str, **names: Any) -> Any:
@@ -260,3 +261,69 @@ def test_a_resumed_run_does_not_mix_two_evaluators_typed_into_a_console(tmp_path
     assert first.startswith('True lenient 4 ["started run'), done.stderr
     assert "its evaluator was strict, now lenient" in first
     assert second == "True 4"
+
+
+def record(**changes: Any) -> RunRecord:
+    """A run with an identity of which some facts are others."""
+    request = EvalSuite("s", Dataset.of({1: 1}, name="d"), abs, exact_match, version="1").prepared()
+    identity = replace(
+        identify(request), **{"packages": {"numpy": "1.0"}, "parts": {"a.py": "1", "b.py": "1"}, **changes}
+    )
+    return describe_run(identity, request.experiments, request.config, tags={"team": "search"})
+
+
+def differences(**changes: Any) -> list[tuple[str, str]]:
+    return [(each.part, each.text) for each in find_differences(record(), record(**changes))]
+
+
+def test_versions_of_packages_are_a_difference_only_if_they_are_compared_strictly() -> None:
+    newer = {"numpy": "2.0", "yaml": "6"}
+    assert differences() == differences(packages=newer) == differences(strict_packages=True) == []
+    assert differences(packages=newer, strict_packages=True) == [
+        ("packages", "its packages were numpy 1.0, now 2.0; yaml not imported, now 6 (strict_packages)")
+    ]
+    unknown = find_differences(record(packages={}), record(packages=newer, strict_packages=True))
+    assert unknown == []  # Nothing was recorded.
+    two = find_differences(record(packages={"numpy": "1.0, 2.0"}), record(packages=newer, strict_packages=True))
+    assert [each.text for each in two] == ["its packages were yaml not imported, now 6 (strict_packages)"]
+    prints = [
+        RunIdentity.read(record(packages=packages, strict_packages=strict).identity or {}).fingerprint
+        for packages in ({"numpy": "1.0"}, newer)
+        for strict in (False, True)
+    ]
+    assert prints[0] == prints[2]
+    assert len(set(prints)) == 3
+    assert {len(each) for each in prints} == {32}
+
+
+def test_changed_code_is_named_by_its_parts() -> None:
+    changed = {"a.py": "1", "b.py": "2", "c.py": "1"}
+    assert differences(parts=changed) == []
+    assert differences(parts=changed, code=("x",)) == [("code", "its code has changed (b.py, c.py)")]
+    assert differences(parts={}, code=("x",)) == [("code", "its code has changed")]
+    seven = {f"{place}.py": "1" for place in range(5)}
+    assert differences(parts=seven, code=("x",))[0][1].endswith("(0.py, 1.py, 2.py, 3.py, 4.py, a.py and 1 more)")
+    six = {f"{place}.py": "1" for place in range(4)}
+    assert differences(parts=six, code=("x",))[0][1].endswith("(0.py, 1.py, 2.py, 3.py, a.py, b.py)")
+
+
+def test_another_evaluator_is_named_with_what_changed_in_it() -> None:
+    changed = {"a.py": "1", "b.py": "2"}
+    same = record().identity or {}
+    assert differences(evaluator=("other", "x")) == [("evaluator", "its evaluator was exact_match, now other")]
+    assert differences(evaluator=("exact_match", "x"), parts=changed) == [
+        ("evaluator", "its evaluator exact_match has changed (b.py)")
+    ]
+    assert differences(evaluator=("exact_match", "x"), parts=changed, code=("x",)) == [
+        ("evaluator", "its evaluator exact_match has changed"),
+        ("code", "its code has changed (b.py)"),
+    ]
+    assert same["format"] == 1
+
+
+def test_the_record_of_a_run_has_what_identifies_it() -> None:
+    run = record()
+    assert (run.suite, run.dataset_name, run.dataset_size, run.experiments) == ("s", "d", 1, ("baseline",))
+    assert (run.repeats, run.evaluator, dict(run.tags), len(run.run_id)) == (1, "exact_match", {"team": "search"}, 12)
+    assert run.noted.once is None
+    assert run.created_at > 0

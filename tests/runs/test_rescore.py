@@ -18,8 +18,10 @@ from fairtrial import (
     EvalContext,
     EvalSuite,
     Experiment,
+    PromptExecuted,
     Sample,
     Score,
+    TokenUsage,
     TrialContext,
     current_trial,
     exact_match,
@@ -211,6 +213,31 @@ class TestResuming:
         assert sorted(scored) == [1, 2]
         fourth = await suite.rescore(first.run_id, judge, store=store)
         assert fourth.run_id != third.run_id
+
+    async def test_a_repeated_scoring_keeps_the_cost_of_the_one_that_failed(self) -> None:
+        down = threading.Event()
+        down.set()
+
+        async def judge(output: int, expected: int) -> bool:
+            cost = None if output == 2 else 1.0 if down.is_set() else 0.25
+            current_trial().session.record(PromptExecuted(usage=TokenUsage(1, 1, cost_usd=cost)), actor="judge")
+            if down.is_set():
+                raise RuntimeError("the judge is down")
+            return True
+
+        store = open_store("memory:")
+        suite = EvalSuite("s", numbers(3), same, exact_match, version="1")
+        first = await suite.run(store=store)
+        failed = await suite.rescore(first.run_id, judge, store=store)
+        assert [result.judge_cost_usd for result in failed.results] == [1.0, 1.0, None]
+        down.clear()
+        again = await suite.rescore(first.run_id, judge, store=store)
+        assert (again.run_id, again.pass_rate_all) == (failed.run_id, 1.0)
+        assert [(result.judge_cost_usd, result.unpriced_judge_calls) for result in again.results] == [
+            (1.25, 0),
+            (1.25, 0),
+            (None, 2),
+        ]
 
     async def test_an_interrupted_rescoring_goes_on_where_it_stopped(self) -> None:
         scored: list[int] = []

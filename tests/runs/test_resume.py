@@ -192,6 +192,32 @@ async def test_a_run_stored_without_an_identity_is_resumed_by_what_is_known_of_i
     assert fresh.run_id != "oldest"
 
 
+async def test_a_run_without_an_identity_notes_that_its_code_has_changed() -> None:
+    store = open_store("memory:")
+    old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING, version="1").run(store=store)
+    for run_id in ("older", "oldest"):
+        store.create_run(replace(store.get_run(old.run_id), run_id=run_id, identity=None))
+    same = await EvalSuite("s", doubles(8), Counting(), exact_match, version="1").run(store=store, run_id="older")
+    forced = EvalSuite("s", doubles(8), Counting(), exact_match, version="2")
+    changed = await forced.run(store=store, run_id="oldest", force=True)
+    assert (same.run.noted.code_changed, changed.run.noted.code_changed) == (False, True)
+    assert {result.code for result in changed.results} == {0}
+
+
+async def test_an_imported_run_is_passed_over_and_a_rescoring_is_not_resumed() -> None:
+    store = open_store("memory:")
+    suite = EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING, version="1")
+    old = await suite.run(store=store)
+    store.create_run(replace(store.get_run(old.run_id), run_id="imported", notes={"imported": {}}))
+    assert store.get_run("imported").imported
+    task = Counting()
+    resumed = await EvalSuite("s", doubles(8), task, exact_match, version="1").run(store=store)
+    assert (resumed.run_id, sorted(task.calls)) == (old.run_id, [3, 4, 5, 6, 7])
+    rescored = await suite.rescore(old.run_id, store=store)
+    with pytest.raises(RunMismatchError, match=f"is a rescoring of run {old.run_id}. Resume it with rescore"):
+        await suite.run(store=store, run_id=rescored.run_id)
+
+
 async def test_a_run_of_another_suite_is_not_resumed() -> None:
     store = open_store("memory:")
     old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING).run(store=store)

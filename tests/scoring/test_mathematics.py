@@ -84,6 +84,24 @@ def test_decimals_decide_how_close_floating_point_numbers_must_be() -> None:
     assert not math_equal(decimals=6)("3.14159", "3.1416").passed
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_floating_point_numbers_are_compared_to_six_decimals() -> None:
+    assert math_equal()("0.1234561", "0.1234564").passed
+    assert not math_equal(decimals=7)("0.1234561", "0.1234564").passed
+    assert not math_equal()("0.123456", "0.123457").passed
+    assert math_equal(decimals=0)("7", "7").passed
+    assert math_equal(decimals=15)("7", "7").passed
+    with pytest.raises(ConfigurationError, match=r"must be from 0 to 15 \(got 16\)"):
+        math_equal(decimals=16)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("output", ["2\\sqrt{2}", " 2\\sqrt{2}\n", "$2\\sqrt{2}$", "It is:\n$2\\sqrt{2}$\n"])
+def test_a_line_that_is_nothing_but_latex_needs_no_delimiters(output: str) -> None:
+    assert math_equal()(output, "\\sqrt{8}").passed
+    assert not math_equal()(output, "2").passed
+
+
 def run_of(rows: list[tuple[str, Any]], seconds: float) -> dict[str, EvalResult]:
     samples = Dataset([Sample(f"q{n}", text, right) for n, (text, right) in enumerate(rows)], name="sums")
     config = EvalConfig(timeout_seconds=seconds, max_concurrent=1)

@@ -243,6 +243,16 @@ def test_every_built_in_evaluator_is_tried() -> None:
     assert list(documented()) == list(MADE)
 
 
+def test_evaluators_that_compute_little_are_called_on_the_event_loop_and_slow_ones_are_not() -> None:
+    marks = {name: marks_of(make()) for name, (make, _, _) in MADE.items()}
+    assert {name for name, mark in marks.items() if mark.inline} == {
+        "exact_match", "contains", "one_of", "matches", "fuzzy_match", "within_tolerance", "json_subset", "json_schema",
+        "json_diff", "multiple_choice", "squad", "tool_called", "tool_not_called", "tool_call_count",
+        "all_tools_succeeded", "token_usage_under", "slice_contains", "tool_calls_match", "tool_schema_accuracy",
+    }  # fmt: skip
+    assert {name for name, mark in marks.items() if mark.isolate} == {"math_equal"}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_evaluator_gives_what_the_documentation_says(name: str) -> None:
     assert score(name) not in ("0", "error")  # What is varied below is what decides.

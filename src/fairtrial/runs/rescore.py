@@ -20,7 +20,7 @@ from fairtrial.runs.costs import check_prices
 from fairtrial.runs.identity import ResumedRun, RunIdentity, identify
 from fairtrial.runs.plan import PlannedTrial, StoredTrials, TrialFeed
 from fairtrial.runs.request import RunRequest
-from fairtrial.runs.retries import STORED_PAGE, score_stored
+from fairtrial.runs.retries import STORED_PAGE, judge_costs, score_stored
 from fairtrial.runs.runner import (
     Interrupt,
     OpenRun,
@@ -195,12 +195,12 @@ class _RescoredTrials:
             return replace(stored, key=trial.key, source=None)
         result = await score_stored(self._rules, trial)
         failed = self._failed.get(trial.ordinal)
-        if failed is None or (failed.judge_cost_usd is None and not failed.unpriced_judge_calls):
+        if failed is None:
             return result
         # The judge calls of the failed scoring were paid for too.
         return replace(
             result,
-            judge_cost_usd=(failed.judge_cost_usd or 0.0) + (result.judge_cost_usd or 0.0),
+            judge_cost_usd=judge_costs(failed, result),
             unpriced_judge_calls=failed.unpriced_judge_calls + result.unpriced_judge_calls,
         )
 

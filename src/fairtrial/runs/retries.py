@@ -69,11 +69,10 @@ class RetrySet:
         stored = self._earlier.get(result.ordinal)
         if stored is None or result.ordinal in self.to_score:
             return result  # A rescored trial keeps its session with all its calls.
-        judges = [cost for cost in (stored.judge_cost_usd, result.judge_cost_usd) if cost is not None]
         return replace(
             result,
             usage=stored.usage + result.usage,
-            judge_cost_usd=sum(judges) if judges else None,
+            judge_cost_usd=judge_costs(stored, result),
             cache_hits=stored.cache_hits + result.cache_hits,
             unpriced_calls=stored.unpriced_calls + result.unpriced_calls,
             unpriced_judge_calls=stored.unpriced_judge_calls + result.unpriced_judge_calls,
@@ -143,6 +142,12 @@ async def score_stored(rules: TrialRules, trial: PlannedTrial) -> EvalResult:
         restore_session(stored.snapshot) if stored.snapshot is not None else None,
         attempt=trial.attempt,
     )
+
+
+def judge_costs(*results: EvalResult) -> float | None:
+    """Return what the judges of several executions cost together; None if no cost is known."""
+    known = [result.judge_cost_usd for result in results if result.judge_cost_usd is not None]
+    return sum(known) if known else None
 
 
 def altered_input(stored: EvalResult) -> str | None:

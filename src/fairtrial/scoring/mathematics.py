@@ -50,7 +50,7 @@ def math_equal(*, decimals: int = 6) -> Callable[[object, object], Score]:
                 )
             if len(text) > _LONGEST:
                 raise ValueError(f"math_equal reads outputs of up to {_LONGEST:,} characters (got {len(text):,})")
-            answer = parse(_as_latex(text) if "\n" not in text else text, parsing_timeout=None)
+            answer = parse(_as_latex(text), parsing_timeout=None)
             passed = bool(answer) and bool(verify(gold, answer, float_rounding=decimals, timeout_seconds=None))
         extracted = Metric("extracted", float(bool(answer)), higher_is_better=True)
         if passed:
@@ -62,6 +62,7 @@ def math_equal(*, decimals: int = 6) -> Callable[[object, object], Score]:
 
 
 def _as_latex(text: str) -> str:
-    """Mark a text that is nothing but LaTeX as such: it is not recognised without its delimiters."""
-    bare = "\\" in text and not any(mark in text for mark in ("$", "\\boxed", "\\[", "\\("))
-    return f"${text.strip()}$" if bare else text
+    """Mark a line that is nothing but LaTeX as such: it is not recognised without its delimiters."""
+    line = text.strip()
+    bare = "\\" in line and not any(mark in line for mark in ("\n", "$", "\\boxed", "\\[", "\\("))
+    return f"${line}$" if bare else text
