@@ -116,7 +116,8 @@ class TestSelections:
             assert row["passed"] == (None if one.score is None else one.score.passed)
             assert row["metric:a"] == (None if one.score is None else one.score.metrics[0].value)
             assert row["meta:topic"] == one.sample.metadata.get("topic")
-            assert row["latency_ms"] == one.latency_ms
+            assert (row["latency_ms"], type(row["latency_ms"])) == (one.latency_ms, int)
+            assert repr(row["score"]) == repr(None if one.score is None else one.score.value)
         assert columns.sample_id(17) == "s17"
         assert columns.sample_id(999) == ""
 
