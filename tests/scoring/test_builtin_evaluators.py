@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from fairtrial import (
 from fairtrial.errors import NothingToScoreError
 from fairtrial.scoring import resolve
 from fairtrial.scoring.evaluator import marks_of
+from fairtrial.scoring.json_difference import json_diff
 from fairtrial.testing import session_of
 
 
@@ -156,6 +158,14 @@ class TestNumbers:
         for reference in (None, "x", float("nan"), float("inf"), True):
             with pytest.raises(TypeError, match="must be a finite number"):
                 close(3, reference)
+
+    @pytest.mark.parametrize("make", [within_tolerance, lambda tolerance: json_diff(tolerance=tolerance)])
+    def test_rounding_errors_do_not_count_and_four_steps_are_rounding(self, make: Any) -> None:
+        assert make(0.1)(0.8, 0.7).passed  # 0.8 - 0.7 is a little more than 0.1 in floating point.
+        assert make(0.5)(1.5 + 4 * math.ulp(1.5), 1.0).passed
+        assert not make(0.5)(1.5 + 5 * math.ulp(1.5), 1.0).passed
+        assert not make(0)(0.1 + 0.2, 0.3).passed
+        assert not make(1)(10**400, 3).passed
 
     @pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf")])
     def test_a_tolerance_is_a_finite_number(self, tolerance: float) -> None:

@@ -35,7 +35,7 @@ from fairtrial import (
 )
 from fairtrial.judging import panel
 from fairtrial.scoring import Case, resolve
-from fairtrial.scoring.evaluator import KNOWN_NAMES, OffloadedCall, form_of, marks_of
+from fairtrial.scoring.evaluator import KNOWN_NAMES, OffloadedCall, Scorer, form_of, marks_of
 from fairtrial.testing import session_of
 
 SAMPLE = Sample("s1", "2+2?", "4", {"level": 1})
@@ -260,7 +260,20 @@ def test_an_explicit_marker_overrides_what_the_parameters_show() -> None:
     def keywords(sample: Any, output: Any, **rest: Any) -> bool:
         return isinstance(rest["context"], EvalContext)
 
-    for fn in (optional, unnamed, misleading, keywords, Judge().marked, functools.partial(optional)):
+    @evaluator(form="session")
+    def by_keyword(a: Any, b: Any, limit: int = 3, *, session: Any) -> bool:
+        return (a, b, limit) == ("4", "4", 3) and isinstance(session, SessionView)
+
+    @evaluator(form="session")
+    def fourth(a: Any, b: Any, limit: int = 3, session: Any = None) -> bool:
+        return (a, b, limit) == ("4", "4", 3) and isinstance(session, SessionView)
+
+    @evaluator(form="plain")
+    def no_session(a: Any, b: Any, *, session: Any = None) -> bool:
+        return (a, b, session) == ("4", "4", None)
+
+    marked = (optional, unnamed, misleading, keywords, by_keyword, fourth, no_session, Judge().marked)
+    for fn in (*marked, functools.partial(optional)):
         assert score_of(fn).passed
     assert resolve(Judge().marked).name == "marked"
     assert optional(1, 2, SESSION)
@@ -555,8 +568,8 @@ def test_evaluators_are_plain_functions() -> None:
 
 
 def test_the_base_of_scorers_scores_nothing() -> None:
-    from fairtrial.scoring import Scorer
-
+    base = Scorer()
+    assert (base.needs_adapter, base.needs_expected, base.function) == (False, False, None)
     with pytest.raises(NotImplementedError):
         Scorer().score_now(case())
     with pytest.raises(NotImplementedError):

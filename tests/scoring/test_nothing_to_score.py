@@ -253,6 +253,15 @@ def test_evaluators_that_compute_little_are_called_on_the_event_loop_and_slow_on
     assert {name for name, mark in marks.items() if mark.isolate} == {"math_equal"}
 
 
+def test_evaluators_that_compare_with_the_expected_value_say_so() -> None:
+    assert {name for name, (make, _, _) in MADE.items() if resolve(make()).needs_expected} == {
+        "bleu", "chrf", "contains", "exact_match", "fuzzy_match", "json_diff", "json_subset", "matches", "math_equal",
+        "multiple_choice", "one_of", "rouge", "squad", "tool_calls_match", "within_tolerance",
+    }  # fmt: skip
+    assert not marks_of(fairtrial.matches("x")).needs_expected
+    assert not resolve(fairtrial.tool_calls_match(["search"])).needs_expected
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_evaluator_gives_what_the_documentation_says(name: str) -> None:
     assert score(name) not in ("0", "error")  # What is varied below is what decides.

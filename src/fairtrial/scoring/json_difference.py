@@ -12,6 +12,7 @@ from fairtrial.codec import to_json
 from fairtrial.errors import CodecError, ConfigurationError, NothingToScoreError
 from fairtrial.frozen import EMPTY
 from fairtrial.scoring.evaluator import evaluator
+from fairtrial.scoring.numeric import is_within
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.scoring.structure import as_json, same_json
 
@@ -80,13 +81,7 @@ class _Rules:
     def _same(self, output: Any, expected: Any, tolerance: float | None) -> bool:
         if _is_number(output) and _is_number(expected):
             allowed = self.tolerance if tolerance is None else tolerance
-            if not allowed:
-                return bool(output == expected)
-            if self.relative:
-                allowed *= abs(expected)
-            # Rounding errors do not count: 0.3 is within 0.1 of 0.2.
-            rounding = 4 * math.ulp(max(abs(float(output)), abs(float(expected))))
-            return bool(abs(output - expected) <= allowed + rounding)
+            return is_within(output, expected, allowed * abs(expected) if self.relative else allowed)
         return same_json(output, expected)
 
     def _aligned(self, output: list[Any], expected: list[Any], path: str) -> list[Any]:
