@@ -11,8 +11,8 @@ import pytest
 from fairtrial import Dataset, EvalConfig, EvalSuite, Experiment, Metric, Score, StopWhen, TokenUsage, TrialContext
 from fairtrial.render.json_record import as_text
 from fairtrial.stats import (
+    BettingMartingale,
     Interval,
-    betabinom_sequence,
     mean_interval,
     mean_pass_at_k,
     quantile_interval,
@@ -189,7 +189,7 @@ def adaptive_report() -> Any:
     config = EvalConfig(stop_when=StopWhen(decides=("bad", "good"), every=10, shuffle=False), max_concurrent=1)
 
     def judge(output: int, expected: int) -> Score:
-        return Score(float(output == expected), metrics=[Metric("brevity", 0.3 + 0.01 * (expected % 7))])
+        return Score(float(output == expected), metrics=[Metric("words", 3 + expected % 7)])
 
     numbers = Dataset.of({number: number for number in range(500)}, name="numbers")
     experiments = [Experiment("bad"), Experiment("good")]
@@ -204,13 +204,13 @@ def test_a_run_that_stopped_by_itself_is_said_to_have_and_has_the_interval_that_
     assert 10 <= looked < 100
     part = report["bad"]
     passed = -(-looked // 3)
-    expected = betabinom_sequence(passed, looked)
+    expected = BettingMartingale([1.0] * passed + [0.0] * (looked - passed)).interval()
     for interval in (part.pass_rate_interval, part.pass_rate_all_interval, part.mean_score_interval):
         assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
         assert "sequence" in interval.method
     found = {estimate.name: estimate for estimate in part.estimates}
     assert (found["pass_rate"].n, found["pass_rate"].value) == (looked, passed / looked)
-    assert (found["brevity"].low, found["brevity"].n) == (None, looked)
+    assert (found["words"].low, found["words"].n) == (None, looked)
     quantile = next(one for one in part.figures.per_trial if one.name == "median:latency_ms")
     assert (quantile.low, quantile.high, quantile.n) == (None, None, looked)
     assert quantile.note is not None
@@ -218,7 +218,7 @@ def test_a_run_that_stopped_by_itself_is_said_to_have_and_has_the_interval_that_
     text = " ".join(str(report).split())
     assert "The run stopped by its own rule" in text
     assert re.search(r"good is better than bad: \+\d+\.\d points \([+-]\d+\.\d to \+\d+\.\d points\)", text)
-    assert "have an interval that allows for it. (brevity)" in text
+    assert "have an interval that allows for it. Declare bounds. (words)" in text
     for rendered in (report.to_markdown(), report.to_html()):
         assert "The run stopped by its own rule" in rendered
     record = report.to_json()["experiments"][0]

@@ -22,6 +22,7 @@ from fairtrial import (
     Score,
     StopWhen,
     TrialContext,
+    compare,
     exact_match,
     open_store,
     stats,
@@ -173,11 +174,14 @@ class TestPrefixes:
     def test_pairs_that_were_not_scored_count_against_the_leader(self) -> None:
         adaptive = Adaptive(replace(DECIDE, every=1), plan(60, "baseline", "terse"))
         for index in range(60):
-            adaptive.take(2 * index, FAILED if index % 2 else ERROR)
+            adaptive.take(2 * index, MISSING if index < 4 else FAILED if index % 2 else ERROR)
             adaptive.take(2 * index + 1, MISSING if index < 4 else PASSED)
         note = adaptive.note(120).to_json()["pair"]
         assert (note["missing"], note["losses"], note["verdict"]) == (4, 0, "better")
-        assert note["e_value"] == stats.eprocess_pairs(note["wins"], 4)
+        known = [1.0] * note["wins"]
+        martingale = stats.BettingMartingale(known + [-1.0] * 4, known + [1.0] * 4, bounds=(-1, 1))
+        assert note["e_value"] == pytest.approx(martingale.capital(0.0))
+        assert (note["low"], note["high"]) == (martingale.interval().low, martingale.interval().high)
         assert note["wins"] > 8  # Without the four, 8 wins would have been enough.
 
     def test_nothing_is_decided_about_systems_that_are_alike(self) -> None:
@@ -201,8 +205,8 @@ class TestPrefixes:
         assert note["experiments"]["terse"]["estimate"] is None
         assert note["pair"]["estimate"] is None
         assert (note["experiments"]["terse"]["low"], note["experiments"]["terse"]["high"]) == (
-            stats.betabinom_sequence(0, 1).low,
-            stats.betabinom_sequence(1, 1).high,
+            0.0,
+            1.0,
         )
 
     def test_stored_results_are_read_only_as_far_as_the_prefix_goes(self) -> None:
@@ -270,6 +274,40 @@ class TestRuns:
         assert "0 losses" in text
         assert "The size is likely overstated, because the run stopped when it looked large." in text
         assert "e-value" not in text
+
+    async def test_graded_scores_and_repeats_are_run_until_one_is_better(self) -> None:
+        values = random.Random(4)
+        grades = [(values.uniform(0.1, 0.5), values.uniform(0.3, 0.9)) for _ in range(300)]
+
+        async def answer(given: int, ctx: TrialContext) -> float:
+            return grades[given][ctx.experiment.name == "terse"] - 0.05 * ctx.key.repeat
+
+        data = Dataset([Sample(f"s{i}", i, 1) for i in range(300)], name="grades")
+        config = EvalConfig(stop_when=DECIDE, repeats=2)
+        suite = EvalSuite("s", data, answer, lambda output, expected: output, experiments=PAIR, config=config)
+        report = await suite.run(store="memory:")
+        note: Any = report.run.notes["adaptive"]
+        differences = [high - low for low, high in grades]
+        expected = stats.pairs_decision(differences, every=10)
+        assert (note["samples"], note["pair"]["verdict"], report.status) == (expected.looked_at, "better", "stopped")
+        assert (note["pair"]["low"], note["pair"]["wins"]) == (pytest.approx(expected.interval.low), expected.wins)
+        assert note["pair"]["estimate"] == pytest.approx(np.mean(differences[: expected.looked_at]))
+        assert note["beyond"] == report.total - 4 * expected.looked_at
+        found = compare(report["baseline"], report["terse"], metrics=["value"])["terse"]["value"]
+        assert (found.verdict, found.n) == ("better", expected.looked_at)
+        assert found.low == pytest.approx(note["pair"]["low"])
+        assert f"terse is better than baseline: +{note['pair']['estimate']:.3f} (" in " ".join(str(report).split())
+
+    async def test_a_missing_repeat_is_taken_at_its_worst(self) -> None:
+        adaptive = Adaptive(replace(DECIDE, every=1), replace(plan(1, "baseline", "terse"), repeats=2))
+        for ordinal, code in enumerate([FAILED, MISSING, PASSED, MISSING]):
+            adaptive.take(ordinal, code)
+        note = adaptive.note(4).to_json()
+        worst = stats.BettingMartingale([0.0], [1.0], bounds=(-1, 1)).interval()
+        assert (note["pair"]["low"], note["pair"]["high"]) == (worst.low, worst.high)
+        alone = stats.BettingMartingale([0.5], [1.0]).interval()
+        assert (note["experiments"]["terse"]["low"], note["experiments"]["terse"]["high"]) == (alone.low, alone.high)
+        assert (note["experiments"]["terse"]["n"], note["experiments"]["terse"]["estimate"]) == (1, 1.0)
 
     async def test_a_run_that_never_knows_enough_is_finished_and_still_says_that_it_looked(self) -> None:
         config = EvalConfig(stop_when=NARROW)

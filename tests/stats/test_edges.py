@@ -144,11 +144,14 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "more passes than repeats": lambda: stats.pass_hat_k(3, 4, 1),
     "graded passes": lambda: stats.mean_pass_at_k([[0.5]], 1),
     "negative wins": lambda: stats.mcnemar_exact(-1, 2),
-    "negative evidence": lambda: stats.eprocess_pairs(-1, 2),
+    "capital against an end": lambda: stats.BettingMartingale([0.5]).capital(1.0),
+    "bets beyond the range": lambda: stats.BettingMartingale([1.5]),
+    "highest below lowest": lambda: stats.BettingMartingale([0.5], [0.4]),
+    "highest of other samples": lambda: stats.BettingMartingale([0.5], [0.6, 0.7]),
     "more changes than pairs": lambda: stats.bonett_price(3, 3, 5),
     "negative margin": lambda: stats.noninferiority([1, 0], [0, 0], margin=-0.1),
     "no draws": lambda: stats.signflip(np.linspace(0.1, 1, 40), draws=0),
-    "graded early stopping": lambda: stats.pairs_decision([0.5]),
+    "differences beyond the range": lambda: stats.pairs_decision([1.5]),
     "graded rate": lambda: stats.rate_decision([0.5], width=0.1),
     "no width": lambda: stats.rate_decision([1], width=0.0),
     "no step": lambda: stats.pairs_decision([1, 0], every=0),
@@ -429,12 +432,10 @@ def test_a_rate_stops_once_it_is_known_well_enough() -> None:
     assert found.interval.width <= 0.2
     assert not stats.rate_decision(outcomes[:25], width=0.2, every=10).stopped
     assert stats.rate_decision([], width=0.2).interval.width == 1
-    assert stats.betabinom_sequence(5, 5).high == 1
-    assert stats.betabinom_sequence(0, 5).low == 0
 
 
 def test_overwhelming_evidence_stays_a_number() -> None:
-    assert isfinite(stats.eprocess_pairs(5_000, 0))
+    assert isfinite(stats.BettingMartingale([1.0] * 5_000, bounds=(-1, 1)).capital(0.0))
 
 
 def test_kappa_can_be_negative_at_ninety_percent_agreement() -> None:

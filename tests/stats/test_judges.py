@@ -143,38 +143,3 @@ def test_one_cluster_says_nothing_about_the_error_of_a_correction() -> None:
     assert (found.estimate, found.interval) == (0.0, None)
     assert found.reason is not None
     assert "one cluster" in found.reason
-
-
-@pytest.mark.parametrize(("k", "missing", "n"), [(3, 2, 9), (0, 4, 4), (7, 1, 12), (40, 10, 90)])
-def test_a_sequence_with_missing_outcomes_holds_every_completion(k: int, missing: int, n: int) -> None:
-    hull = stats.betabinom_sequence(k, n, missing=missing)
-    for passed in range(missing + 1):
-        one = stats.betabinom_sequence(k + passed, n)
-        assert hull.low <= one.low
-        assert one.high <= hull.high
-
-
-@pytest.mark.parametrize(("wins", "losses", "missing", "n"), [(9, 1, 3, 30), (2, 2, 2, 6), (0, 0, 3, 3), (1, 8, 4, 40)])
-def test_pairs_with_missing_outcomes_hold_every_completion(wins: int, losses: int, missing: int, n: int) -> None:
-    hull = stats.pairs_sequence(wins, losses, n, missing=missing)
-    evidence = stats.eprocess_pairs(wins, losses, missing=missing)
-    for won in range(missing + 1):
-        for lost in range(missing + 1 - won):
-            one = stats.pairs_sequence(wins + won, losses + lost, n)
-            assert hull.low <= one.low + 1e-12
-            assert one.high <= hull.high + 1e-12
-            assert evidence <= stats.eprocess_pairs(wins + won, losses + lost) + 1e-12
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: stats.betabinom_sequence(5, 6, missing=2),
-        lambda: stats.betabinom_sequence(5, 6, missing=-1),
-        lambda: stats.pairs_sequence(2, 2, 5, missing=2),
-        lambda: stats.eprocess_pairs(2, 2, missing=-1),
-    ],
-)
-def test_counts_that_cannot_be_are_refused(call: object) -> None:
-    with pytest.raises(ValueError, match=r"must be (at least|at most|from 0)"):
-        call()  # type: ignore[operator]  # they are functions

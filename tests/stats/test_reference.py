@@ -91,8 +91,8 @@ ROUTINES: dict[str, Callable[..., Any]] = {
     "sample_size": sample_size,
     "mde": mde,
     "epochs": repeats_figures,
-    "eprocess_pairs": lambda w, l: stats.eprocess_pairs(w, l),  # noqa: E741 - the file's own name for losses
-    "betabinom_cs95": lambda k, n: ends(stats.betabinom_sequence(k, n)),
+    "eprocess_pairs": lambda **n: stats.BettingMartingale([1] * n["w"] + [-1] * n["l"], bounds=(-1, 1)).capital(0.0),
+    "betting_cs95": lambda k, n: ends(stats.BettingMartingale([1] * k + [0] * (n - k)).interval()),
     "cohen_kappa": lambda table: stats.cohen_kappa_table(table),
     "fleiss_kappa": lambda table: stats.fleiss_kappa(table),
     "krippendorff": lambda ratings: {

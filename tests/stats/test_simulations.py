@@ -34,7 +34,7 @@ def compared(data: Data, run: int) -> stats.PairedDifference:
     return stats.paired_difference(a, b, clusters=labels, draws=999, seed=run)
 
 
-def test_looking_every_ten_pairs_is_safe_with_the_e_process_and_not_with_mcnemar() -> None:
+def test_looking_every_ten_pairs_is_safe_with_bets_and_not_with_mcnemar() -> None:
     rng = np.random.default_rng(20)
     exact = cache(stats.mcnemar_exact)
     wolf = alarms = 0
@@ -56,13 +56,12 @@ def test_confidence_sequences_hold_at_every_look_at_once() -> None:
         passed = np.cumsum(outcomes)[9::10]
         looks = range(10, 401, 10)
         missed_rate += any(
-            not stats.betabinom_sequence(int(k), n).contains(0.8) for k, n in zip(passed, looks, strict=True)
+            stats.BettingMartingale(np.repeat([1.0, 0.0], [k, n - k])).capital(0.8) >= 20
+            for k, n in zip(passed, looks, strict=True)
         )
         differences = rng.choice([1, 0, -1], size=400, p=[0.2, 0.7, 0.1])
-        wins, losses = np.cumsum(differences > 0)[39::40], np.cumsum(differences < 0)[39::40]
         missed_difference += any(
-            not stats.pairs_sequence(int(w), int(lost), n).contains(0.1)
-            for w, lost, n in zip(wins, losses, range(40, 401, 40), strict=True)
+            stats.BettingMartingale(differences[:n], bounds=(-1, 1)).capital(0.1) >= 20 for n in range(40, 401, 40)
         )
     assert missed_rate / runs <= 0.05
     assert missed_difference / runs <= 0.05

@@ -71,7 +71,7 @@ STORED: dict[str, Any] = {
         "pair": {
             "baseline": "a", "candidate": "b", "wins": 17, "losses": 3, "ties": 20, "missing": 0, "estimate": 0.35,
             "low": 0.1, "high": 0.7, "level": 0.95, "method": "pairs", "e_value": 43.5, "p_value": 0.02,
-            "verdict": "better",
+            "verdict": "better", "graded": False,
         },
     },
 }  # fmt: skip

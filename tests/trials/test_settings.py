@@ -45,7 +45,7 @@ KEY = TrialKey("run", "baseline", "s1", 2)
         (lambda: AnyRule(decides=("a", 1)), "must name two experiments"),
         (lambda: AnyRule(decides=("a", "a")), "twice"),
         (lambda: AnyConfig(stop_when=0.1), "stop_when must be a StopWhen"),
-        (lambda: AnyConfig(stop_when=NARROW, repeats=2), "repeats must be 1 with stop_when"),
+        (lambda: AnyConfig(stop_when=NARROW, repeats=2), "repeats must be 1 with narrower_than"),
         (lambda: AnyConfig(refusals="ignore"), 'refusals must be "error" or "score"'),
         (lambda: AnyConfig(cluster=None), "cluster must be the name of a metadata key"),
         (lambda: AnyConfig(timeout_seconds=0), "timeout_seconds must be more than 0"),

@@ -121,11 +121,12 @@ def about_runs(sources: Sequence[ExperimentSource]) -> Iterator[str]:
             yield f"Run {run.run_id} has results of {number_word(versions)} code versions."
         if run.status == "running" or run.status in RESUMABLE:
             yield f"Run {run.run_id} is not finished ({run.status}): these are not its final numbers."
-        elif run.noted.is_adaptive:
-            yield (
-                f"Run {run.run_id} used its own results to decide when to stop: the results here allow for "
-                "that, and are more cautious than for a run of fixed length."
-            )
+        elif (adaptive := run.noted.adaptive) is not None:
+            if adaptive.rule.decides is not None:
+                yield (
+                    f"Run {run.run_id} used its own results to decide when to stop: the results here allow for "
+                    "that, and are more cautious than for a run of fixed length."
+                )
         elif run.status == "stopped":
             yield f"Run {run.run_id} was stopped early: if its numbers were the reason, intervals here are too narrow."
     yield from _package_changes([source.run for source in runs.values()])

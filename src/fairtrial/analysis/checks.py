@@ -26,6 +26,7 @@ from fairtrial.formatting import (
     size_text,
 )
 from fairtrial.stats import (
+    BETTING_TEST,
     LABELS_TEST,
     Interval,
     MeanEstimate,
@@ -166,11 +167,11 @@ def _gaps(rule: Check, settings: ComparisonSettings) -> _Gaps:
     """Return the missing values of a rule."""
     if isinstance(rule, Margin):
         missing, planned, of = rule.pairs.missing_values(rule.metric), rule.pairs.planned, "pair"
-        adaptive = rule.pairs.candidate.adaptive is not None or rule.pairs.baseline.adaptive is not None
+        watched = rule.pairs.watched
     else:
         metric = measured_metric(rule.metric)
         missing, planned, of = rule.candidate.missing_values(metric), rule.candidate.trials, "trial"
-        adaptive = rule.candidate.adaptive is not None
+        watched = rule.candidate.watched
     if not missing:
         return _Gaps(0, 0.0, None, None)
     share = missing / planned
@@ -183,7 +184,7 @@ def _gaps(rule: Check, settings: ComparisonSettings) -> _Gaps:
             f"more than the {rule.missing.limit:.1%} that is allowed: {_remedy(rule)}.",
             None,
         )  # fmt: skip
-    if rule.missing.at_random or adaptive:  # The figures of an adaptive run already allow for every outcome.
+    if rule.missing.at_random or watched:  # Intervals that hold at any time already allow for every outcome.
         return _Gaps(missing, share, None, None)
     if parse_quantile(rule.metric) is not None:
         return _Gaps(missing, share, None, (-_BEYOND, _BEYOND))
@@ -287,7 +288,7 @@ def _quantile_floor(rule: Floor, checks: int, settings: ComparisonSettings) -> G
             status, told = "fail", f"all of the interval is {'above' if rule.ceiling else 'below'} {limit}."
         else:
             told = f"missed on its own, but not clearly enough for one of {checks} rules."
-    elif rule.candidate.adaptive is not None:
+    elif rule.candidate.watched:
         told = f"cannot be decided. {_ENDED}"
     else:
         needed = _samples_for_quantile(rule, found, settings)
@@ -360,7 +361,7 @@ def _decisive(rule: Floor, columns: Columns, level: float) -> tuple[MeanEstimate
         found = corrected_of(columns, rule.metric, "system", worst=worst, level=level, exact=True)
         return found, found.interval
     found = mean_of(columns, rule.metric, "system", worst=worst, level=level)
-    if found.interval is None or found.mean is None or not found.effective_n or columns.adaptive is not None:
+    if found.interval is None or found.mean is None or not found.effective_n or columns.watched:
         return found, found.interval
     if bounds != UNIT or not columns.scores(rule.metric, "system", worst=worst).binary:
         return found, found.interval
@@ -443,7 +444,7 @@ def _unseen_losses(rule: Margin, found: PairedDifference, settings: ComparisonSe
     bounds = scores_of(rule.pairs, rule.metric, "system", settings).bounds
     units = found.n if found.clusters is None else found.clusters
     seen = bounds is None or units * rule.margin >= UNSEEN * (bounds[1] - bounds[0])
-    if seen or is_mcnemar(found) or found.test == LABELS_TEST:
+    if seen or is_mcnemar(found) or found.test in (BETTING_TEST, LABELS_TEST):
         return ""
     of = "pair" if found.clusters is None else "cluster"
     return f" A large loss in fewer than {UNSEEN / units:.1%} of the {of}s may not be among these {units:,}."
@@ -484,7 +485,7 @@ def _assumption(rule: Check, gaps: _Gaps) -> str:
 
 def _samples_for_floor(rule: Floor, found: MeanEstimate, settings: ComparisonSettings) -> _Needed:
     """Return the samples needed if the true value is better than the bound by the smallest difference that matters."""
-    if rule.candidate.adaptive is not None:
+    if rule.candidate.watched:
         return _Needed(sentence=f" {_ENDED}")
     bounds = rule.candidate.bounds(rule.metric)
     step = settings.matters(rule.metric, bounds)
@@ -519,7 +520,7 @@ def _samples_for_floor(rule: Floor, found: MeanEstimate, settings: ComparisonSet
 
 def _samples_for_margin(rule: Margin, found: PairedDifference, settings: ComparisonSettings) -> _Needed:
     """Return the samples needed to show that the candidate keeps the margin, if both are equal."""
-    if rule.pairs.candidate.adaptive is not None or rule.pairs.baseline.adaptive is not None:
+    if rule.pairs.watched:
         return _Needed(sentence=f" {_ENDED}")
     if found.test == LABELS_TEST:
         return _Needed(sentence=_MORE_LABELS)

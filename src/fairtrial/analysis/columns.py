@@ -110,8 +110,8 @@ class Columns:
     the slice of each sample. `adaptive` is set if the run decided from its own results when to stop: the number of
     leading samples it had analysed by then (`analysed_prefix`). `limits` are the ranges of metrics over all samples,
     where these are only some of them: a few small counts must not be taken for shares.
-    `directions` says of metrics that declare it whether more is better. `stopped_by_width`: the adaptive rule stopped
-    on the width of intervals, not on their values. `labels` correct the judge's verdicts.
+    `directions` says of metrics that declare it whether more is better. `stopped_by_width`: the adaptive rule looked
+    at the width of intervals alone, so that ordinary intervals hold. `labels` correct the judge's verdicts.
     `repeated_inputs` are part of `clusters`. `contents` say what each id means; None if that is not known.
     """
 
@@ -156,6 +156,11 @@ class Columns:
         return cls(
             name, known, shape[0], classes.reshape(shape), arrays, codes, groups, "", adaptive, EMPTY, directions
         )
+
+    @property
+    def watched(self) -> bool:
+        """Whether the run stopped, or could have stopped, because of its rates: ordinary intervals do not hold."""
+        return self.adaptive is not None and not self.stopped_by_width
 
     @property
     def repeats(self) -> int:

@@ -224,8 +224,7 @@ def _slice_tests(
     """
     found: list[tuple[int, str, str, Heterogeneity]] = []
     for place, (one, parts) in enumerate(zip(whole, slices, strict=True)):
-        adaptive = one.pairs.candidate.adaptive is not None or one.pairs.baseline.adaptive is not None
-        for by in () if adaptive else dict.fromkeys(part.by for part in parts):
+        for by in () if one.pairs.watched else dict.fromkeys(part.by for part in parts):
             codes = np.full(len(one.pairs.baseline.ids), -1, dtype=np.intp)
             for code, part in enumerate(part for part in parts if part.by == by):
                 codes[part.rows] = code
@@ -263,8 +262,9 @@ def _record(
     verdict = verdict_of(metric.found, settings, lower, matters)
     missing = pairs.missing_values(name)
     worst = _worst_case(metric, pairs, settings) if missing and (verdict == "as good as" or not sliced) else None
-    adaptive = pairs.candidate.adaptive is not None or pairs.baseline.adaptive is not None
-    unproven = bool(missing) and not adaptive and not (matters and worst and -matters < worst[0] <= worst[1] < matters)
+    unproven = (
+        bool(missing) and not pairs.watched and not (matters and worst and -matters < worst[0] <= worst[1] < matters)
+    )
     if verdict == "as good as" and unproven:
         verdict = "no detectable difference"
     # For slices, the unadjusted detectable difference: the adjusted one would depend on the other slices.
@@ -313,11 +313,10 @@ def _record(
 def _worst_case(metric: _Metric, pairs: Pairs, settings: ComparisonSettings) -> tuple[float, float] | None:
     """Return the interval whatever the missing pairs would have been; None without a declared range.
 
-    That of an adaptive run allows for them already.
+    That of a run that used its own results to decide when to stop allows for them already.
     """
-    name, interval, fill = metric.scores.metric, metric.found.difference.interval, None
-    if pairs.candidate.adaptive is None and pairs.baseline.adaptive is None:
-        fill = settings.declared_range(name)
+    name, interval = metric.scores.metric, metric.found.difference.interval
+    fill = None if pairs.watched else settings.declared_range(name)
     if interval is None or fill is None:
         return None
     whole = difference_with_missing(pairs, name, interval, fill, settings)

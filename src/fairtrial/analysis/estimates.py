@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fairtrial.analysis.anytime import LOOKED, mean_at_any_time
+from fairtrial.analysis.anytime import LOOKED, mean_at_any_time, rate_stopped_by_width
 from fairtrial.analysis.column_reader import read_columns
 from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.metrics import (
@@ -107,7 +107,7 @@ def slice_rate_test(source: ExperimentSource, by: SliceBy) -> Heterogeneity | Un
     ways = normalize_slices(by)
     needed = needs(ways)
     columns = read_columns(source, metrics=[PASSED, *needed.metrics], keys=needed.keys, inputs=needed.inputs)
-    if columns.adaptive is not None:
+    if columns.watched:
         return Undefined(LOOKED)
     codes = np.full(len(columns.ids), -1, dtype=np.intp)
     for code, part in enumerate(cut(ways, columns)):
@@ -124,8 +124,8 @@ def estimates(columns: Columns, *, level: float = 0.95) -> tuple[Estimate, ...]:
     They are named "pass_rate", "pass_rate_all", "mean_score", "mean_score_all", "mean_reward" (where rewards differ
     from scores), with repeats "pass@k" and "pass^k" for every k from 2 to their number, and then after the metrics:
     "polite" is the mean of that metric and, if it is a criterion, "pass_rate:polite" the share of trials that met it.
-    Repeats are averaged per sample. Of a run that ended by its own rule only pass rates have an interval, one that
-    allows for it.
+    Repeats are averaged per sample. Of a run that used its own results to decide when to stop, means with a known range
+    have an interval that allows for it, and other figures none.
     """
     return tuple(_estimates(columns, level))
 
@@ -150,6 +150,8 @@ def _estimates(columns: Columns, level: float) -> Iterator[Estimate]:
             for k in range(2, columns.repeats + 1):
                 found = formula(whole, k, clusters=columns.clusters, level=level)
                 found = _with_reason(columns, replace(found, trials=found.n * columns.repeats))
+                if columns.watched:
+                    found = replace(found, interval=None, notes=(), reason=LOOKED)
                 yield _named(f"{name}{k}", PASSED, "system", found)
     metrics = [metric for metric in columns.values if metric not in BUILT_IN and not is_verdict(metric)]
     for metric in sorted(metrics, key=lambda metric: verdict_column(metric) not in columns.values):  # Criteria first.
@@ -173,7 +175,10 @@ def mean_of(
     scores = columns.scores(metric, view, worst=None if bounds is None else worst)
     found = mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
     found = _with_reason(columns, found)
-    return mean_at_any_time(columns, metric, scores, found, view, level) if columns.adaptive is not None else found
+    if columns.watched:
+        return mean_at_any_time(columns, metric, scores, found, view, level)
+    by_width = columns.stopped_by_width and (metric == VALUE or is_verdict(metric))
+    return rate_stopped_by_width(scores, found, level) if by_width else found
 
 
 def _with_reason(columns: Columns, found: MeanEstimate) -> MeanEstimate:
@@ -235,7 +240,7 @@ def corrected_of(
 def quantile_of(columns: Columns, metric: str, share: float, *, level: float = 0.95) -> QuantileEstimate:
     """Estimate a quantile of a metric over trials, such as the 95th percentile of latency_ms."""
     found = quantile_interval(columns.scores(metric, "scored"), share, clusters=columns.clusters, level=level)
-    return found if columns.adaptive is None else replace(found, low=None, high=None, method=None, reason=LOOKED)
+    return replace(found, low=None, high=None, method=None, reason=LOOKED) if columns.watched else found
 
 
 def _named(name: str, metric: str, view: View, found: MeanEstimate) -> Estimate:

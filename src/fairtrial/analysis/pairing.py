@@ -97,6 +97,7 @@ class Scores:
     bounds: tuple[float, float] | None
     left_out: int  # Failures of the system without a value in this metric.
     labelled: LabelledSides | None = None
+    view: View = "system"
 
     @property
     def repeats(self) -> int | None:
@@ -174,6 +175,11 @@ class Pairs:
     def matched(self) -> int:
         """The number of common samples: ids that mean the same on both sides."""
         return self.rows - (0 if self.changed is None else int(np.count_nonzero(self.changed.any)))
+
+    @property
+    def watched(self) -> bool:
+        """Whether a run on either side used its rates to decide when to stop."""
+        return self.candidate.watched or self.baseline.watched
 
     @property
     def missing_share(self) -> float:
@@ -303,7 +309,8 @@ def scores_of(pairs: Pairs, metric: str, view: View, settings: ComparisonSetting
         left_out = sum(side.count(FAILED) for side in sides)
     candidate, baseline = (side.scores(metric, view, worst=worst) for side in sides)
     both_counted = (candidate.counts > 0) & (baseline.counts > 0)
-    return Scores(metric, candidate, baseline, bounds, left_out, _labelled(pairs, metric, view, worst, both_counted))
+    labelled = _labelled(pairs, metric, view, worst, both_counted)
+    return Scores(metric, candidate, baseline, bounds, left_out, labelled, view)
 
 
 def _labelled(
@@ -322,10 +329,13 @@ def _labelled(
 
 def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> PairedDifference:
     """Compute candidate - baseline with its interval and test."""
-    if pairs.candidate.adaptive is not None or pairs.baseline.adaptive is not None:
+    if pairs.watched:
+        system = scores.view == "system"
         return difference_at_any_time(
             scores.candidate,
             scores.baseline,
+            planned=(pairs.candidate.repeats, pairs.baseline.repeats) if system else None,
+            lost=pairs.planned - pairs.rows,
             clusters=pairs.clusters,
             bounds=scores.bounds,
             level=settings.level,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fairtrial.analysis.anytime import E_PROCESS
 from fairtrial.analysis.comparison import Verdict
 from fairtrial.analysis.metrics import OVERSTATED, is_verdict
 from fairtrial.analysis.pairing import ComparisonSettings
 from fairtrial.formatting import change_text, count, level, mean_text, p_text, range_text, samples_text, size_text
 from fairtrial.stats import (
+    BETTING_TEST,
     FEW_CLUSTERS,
     LABELS_TEST,
     MeanEstimate,
@@ -60,16 +60,10 @@ def verdict_of(
 
     A p-value is the largest 1 - level at which its interval still holds 0, so an adjusted one of at most alpha says
     that the interval at the adjusted level leaves out 0. Too few clusters have no verdict, whatever the interval.
-    Where a run looked at its own results it is the e-process that decides: its interval is the more cautious one.
     """
     interval = found.difference.interval
     if interval is None or has_few_clusters(found.difference):
         return "unknown"
-    if found.difference.test == E_PROCESS:
-        p = found.difference.p_value if found.adjusted is None else found.adjusted
-        if p is None or p > settings.alpha * (1 + 1e-9):
-            return "no detectable difference"
-        return _word(lower, rises=found.difference.wins > found.difference.losses)
     if interval.contains(0.0) or not _holds_among_others(found, settings):
         # Two one-sided tests: an interval inside the difference that matters rules out both (Schuirmann 1987).
         if matters is not None and -matters < interval.low <= interval.high < matters:
@@ -138,7 +132,7 @@ def samples_needed(
 
     `repeats` is the number of repeats of pass/fail scores, to which a true difference brings variance of its own.
     """
-    if matters is None or found.difference is None or found.test in (E_PROCESS, LABELS_TEST):
+    if matters is None or found.difference is None or found.test in (BETTING_TEST, LABELS_TEST):
         return None
     if found.wins + found.losses < FEW_UNEQUAL:
         return None
@@ -199,7 +193,7 @@ def sentence(
         )
     if verdict in ("better", "worse"):
         said = f"{metric}: {candidate} is {verdict} than {baseline}: {figures}."
-        if one.test == E_PROCESS:
+        if one.test == BETTING_TEST:
             return f"{said} {OVERSTATED}"
         if matters is not None and max(abs(one.interval.low), abs(one.interval.high)) < matters:
             said += f" That is less than the {size_that_matters} that matter."
@@ -207,13 +201,13 @@ def sentence(
     if verdict == "as good as":
         return f"{metric}: {candidate} is as good as {baseline}, within {size_that_matters}: {figures}."
     opening = f"no detectable difference between {candidate} and {baseline}"
-    if one.test != E_PROCESS and (mde is None or abs(one.difference) >= mde):
+    if one.test != BETTING_TEST and (mde is None or abs(one.difference) >= mde):
         # The difference is large enough, but there are too few samples.
         opening = f"too few samples to tell {candidate} from {baseline}"
     parts = [f"{metric}: {opening}: {figures}."]
-    if not one.interval.contains(0.0) and one.test != E_PROCESS:
+    if not one.interval.contains(0.0):
         parts.append(f"On its own this would count as a difference; among {found.tests} tests it may be chance.")
-    if one.test == E_PROCESS:
+    if one.test == BETTING_TEST:
         parts.append("The run used its own results to decide when to stop, so only strong evidence counts.")
         return " ".join(parts)
     size = count(one.n, "sample") + ("" if labels is None else " and these labels")

@@ -24,12 +24,13 @@ def adaptive_remarks(run: RunRecord) -> list[str]:
         lines.append(f"{label}pass rate {estimate} ({part.low:.1%} to {part.high:.1%}{missing})")
     pair = note.pair
     if pair is not None:
-        difference = change_text(pair.estimate, percent=True)
+        percent = not pair.graded
+        difference = change_text(pair.estimate, percent=percent)
         verdict = f"is {pair.verdict} than" if pair.verdict else "cannot be told from"
         chance = f"chance alone does this in at most 1 run of {1 / pair.p_value:,.0f}" if pair.verdict else ""
         lines.append(
             f"{pair.candidate} {verdict} {pair.baseline}: {difference} "
-            f"({range_text(pair.low, pair.high, percent=True)}), {count(pair.wins, 'win')}, "
+            f"({range_text(pair.low, pair.high, percent=percent)}), {count(pair.wins, 'win')}, "
             f"{count(pair.losses, 'loss', 'losses')}{'; ' if chance else ''}{chance}."
         )
         if pair.verdict and note.stopped:

@@ -10,9 +10,10 @@ missing, and the figures are valid whatever its outcome would have been.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fairtrial.codec import dumps
 from fairtrial.data.dataset import Dataset
@@ -23,11 +24,24 @@ from fairtrial.trials.config import EvalConfig
 from fairtrial.trials.result import EvalResult, Outcome
 from fairtrial.trials.stopping import StopWhen
 
+if TYPE_CHECKING:
+    from fairtrial.stats import Interval
+
 PASSED, FAILED, ERROR, MISSING = range(4)
 
 _FAILURES: frozenset[Outcome] = frozenset({"task_error", "timeout"})
 _PAGE = 1_000
 _ROUNDS = 32  # Number of rounds of trials that may run ahead of a slow one.
+
+
+class _Outcome(NamedTuple):
+    """The outcome of one trial, and the score by which it is compared."""
+
+    code: int
+    value: float
+
+
+type _Ends = tuple[float, float]
 
 
 class Adaptive:
@@ -60,16 +74,21 @@ class Adaptive:
         self.samples = 0  # The length of the evaluated prefix, in samples.
         self._window = window
         self._until = until
-        self._end = run.planned if until is None else until * len(run.experiments)
+        self._end = run.planned if until is None else until * len(run.experiments) * run.repeats
         self._stored = iter(()) if stored is None else stored
         self._head: EvalResult | None = None
         self._next = 0
-        self._early: dict[int, int] = {}
-        self._row: list[int] = []
+        self._early: dict[int, _Outcome] = {}
+        self._row: list[_Outcome] = []
         self._counts = [[0, 0, 0, 0] for _ in run.experiments]
         self._pair = tuple(run.experiments.index(name) for name in rule.decides or ())
+        # The least and the largest value that samples may have, and how often these occur.
+        self._rates: list[Counter[_Ends]] = [Counter() for _ in run.experiments]
+        self._differences: Counter[_Ends] = Counter()
+        self._capital = sequential.RunningCapital()
         self._wins = self._losses = self._unpaired = 0
-        self._e_peak = 1.0
+        self._gain = 0.0
+        self._graded = False
 
     @property
     def horizon(self) -> int:
@@ -90,64 +109,83 @@ class Adaptive:
         """Record a result, in any order.
 
         Raises:
-            ConfigurationError: the result has a graded score.
+            ConfigurationError: the result has a graded score, and the rule is about pass rates.
         """
-        self.take(result.ordinal, self._code(result))
+        self._take(result.ordinal, self._outcome(result))
 
     def take(self, ordinal: int, code: int) -> None:
-        """Record the outcome of one trial: PASSED, FAILED, ERROR or MISSING."""
+        """Record a pass/fail outcome of one trial: PASSED, FAILED, ERROR or MISSING."""
+        self._take(ordinal, _Outcome(code, float(code == PASSED)))
+
+    def _take(self, ordinal: int, outcome: _Outcome) -> None:
         if self.reason is None and ordinal >= self._next:
-            self._early[ordinal] = code
+            self._early[ordinal] = outcome
             self.advance()
 
     def advance(self) -> None:
         """Extend the prefix with waiting and stored results."""
         while self.reason is None and self._next < self._end:
-            code = self._early.pop(self._next, None)
-            if code is None:
-                code = self._recall(self._next)
-                if code is None:
+            outcome = self._early.pop(self._next, None)
+            if outcome is None:
+                outcome = self._recall(self._next)
+                if outcome is None:
                     return
             self._next += 1
-            self._row.append(code)
-            if len(self._row) == len(self._counts):
+            self._row.append(outcome)
+            if len(self._row) == len(self._counts) * self.run.repeats:
                 self._count(self._row)
                 self._row.clear()
 
-    def _recall(self, ordinal: int) -> int | None:
+    def _recall(self, ordinal: int) -> _Outcome | None:
         while self._head is None or self._head.ordinal < ordinal:
             self._head = next(self._stored, None)
             if self._head is None:
                 return None
-        return self._code(self._head) if self._head.ordinal == ordinal else None
+        return self._outcome(self._head) if self._head.ordinal == ordinal else None
 
-    def _code(self, result: EvalResult) -> int:
+    def _outcome(self, result: EvalResult) -> _Outcome:
         score = result.score
         if score is None:
-            return ERROR if result.outcome in _FAILURES else MISSING
-        if not self.rule.verdicts and score.value != score.passed:
+            return _Outcome(ERROR if result.outcome in _FAILURES else MISSING, 0.0)
+        code = PASSED if score.passed else FAILED
+        if self.rule.verdicts:
+            return _Outcome(code, float(score.passed))
+        if self.rule.narrower_than is not None and score.value != score.passed:
             verdict = "passed" if score.passed else "failed"
             raise ConfigurationError(
-                f"stop_when is for scores that pass with 1 or fail with 0, and trial {result.key} "
+                f"narrower_than is for scores that pass with 1 or fail with 0, and trial {result.key} "
                 f"{verdict} with {score.value:g}: look at verdicts alone with StopWhen(..., verdicts=True), or start a "
                 "run without stop_when"
             )
-        return PASSED if score.passed else FAILED
+        return _Outcome(code, score.value)
 
-    def _count(self, row: list[int]) -> None:
-        for counts, code in zip(self._counts, row, strict=True):
-            counts[code] += 1
+    def _count(self, row: list[_Outcome]) -> None:
+        repeats = self.run.repeats
+        samples = [row[first : first + repeats] for first in range(0, len(row), repeats)]
+        for counts, rates, outcomes in zip(self._counts, self._rates, samples, strict=True):
+            for outcome in outcomes:
+                counts[outcome.code] += 1
+            rates[_ends([_Outcome(one.code, float(one.code == PASSED)) for one in outcomes])] += 1
         if self._pair:
-            baseline, candidate = (row[index] for index in self._pair)
-            if MISSING in (baseline, candidate):
-                self._unpaired += 1
-            else:
-                self._wins += candidate == PASSED != baseline
-                self._losses += baseline == PASSED != candidate
+            self._count_pair(*(samples[index] for index in self._pair))
         self.samples += 1
         last = self.samples == (self.run.dataset_size if self._until is None else self._until)
         if last or (self._until is None and self.samples % self.rule.every == 0):
             self._look()
+
+    def _count_pair(self, baseline: list[_Outcome], candidate: list[_Outcome]) -> None:
+        (low_b, high_b), (low_a, high_a) = _ends(baseline), _ends(candidate)
+        least, most = low_a - high_b, high_a - low_b
+        self._differences[least, most] += 1
+        self._capital.add(least, most)
+        self._graded |= any(one.value not in (0.0, 1.0) for one in (*baseline, *candidate))
+        means = [_known_mean(side) for side in (candidate, baseline)]
+        if means[0] is None or means[1] is None:
+            self._unpaired += 1
+            return
+        self._wins += means[0] > means[1]
+        self._losses += means[0] < means[1]
+        self._gain += means[0] - means[1]
 
     def _look(self) -> None:
         seen = f"adaptive stopping after {self.samples:,} of {self.run.dataset_size:,} samples"
@@ -157,23 +195,21 @@ class Adaptive:
                 width = f"{100 * self.rule.narrower_than:g} points wide or less"
                 self.reason = f"{seen}: the interval of {what} is {width}"
             return
-        e_value = self._e_value()
-        self._e_peak = max(self._e_peak, e_value)
-        # Slightly below, because 1/(1 - .95) is not exactly 20 in floating point.
-        if e_value >= (1 - 1e-12) / (1 - self.rule.level):
+        if self._stats.refutes(self._capital.e_value, self.rule.level):
             baseline, candidate = (self.run.experiments[index] for index in self._pair)
             self.reason = f"{seen}: {candidate} is {self._direction()} than {baseline}"
 
-    def _e_value(self) -> float:
-        return self._stats.eprocess_pairs(self._wins, self._losses, missing=self._unpaired)
-
     def _direction(self) -> Literal["better", "worse"]:
-        return "better" if self._wins > self._losses else "worse"
+        return "better" if self._gain > 0 else "worse"
 
-    def _rate(self, counts: list[int]) -> Any:
-        by_width = self.rule.narrower_than is not None
-        interval = self._stats.stopped_by_width if by_width else self._stats.betabinom_sequence
-        return interval(counts[PASSED], self.samples, missing=counts[MISSING], level=self.rule.level)
+    def _rate(self, counts: list[int]) -> Interval:
+        return self._stats.stopped_by_width(
+            counts[PASSED], self.samples, missing=counts[MISSING], level=self.rule.level
+        )
+
+    def _at_any_time(self, values: Counter[_Ends], least: float) -> Interval:
+        low, high = ([ends[side] for ends in values.elements()] for side in (0, 1))
+        return self._stats.BettingMartingale(low, high, bounds=(least, 1.0)).interval(self.rule.level)
 
     def note(self, stored: int) -> AdaptiveNote:
         """Return the note to store with the run, given the number of stored results."""
@@ -183,16 +219,16 @@ class Adaptive:
             rule=self.rule,
             samples=self.samples,
             planned=self.run.dataset_size,
-            beyond=max(0, stored - self.samples * len(self._counts)),
-            experiments={
-                name: self._rate_note(counts) for name, counts in zip(self.run.experiments, self._counts, strict=True)
-            },
+            beyond=max(0, stored - self.samples * len(self._counts) * self.run.repeats),
+            experiments={name: self._rate_note(place) for place, name in enumerate(self.run.experiments)},
             pair=self._pair_note() if self._pair else None,
         )
 
-    def _rate_note(self, counts: list[int]) -> AdaptiveRate:
-        interval = self._rate(counts)
-        known = self.samples - counts[MISSING]
+    def _rate_note(self, place: int) -> AdaptiveRate:
+        counts = self._counts[place]
+        by_width = self.rule.narrower_than is not None
+        interval = self._rate(counts) if by_width else self._at_any_time(self._rates[place], 0.0)
+        known = sum(counts) - counts[MISSING]
         return AdaptiveRate(
             n=self.samples,
             passed=counts[PASSED],
@@ -208,9 +244,7 @@ class Adaptive:
     def _pair_note(self) -> AdaptivePair:
         baseline, candidate = (self.run.experiments[index] for index in self._pair)
         paired = self.samples - self._unpaired
-        interval = self._stats.pairs_sequence(
-            self._wins, self._losses, self.samples, missing=self._unpaired, level=self.rule.level
-        )
+        interval = self._at_any_time(self._differences, -1.0)
         return AdaptivePair(
             baseline=baseline,
             candidate=candidate,
@@ -218,15 +252,28 @@ class Adaptive:
             losses=self._losses,
             ties=paired - self._wins - self._losses,
             missing=self._unpaired,
-            estimate=(self._wins - self._losses) / paired if paired else None,
+            estimate=self._gain / paired if paired else None,
             low=interval.low,
             high=interval.high,
             level=interval.level,
             method=interval.method,
-            e_value=self._e_value(),
-            p_value=1 / self._e_peak,
+            e_value=self._capital.e_value,
+            p_value=min(1.0, 1 / self._capital.e_value),
             verdict=None if self.reason is None else self._direction(),
+            graded=self._graded,
         )
+
+
+def _ends(outcomes: list[_Outcome]) -> _Ends:
+    """Return the least and the largest mean of a sample's repeats, whatever the missing ones would have been."""
+    total = sum(one.value for one in outcomes if one.code != MISSING)
+    missing = sum(one.code == MISSING for one in outcomes)
+    return total / len(outcomes), min(1.0, (total + missing) / len(outcomes))
+
+
+def _known_mean(outcomes: list[_Outcome]) -> float | None:
+    known = [one.value for one in outcomes if one.code != MISSING]
+    return sum(known) / len(known) if known else None
 
 
 def check_rule(config: EvalConfig, experiments: list[str]) -> None:
@@ -278,7 +325,7 @@ def scored_again(parent: RunRecord, run: RunRecord, store: RunStore) -> Adaptive
     note = parent.noted.adaptive
     if note is None:
         return None
-    rule = replace(note.rule, verdicts=True)
+    rule = note.rule if note.rule.narrower_than is None else replace(note.rule, verdicts=True)
     stored = _stored(store, run.run_id, frozenset())
     adaptive = Adaptive(rule, run, stored=stored, until=note.samples)
     adaptive.advance()

@@ -90,12 +90,11 @@ from fairtrial.stats.repeats import (
 from fairtrial.stats.resampling import SignFlip, bca_interval, signflip, signflip_interval
 from fairtrial.stats.results import Interval, Undefined
 from fairtrial.stats.sequential import (
+    BETTING_TEST,
+    BettingMartingale,
     PairsDecision,
     RateDecision,
-    betabinom_sequence,
-    eprocess_pairs,
     pairs_decision,
-    pairs_sequence,
     rate_decision,
     stopped_by_width,
 )
@@ -177,12 +176,11 @@ __all__ = [
     "benjamini_hochberg",
     "holm",
     # early stopping
+    "BETTING_TEST",
+    "BettingMartingale",
     "PairsDecision",
     "RateDecision",
-    "betabinom_sequence",
-    "eprocess_pairs",
     "pairs_decision",
-    "pairs_sequence",
     "rate_decision",
     "stopped_by_width",
     # raters and judges

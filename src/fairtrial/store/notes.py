@@ -22,7 +22,7 @@ class AdaptiveRate:
 
     Attributes:
         n: Samples.
-        passed: How many passed.
+        passed: How many trials passed.
         errors: Trials that ended in an error, counted as failures.
         missing: Trials without a score; the interval holds whatever it would have been.
         estimate: The share of passes among trials that are not missing; None if there are none.
@@ -51,23 +51,24 @@ class AdaptiveRate:
 class AdaptivePair:
     """Two experiments of a run that stops once it can tell them apart.
 
-    The e-value decides; the interval is cautious and may touch 0.
+    The interval leaves out 0 if and only if there is a verdict: both come from one betting martingale.
 
     Attributes:
         baseline: The experiment to compare with.
         candidate: The experiment that is compared.
-        wins: Pairs that only the candidate passed.
-        losses: Pairs that only the baseline passed.
-        ties: Pairs in which both passed or both failed.
+        wins: Pairs in which the candidate's score is higher.
+        losses: Pairs in which the baseline's score is higher.
+        ties: Pairs with equal scores.
         missing: Pairs of which a side has no score.
-        estimate: Candidate less baseline; None if there are no pairs.
+        estimate: Mean score of the candidate less that of the baseline; None if there are no pairs.
         low: Lower end of the interval.
         high: Upper end of the interval.
         level: Its confidence.
         method: How it was made.
         e_value: At the last look.
-        p_value: 1/the largest e-value at any look; valid at any time.
+        p_value: 1/e_value, at most 1; valid at any time.
         verdict: What the candidate is; None while undecided.
+        graded: Whether a score other than 0 and 1 was compared.
     """
 
     baseline: str
@@ -84,6 +85,7 @@ class AdaptivePair:
     e_value: float
     p_value: float
     verdict: Literal["better", "worse"] | None
+    graded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

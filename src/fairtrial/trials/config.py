@@ -106,9 +106,9 @@ class EvalConfig:
         if self.stop_when is not None:
             if not isinstance(self.stop_when, StopWhen):
                 raise ConfigurationError(f"EvalConfig.stop_when must be a StopWhen (got {self.stop_when!r})")
-            if self.repeats > 1:
+            if self.repeats > 1 and self.stop_when.narrower_than is not None:
                 raise ConfigurationError(
-                    f"repeats must be 1 with stop_when, which requires independent trials (got {self.repeats}): "
+                    f"repeats must be 1 with narrower_than, which requires independent trials (got {self.repeats}): "
                     "set repeats to 1, or remove stop_when"
                 )
 

@@ -14,16 +14,17 @@ class StopWhen:
     """End a run once it has enough results, with figures that stay valid under repeated evaluation.
 
     Give one of `narrower_than` and `decides`. Samples are evaluated in plan order, never in the order in which they
-    finish; the plan is shuffled, so that its order is unrelated to difficulty. Only for single pass/fail outcomes of
-    independent samples: repeats, clusters and graded scores are refused.
+    finish; the plan is shuffled, so that its order is unrelated to difficulty. Samples that share a cluster are
+    refused. `decides` compares scores from 0 to 1, and the means of repeats; `narrower_than` is for single pass/fail
+    outcomes and refuses repeats and graded scores.
 
     Attributes:
         narrower_than: Stop when the interval of every experiment's pass rate is at most this wide: .2 is 20 points, 10
             to each side.
-        decides: Stop when the e-process distinguishes these two experiments: (baseline, candidate).
+        decides: Stop when these two experiments can be told apart by their mean scores: (baseline, candidate).
         level: The confidence of intervals and decisions.
         every: Evaluate after every this many samples.
-        verdicts: Use the verdict of graded scores, passed or not, instead of refusing them.
+        verdicts: Use the verdict of graded scores, passed or not, in place of the score.
         shuffle: Use an order drawn from `EvalConfig.seed`. False keeps the order of the dataset, for a dataset that is
             already in random order.
     """
