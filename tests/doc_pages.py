@@ -39,6 +39,7 @@ GIVEN = re.compile(r"^<!-- given: (?P<name>\S+) from (?P<path>\S+) -->$", re.M)
 MASKS = [
     (re.compile(r"\b[0-9a-f]{12}\b"), "<id>"),
     (re.compile(r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)"), "<time>"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d\b"), "<date>"),
     (re.compile(r"\b\d[\d,.]* ?(?:us|ms|s|min)\b"), "<duration>"),
     (re.compile(r"\b[\d,]+ bytes\b"), "<size>"),
 ]
@@ -215,6 +216,8 @@ class Reader:
                 with captured() as said:
                     self.code = invoke(words[1:])
                 printed += said.getvalue()
+            elif words[0] == "cat":
+                printed += Path(words[1]).read_text(encoding="utf-8")
             elif words[0] == "pytest":
                 printed += self.pytest(words[1:])
             elif words[0] == "python":

@@ -16,6 +16,7 @@ from fairtrial import errors
 
 CHANGELOG = (Path(__file__).resolve().parent.parent / "CHANGELOG.md").read_text(encoding="utf-8")
 EXPORTED = """
+AnalysisPlan
 AnthropicAdapter Attachment BlobFolder Calibration ChatMessage ChoiceQuestion CodecError Comparison ConfigurationError
 DataError Dataset DatasetError Environment EnvironmentMismatchError EnvironmentRegistry EvalConfig EvalContext EvalLoop
 EvalReport EvalRequest EvalResult EvalRunCompleted EvalRunStarted EvalSuite Evaluator Experiment ExperimentReport

@@ -80,6 +80,9 @@ from fairtrial.trials import (
 )
 
 if TYPE_CHECKING:
+    from fairtrial.analysis.analysis_plan import (
+        AnalysisPlan,
+    )
     from fairtrial.analysis.gate_rules import (
         GateRules,
         SliceRule,
@@ -193,6 +196,7 @@ if TYPE_CHECKING:
 
 # What only runs and reports need is loaded when it is first asked for: tests of evaluators stay quick to start.
 _LATER = {
+    "analysis.analysis_plan": ("AnalysisPlan",),
     "analysis.gate_rules": (
         "GateRules",
         "SliceRule",
@@ -318,6 +322,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AnalysisPlan",
     "AnthropicAdapter",
     "Attachment",
     "BlobFolder",

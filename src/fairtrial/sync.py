@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fairtrial.analysis.analysis_plan import AnalysisPlan
 from fairtrial.errors import ConfigurationError
 from fairtrial.fleet.client.collect import collect_results_sync
 from fairtrial.fleet.client.submit import submit_dataset_sync
@@ -117,6 +118,7 @@ class BlockingSuite(suite.EvalSuite[InputT, OutputT, ExpectedT]):
         run_id: str | None = None,
         once: str | None = None,
         force: bool = False,
+        plan: AnalysisPlan | None = None,
         progress: bool = False,
     ) -> EvalReport[OutputT]:
         """Run the suite and report; see `fairtrial.EvalSuite.run`."""
@@ -131,6 +133,7 @@ class BlockingSuite(suite.EvalSuite[InputT, OutputT, ExpectedT]):
             run_id=run_id,
             once=once,
             force=force,
+            plan=plan,
             progress=progress,
         )
 

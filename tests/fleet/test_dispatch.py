@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from fairtrial import (
+    AnalysisPlan,
     ConfigurationError,
     Dataset,
     EvalConfig,
@@ -53,6 +54,21 @@ async def test_a_suite_is_run_by_workers_and_reported_like_any_other(place: Plac
     assert completed.status == "finished"
     if isinstance(broker, MemoryBroker):
         assert f"numbers.results.{report.run_id}" not in broker._mailboxes
+
+
+async def test_the_plan_of_a_fleets_run_is_stored_before_its_first_request(place: Place) -> None:
+    plan, seen, store = AnalysisPlan(samples=20), [], open_store(place.store)
+
+    class Reader(Watcher):
+        def publish(self, event: Any) -> None:
+            super().publish(event)
+            if type(event).__name__ == "EvalRunStarted":
+                seen.append([(note.digest, note.results) for note in store.get_run(event.run_id).noted.plans])
+
+    async with FakeWorker(place.broker, "numbers").at_work():
+        report = await suite_of(20).run(store=store, mailbox=place.broker, bus=Reader(), plan=plan)
+    assert seen == [[(plan.digest, 0)]]
+    assert "As planned on 20" in str(report)
 
 
 @pytest.mark.proves("R57", "R61")

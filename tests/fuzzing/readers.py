@@ -19,6 +19,7 @@ from typing import Any
 
 from fairtrial import Dataset, EvalReport, Sample, Score, Session, open_store
 from fairtrial.analysis import column_file
+from fairtrial.analysis.analysis_plan import AnalysisPlan
 from fairtrial.analysis.gate_rules import GateRules
 from fairtrial.cli.label_file import read_labels
 from fairtrial.cli.settings import load_settings
@@ -358,7 +359,8 @@ def _columns(folder: Path) -> Iterator[Reader]:
 
 SETTINGS = """[tool.fairtrial]\nstore = "runs.db"\nsuites = ["a.py", "b"]\nconcurrency = 4\nmax-error-share = 0.5\n
 cache = "read"\nlog-format = "json"\n[tool.fairtrial.prices.m]\ninput = 1.5\noutput = 2\n
-[tool.fairtrial.gate]\nfloors = {value = 0.5}\nslices = [{by = "kind", min_pass_rate = 0.5}]\n"""
+[tool.fairtrial.gate]\nfloors = {value = 0.5}\nslices = [{by = "kind", min_pass_rate = 0.5}]\n
+[tool.fairtrial.plan]\nprimary = "value"\nmargins = {value = 0.1}\nslices = ["kind"]\nsamples = 40\n"""
 
 
 @reader("settings")
@@ -370,6 +372,8 @@ def _settings(folder: Path) -> Iterator[Reader]:
         load_settings(folder, {})
         if b"[tool.fairtrial.gate" in data:
             GateRules.load(path, "tool.fairtrial.gate")
+        if b"[tool.fairtrial.plan" in data:
+            AnalysisPlan.load(path, "tool.fairtrial.plan")
 
     yield Reader(
         [SETTINGS.encode(), *(line.encode() for line in SETTINGS.split("\n\n"))], read, mutate_toml, "pyproject.toml"

@@ -15,6 +15,7 @@ import pytest
 
 from fairtrial import Dataset, EvalReport
 from fairtrial.analysis import column_file
+from fairtrial.analysis.analysis_plan import AnalysisPlan
 from fairtrial.analysis.gate_rules import GateRules
 from fairtrial.cli.adhoc import _template
 from fairtrial.cli.label_file import read_labels
@@ -180,13 +181,22 @@ def test_settings_that_are_no_table_are_refused(tmp_path: Path, text: str) -> No
 
 
 @pytest.mark.parametrize(
-    "line", ["alpha = 'x'", "slices = 1", "slices = [1]", "unknown = 1", f"alpha = {'[' * 900}{']' * 900}"]
+    "line",
+    [
+        "alpha = 'x'",
+        "slices = 1",
+        "slices = [1]",
+        "unknown = 1",
+        f"alpha = {'[' * 900}{']' * 900}",
+        f"floors = {{value = {'9' * 400}}}",
+    ],
 )
-def test_odd_gate_rules_are_refused_with_their_file(tmp_path: Path, line: str) -> None:
+def test_odd_gate_rules_and_plans_are_refused_with_their_file(tmp_path: Path, line: str) -> None:
     path = tmp_path / "rules.toml"
-    path.write_text(f"[gate]\n{line}\n")
-    with pytest.raises(ConfigurationError, match=r"rules\.toml"):
-        GateRules.load(path)
+    path.write_text(f"[gate]\n{line}\n[plan]\n{line}\n")
+    for load in (GateRules.load, AnalysisPlan.load):
+        with pytest.raises(ConfigurationError, match=r"rules\.toml"):
+            load(path)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from fairtrial.store.notes import (
     JudgeNote,
     MissingNote,
     NoteChanges,
+    PlanNote,
     ReviewNote,
     RunNotes,
     write_notes,
@@ -34,6 +35,7 @@ ADAPTIVE = AdaptiveNote(True, "enough", StopWhen(decides=("a", "b")), 40, 300, 1
 REVIEW = ReviewNote(
     "helpful", "Is it?", "**Be** strict.", ("a", "b"), "ratings", "00ff", 50, 2, ("expected", "m.kind"), 7.5, "ann"
 )
+PLAN = PlanNote("ab", {"primary": "passed"}, 7.5, 3, ("s@1",))
 STORED_RATE = {
     "n": 40, "passed": 20, "errors": 1, "missing": 2, "estimate": 0.5,
     "low": 0.25, "high": 0.75, "level": 0.95, "method": "sequence",
@@ -50,7 +52,9 @@ STORED: dict[str, Any] = {
     "command_line": ["evals.py", "--seed", "1"],
     "resume_words": ["run", "evals.py", "--seed", "1"],
     "sample_types": ["Problem", ""],
-    "gates": [{"baseline": "a", "run": "r2", "experiment": "b", "code": "c", "data": "d", "trials": 9}],
+    "gates": [{"baseline": "a", "run": "r2", "experiment": "b", "code": "c", "data": "d", "trials": 9,
+               "margins": {"passed": 0.02}}],
+    "plans": [{"digest": "ab", "content": {"primary": "passed"}, "given_at": 7.5, "results": 3, "earlier": ["s@1"]}],
     "reviews": [{
         "name": "helpful", "question": "Is it?", "guidelines": "**Be** strict.", "experiments": ["a", "b"],
         "scale": "ratings", "seed": "00ff", "size": 50, "votes": 2, "shows": ["expected", "m.kind"],
@@ -91,7 +95,8 @@ def test_every_fact_is_stored_byte_for_byte_as_it_always_was() -> None:
         command_line=("evals.py", "--seed", "1"),
         resume_words=("run", "evals.py", "--seed", "1"),
         sample_types=("Problem", ""),
-        gates=(GateNote("a", "r2", "b", "c", "d", 9),),
+        gates=(GateNote("a", "r2", "b", "c", "d", 9, {"passed": 0.02}),),
+        plans=(PLAN,),
         reviews=(REVIEW,),
         judges=(JudgeNote("polite", "Is it?", False, True),),
         fleet=FleetNote(20, "f1"),
@@ -110,7 +115,12 @@ def test_every_stored_fact_is_read_as_its_record() -> None:
     assert (notes.code_changed, notes.collected, notes.had_owner) == (True, True, False)
     assert notes.command_line == ("evals.py", "--seed", "1")
     assert notes.sample_types == ("Problem", "")
-    assert notes.gates == (GateNote("a", "r2", "b", "c", "d", 9),)
+    assert notes.gates == (GateNote("a", "r2", "b", "c", "d", 9, {"passed": 0.02}),)
+    earlier = {name: value for name, value in STORED["gates"][0].items() if name != "margins"}
+    assert RunNotes({"gates": [earlier]}).gates == (GateNote("a", "r2", "b", "c", "d", 9),)
+    assert notes.plans == (PLAN,)
+    for part in ("content", "results", "given_at"):
+        assert RunNotes({"plans": [STORED["plans"][0] | {part: "x"}, 3]}).plans == ()
     assert RunNotes({"gates": [{"baseline": "a"}, 3]}).gates == ()
     assert notes.judges == (JudgeNote("polite", "Is it?", False, True),)
     assert RunNotes({"judges": [{"name": "x"}, 7]}).judges == ()

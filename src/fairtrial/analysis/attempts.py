@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from fairtrial.analysis.metrics import is_verdict
 from fairtrial.analysis.source import ExperimentSource
+from fairtrial.formatting import margin_text
 from fairtrial.store.notes import GateNote
 
 MANY_GATES = 20
@@ -23,12 +26,18 @@ class GateAttempt:
 
 
 def count_attempts(
-    candidate: ExperimentSource, baseline: ExperimentSource, trials: int, *, spends: bool
+    candidate: ExperimentSource,
+    baseline: ExperimentSource,
+    trials: int,
+    margins: Mapping[str, float],
+    *,
+    spends: bool,
 ) -> GateAttempt:
     """Count the gates of the same code from the notes in the runs of the baseline's suite.
 
     An attempt is a gate of the same code, experiment and data, against this baseline or a newer run of it.
-    Looking at the same results again is none: they are the same if the run is and the number of its trials.
+    Looking at the same results again is none: they are the same if the run is and the number of its trials. Another
+    margin is named.
     """
     store, run = baseline.store, baseline.store.get_run(baseline.run.run_id)
     own = run.noted.gates
@@ -39,17 +48,19 @@ def count_attempts(
         candidate.run.code_hash,
         candidate.run.dataset_fingerprint,
         trials,
+        dict(margins),
     )
-    new = entry not in own
-    others = [found for other in store.runs(suite=run.suite, limit=_RUNS_READ) for found in other.noted.gates]
-    warnings = []
-    attempt = 1 + sum(_is_attempt(one, entry) for one in others if one != entry)
+    new, plain = entry not in own, _without_margins(entry)
+    runs = store.runs(suite=run.suite, limit=_RUNS_READ)
+    others = [one for other in runs for one in dict.fromkeys(map(_without_margins, other.noted.gates))]
+    attempt = 1 + sum(_is_attempt(one, plain) for one in others if one != plain)
+    warnings = _about_margins([one for other in runs for one in other.noted.gates if _is_attempt(one, entry)], margins)
     if attempt > 1 and not spends:
         warnings.append(
             f"This is attempt {attempt} to pass this gate with the same code. Each further attempt makes it more "
             "likely that a bad run passes by chance: set spend_alpha to allow for it."
         )
-    used = sum(one.baseline == baseline.name for one in own) + new
+    used = sum(one.baseline == baseline.name for one in dict.fromkeys([*map(_without_margins, own), plain]))
     if used >= MANY_GATES:
         warnings.append(
             f"This baseline has been used in {used:,} gates. If it was lucky or unlucky by chance, all of them are "
@@ -63,6 +74,27 @@ def _is_attempt(one: GateNote, entry: GateNote) -> bool:
     if (one.baseline, one.experiment) != (entry.baseline, entry.experiment):
         return False
     return (one.code, one.data) == (entry.code, entry.data) if entry.code else one.run == entry.run
+
+
+def _without_margins(note: GateNote) -> GateNote:
+    return replace(note, margins=None)
+
+
+def _about_margins(earlier: Sequence[GateNote], margins: Mapping[str, float]) -> list[str]:
+    """Return a line for each metric whose margin was another one in an earlier gate of the same code."""
+    lines = []
+    for metric in dict.fromkeys(name for one in (*(note.margins or {} for note in earlier), margins) for name in one):
+        percent = is_verdict(metric)
+        before = dict.fromkeys(note.margins.get(metric) for note in earlier if note.margins is not None)
+        texts = [_margin(value, percent=percent) for value in before if value != margins.get(metric)]
+        if texts:
+            now = _margin(margins.get(metric), percent=percent)
+            lines.append(f"An earlier gate of this code had another margin: {', '.join(texts)} in {metric}; now {now}.")
+    return lines
+
+
+def _margin(value: float | None, *, percent: bool) -> str:
+    return "none" if value is None else margin_text(value, percent=percent)
 
 
 def spent_alpha(alpha: float, attempt: int) -> float:

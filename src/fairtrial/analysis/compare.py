@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -117,9 +117,12 @@ def compare_columns(
         for slices in [list(cut(ways, pairs.baseline, pairs.candidate))]
     ]
     # Holm, not Benjamini-Hochberg: one false alarm here blocks a release. Slices are only a list to inspect.
-    tests = adjust([found for one in whole for found in one.found()], "holm")
-    adjust([found for one in whole for found in one.found_scored()], "holm")
-    adjust([found for parts in sliced for _, one in parts for found in one.found()], "bh")
+    tests = 0
+    for of_primary in (True, False):  # The primary metric of a plan has an alpha of its own.
+        tested = [metric for one in whole for metric in one.distinct(settings.primary, of_primary=of_primary)]
+        tests += adjust([metric.found for metric in tested], "holm")
+        adjust([metric.scored for metric in tested], "holm")
+    adjust([metric.found for parts in sliced for _, one in parts for metric in one.distinct()], "bh")
     slice_tests = _slice_tests(whole, [[part for part, _ in parts] for parts in sliced], settings)
     compared: list[CandidateComparison] = []
     changed: list[SampleChanges] = []
@@ -168,13 +171,13 @@ class _Compared:
                 scored = difference(scores_of(pairs, name, "scored", settings), pairs, settings)
             self.metrics.append(_Metric(scores, AdjustedDifference(found), AdjustedDifference(scored), None))
 
-    def found(self) -> Iterator[AdjustedDifference]:
-        """The distinct tests."""
-        return (one.found for one in self.metrics if one.same_as is None)
+    def distinct(self, primary: str | None = None, *, of_primary: bool = False) -> list[_Metric]:
+        """The metrics that are tests of their own: those of the primary one, or the others.
 
-    def found_scored(self) -> Iterator[AdjustedDifference]:
-        """The distinct tests on pairs scored on both sides."""
-        return (one.scored for one in self.metrics if one.same_as is None)
+        A metric with the same numbers as the primary one is the same test.
+        """
+        named = next((one.same_as or primary for one in self.metrics if one.scores.metric == primary), None)
+        return [one for one in self.metrics if one.same_as is None and (one.scores.metric == named) is of_primary]
 
 
 def _candidate(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import batched
 from typing import TYPE_CHECKING, Literal, overload
 
+from fairtrial.analysis.analysis_plan import PlanCheck
 from fairtrial.analysis.changed_samples import ChangedSamples
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.trials.result import EvalResult
@@ -231,7 +232,8 @@ class FlippedSamples(Sequence[Flip]):
 class ComparisonRecord:
     """Candidates compared with one baseline: `comparison["terse"]["passed"].verdict`.
 
-    `tests` counts the tests that were made together, for which adjusted p-values allow.
+    `tests` counts the tests that were made together, for which adjusted p-values allow; with a plan, the primary metric
+    and the others are adjusted separately. `plan` says whether the comparison is as planned; None without a plan.
     """
 
     baseline: Side
@@ -239,6 +241,7 @@ class ComparisonRecord:
     alpha: float
     tests: int
     warnings: tuple[str, ...]
+    plan: PlanCheck | None = None
     # How each sample changed, for each candidate, and where to read the results of the baseline and the candidates;
     # neither belongs to the record.
     changes: tuple[SampleChanges, ...] = field(default=(), repr=False, compare=False)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from fairtrial.analysis.analysis_plan import PlanCheck
 from fairtrial.analysis.attempts import GateAttempt, count_attempts, spent_alpha
 from fairtrial.analysis.caveats import about_runs
 from fairtrial.analysis.checks import Check, Floor, GateCheck, Margin, MissingRule, evaluate_checks
@@ -29,6 +30,7 @@ from fairtrial.analysis.metrics import (
     verdict_column,
 )
 from fairtrial.analysis.pairing import ComparisonSettings, Pairs, pair
+from fairtrial.analysis.plan_check import check_gate, plan_of_sides
 from fairtrial.analysis.slicing import Slice, cut
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import ConfigurationError
@@ -45,7 +47,8 @@ class GateRecord:
 
     `reasons` say why it did not pass, or what it passed on. `needed` is the largest number of samples that an open rule
     about all samples asks for; rules of slices have their own, in samples of the slice (`GateCheck.needed`).
-    `missing_share` is the largest of any rule. `attempt` counts the gates of this code against this baseline.
+    `missing_share` is the largest of any rule. `attempt` counts the gates of this code against this baseline. `plan`
+    says whether the rules are as planned before the first result; None without a plan.
     """
 
     status: GateStatus
@@ -58,6 +61,7 @@ class GateRecord:
     warnings: tuple[str, ...]
     comparison: ComparisonRecord | None = None
     attempt: int = 1
+    plan: PlanCheck | None = None
 
     @property
     def passed(self) -> bool:
@@ -83,6 +87,7 @@ def gate_sources(
     """
     rules.check_baseline(given=baseline is not None)
     sources = [candidate] if baseline is None else [candidate, baseline]
+    check = check_gate(plan_of_sides(sources[::-1]), rules, sources)
     metrics = {*rules.metrics, *(() if labels is None else (labels.metric,)), PASSED}
     keys = tuple(dict.fromkeys(rule.by for rule in rules.slices))
     columns = [
@@ -93,12 +98,15 @@ def gate_sources(
     columns = attach_labels(sources, columns, labels)
     attempt = GateAttempt()
     if baseline is not None:
-        attempt = count_attempts(candidate, baseline, columns[0].count(SCORED, FAILED), spends=rules.spend_alpha)
+        trials = columns[0].count(SCORED, FAILED)
+        attempt = count_attempts(candidate, baseline, trials, rules.all_margins, spends=rules.spend_alpha)
         if rules.spend_alpha:
             rules = replace(rules, alpha=spent_alpha(rules.alpha, attempt.number))
-    result = gate_columns(columns[0], rules, columns[1] if baseline is not None else None, sources=sources)
+    against = columns[1] if baseline is not None else None
+    settings = ComparisonSettings(primary=None if check is None else check.primary)
+    result = gate_columns(columns[0], rules, against, settings=settings, sources=sources)
     warnings = (*about_runs(sources), *attempt.warnings, *result.warnings)
-    return replace(result, warnings=warnings, attempt=attempt.number), attempt.note
+    return replace(result, warnings=warnings, attempt=attempt.number, plan=check), attempt.note
 
 
 def _check_metrics(rules: GateRules, sources: Sequence[ExperimentSource], columns: Sequence[Columns]) -> None:

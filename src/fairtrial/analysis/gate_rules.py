@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fairtrial.foreign import load_toml
 from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.types import JSON
 
+_LARGEST = sys.float_info.max
 _LIKE_QUANTILE = re.compile(r"(median|p[\d.]+):")
 
 
@@ -163,7 +164,7 @@ class GateRules:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> GateRules:
         """Read rules from a mapping, such as a table of a TOML or JSON file."""
-        values = _known(cls, mapping, "the gate rules")
+        values = known_keys(cls, mapping, "the gate rules have")
         slices = values.get("slices", ())
         if not isinstance(slices, list | tuple):
             raise ConfigurationError(f"slices of the gate rules must be a list of tables (got {slices!r})")
@@ -174,20 +175,25 @@ class GateRules:
     @classmethod
     def load(cls, path: Path | str, table: str = "gate") -> GateRules:
         """Read rules from a table of a TOML file; dots separate nested tables, as in "tool.fairtrial.gate"."""
-        try:
-            found: Any = load_toml(Path(path))
-        except OSError as error:
-            raise ConfigurationError(f"the gate rules in {path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise ConfigurationError(f"{path} is not a TOML file: {error}") from None
-        for name in table.split("."):
-            found = found.get(name) if isinstance(found, dict) else None
-        if not isinstance(found, dict):
-            raise ConfigurationError(f"{path} has no table [{table}] with gate rules")
-        try:
-            return cls.from_mapping(found)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: {error}") from None
+        return load_table(path, table, "the gate rules", cls.from_mapping)
+
+
+def load_table[Record](path: Path | str, table: str, what: str, read: Callable[[Mapping[str, Any]], Record]) -> Record:
+    """Read a record from a table of a TOML file; `what` is what errors call it."""
+    try:
+        found: Any = load_toml(Path(path))
+    except OSError as error:
+        raise ConfigurationError(f"{what} in {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is not a TOML file: {error}") from None
+    for name in table.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{path} has no table [{table}] with {what}")
+    try:
+        return read(found)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
 
 
 def _slice_rule(rule: Any) -> SliceRule:
@@ -195,19 +201,18 @@ def _slice_rule(rule: Any) -> SliceRule:
         return rule
     if not isinstance(rule, Mapping):
         raise ConfigurationError(f"a slice rule must be a table with `by`, a metadata key (got {rule!r})")
-    values = _known(SliceRule, rule, "a slice rule")
+    values = known_keys(SliceRule, rule, "a slice rule has")
     return SliceRule(**({"by": ""} | values))
 
 
-def _known(kind: type[GateRules] | type[SliceRule], mapping: Mapping[str, Any], what: str) -> dict[str, Any]:
+def known_keys(kind: type[Any], mapping: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return a table whose keys are all fields of a record; an unknown one is refused, with the nearest known one."""
     names = [one.name for one in fields(kind)]
     for name in mapping:
         if name not in names:
             near = difflib.get_close_matches(str(name), names)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-            raise ConfigurationError(
-                f"{what} have no {name!r}; {hint}" if kind is GateRules else f"{what} has no {name!r}; {hint}"
-            )
+            raise ConfigurationError(f"{what} no {name!r}; {hint}")
     return dict(mapping)
 
 
@@ -265,7 +270,8 @@ def _check(rules: GateRules | SliceRule, what: str) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Whole numbers beyond those of floats are refused too.
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
 def _floors(rules: GateRules | SliceRule) -> dict[str, float]:

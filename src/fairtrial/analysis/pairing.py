@@ -24,7 +24,10 @@ _NAMED = 3  # Changed samples of a kind that are named.
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
-    """Settings of a comparison; `bounds` are ranges of metrics, None for a metric without limits."""
+    """Settings of a comparison; `bounds` are ranges of metrics, None for a metric without limits.
+
+    `primary` is the metric that a plan tests on its own; None without a plan.
+    """
 
     alpha: float = 0.05
     power: float = 0.8
@@ -35,6 +38,7 @@ class ComparisonSettings:
     seed: int = 0
     smallest_difference_that_matters: float | Mapping[str, float] = SMALLEST_DIFFERENCE
     higher_is_better: frozenset[str] = frozenset()
+    primary: str | None = None
 
     @property
     def level(self) -> float:

@@ -56,7 +56,7 @@ def normalize_slices(slice_by: SliceBy | Sequence[SliceBy]) -> tuple[str | ByInp
             found.append(ByInput(name, way))
         else:
             raise ConfigurationError(f"slice_by must be metadata keys, by_input, by_metric or functions (got {way!r})")
-    names = [_name_of(way) for way in found]
+    names = [name_of_slices(way) for way in found]
     if len(set(names)) != len(names):
         raise ConfigurationError(f"two of the slices share a name: {', '.join(names)}")
     return tuple(found)
@@ -80,12 +80,13 @@ def cut(ways: Sequence[str | ByInput | ByMetric], *sides: Columns) -> Iterator[S
             yield from _by_group(way, sides)
 
 
-def _name_of(way: str | ByInput | ByMetric) -> str:
+def name_of_slices(way: str | ByInput | ByMetric) -> str:
+    """Return the name under which slices are shown: a metadata key, or that of a function or metric."""
     return way if isinstance(way, str) else way.name if isinstance(way, ByInput) else way.metric
 
 
 def _by_group(way: str | ByInput, sides: Sequence[Columns]) -> Iterator[Slice]:
-    by = _name_of(way)
+    by = name_of_slices(way)
     labels = next((side.groups[by] for side in sides if by in side.groups), None)
     if labels is None:
         raise ConfigurationError(f"nothing was read to slice by {by!r}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import sys
+import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,8 +51,9 @@ def compare(
         typer.Option("--cluster", metavar="KEY", help="Metadata key: samples with the same value form a cluster."),
     ] = None,
     alpha: Annotated[
-        float, typer.Option("--alpha", metavar="SHARE", help="Accepted probability of a false alarm.")
-    ] = 0.05,
+        float | None,
+        typer.Option("--alpha", metavar="SHARE", help="Accepted probability of a false alarm (default: 0.05)."),
+    ] = None,
     lower_is_better: Annotated[
         list[str] | None, typer.Option("--lower-is-better", metavar="NAME", help="A metric for which lower is better.")
     ] = None,
@@ -59,11 +62,13 @@ def compare(
         typer.Option("--higher-is-better", metavar="NAME", help="A metric for which higher is better."),
     ] = None,
     smallest_difference: Annotated[
-        float,
+        float | None,
         typer.Option(
-            "--smallest-difference", metavar="SHARE", help="The smallest difference in a rate that matters to you."
+            "--smallest-difference",
+            metavar="SHARE",
+            help="The smallest difference in a rate that matters to you (default: 0.05).",
         ),
-    ] = 0.05,
+    ] = None,
     labels: Correcting = None,
     labels_by_verdict: ByVerdict = False,
     label_name: LabelName = None,
@@ -71,6 +76,12 @@ def compare(
         bool, typer.Option("--verbose", "-v", help="Also show tests, trial counts, and the comparison without errors.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random number generator.")] = 0,
+    format: Annotated[
+        str, typer.Option("--format", "-f", metavar="FORMAT", help="text, or latex: a table for a paper.")
+    ] = "text",
+    methods: Annotated[
+        bool, typer.Option("--methods", help="Print a paragraph for the methods section of a paper instead.")
+    ] = False,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
@@ -78,7 +89,8 @@ def compare(
 
     Shows the difference of each metric with its interval and a verdict. If only differences smaller than
     --smallest-difference are plausible, the verdict is "as good". If the data are inconclusive, it says how many
-    samples would decide.
+    samples would decide. If the runs have a plan (`fairtrial run --plan`), the default is the planned comparison, and
+    what is not as planned is listed.
 
     \b
     Examples:
@@ -86,13 +98,21 @@ def compare(
       fairtrial compare support@3 support@4 --by kind
       fairtrial compare support --all-metrics --json
       fairtrial compare support --labels labels.csv
+      fairtrial compare support --format latex > table.tex
     """
     from fairtrial.cli.label_file import correcting_labels
     from fairtrial.cli.reporting import record_of
     from fairtrial.cli.screen import out, print_json
+    from fairtrial.render.latex import latex_text
     from fairtrial.report.compare import DEFAULT_METRICS
     from fairtrial.report.compare import compare as compared
 
+    if format not in ("text", "latex"):
+        raise UserError(
+            f"--format must be text or latex (got {format})", "for other formats: fairtrial export --against"
+        )
+    if json and (methods or format != "text"):
+        raise UserError("--json cannot be combined with --format or --methods", "omit one of them")
     opened = options.open_existing(store)
     sides = sides_of(opened, runs)
     wanted = None if every else tuple(metric) if metric else DEFAULT_METRICS
@@ -113,7 +133,13 @@ def compare(
     if json:
         print_json(record_of(comparison))
         return 0
-    out().print(comparison.in_detail() if verbose else comparison)
+    if methods:
+        text = latex_text(comparison.methods()) if format == "latex" else comparison.methods()
+        sys.stdout.write(f"{textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)}\n")
+    elif format == "latex":
+        sys.stdout.write(comparison.to_latex())
+    else:
+        out().print(comparison.in_detail() if verbose else comparison)
     return 0
 
 

@@ -63,9 +63,10 @@ def gate(
     """Decide from intervals whether a run passes: exit 0, 1 or 3.
 
     Exit codes: 0 if it passes, 1 if it fails, 3 if the data are inconclusive. Rules come from --rules, or else from
-    [tool.fairtrial.gate] in pyproject.toml; options override them. If GITHUB_STEP_SUMMARY names a file, the decision
-    is appended to it. --notify posts the decision to a webhook as JSON, or as plain text for Slack (also if the URL
-    begins with slack+). If the webhook cannot be reached, a note is printed and the exit code stays the same.
+    [tool.fairtrial.gate] in pyproject.toml, or else from the plan of the run; options override them. If
+    GITHUB_STEP_SUMMARY names a file, the decision is appended to it. --notify posts the decision to a webhook as JSON,
+    or as plain text for Slack (also if the URL begins with slack+). If the webhook cannot be reached, a note is printed
+    and the exit code stays the same.
 
     \b
     Examples:
@@ -81,11 +82,11 @@ def gate(
     from fairtrial.cli.screen import out, print_json
     from fairtrial.report import EvalReport
     from fairtrial.report.gate import gate as decide
+    from fairtrial.report.gate import planned_rules
 
     if notify is not None:
         check_address(notify)
     opened = options.open_existing(store)
-    chosen = _rules(rules, margin, min_pass_rate, floor, ceiling)
     sides: list[ExperimentReport] = []
     for text in (run, baseline):
         if text is None:
@@ -95,6 +96,7 @@ def gate(
             choices = " or ".join(f"{name_of(named.run)}:{name}" for name in named.experiments)
             raise UserError(f"{text} has {len(named.experiments)} experiments", f"choose one: {choices}")
         sides.append(EvalReport(opened, named.run)[named.experiments[0]])
+    chosen = _rules(rules, margin, min_pass_rate, floor, ceiling, planned_rules(sides[0].source))
     if chosen.empty:
         raise UserError(
             "the gate has no rules",
@@ -130,6 +132,7 @@ def _rules(
     min_pass_rate: float | None,
     floors: list[str] | None,
     ceilings: list[str] | None,
+    planned: GateRules,
 ) -> GateRules:
     from fairtrial.analysis.gate_rules import GateRules
     from fairtrial.cli.settings import load_settings
@@ -140,7 +143,7 @@ def _rules(
     elif settings.gate and settings.root is not None:
         rules = GateRules.load(settings.root / "pyproject.toml", "tool.fairtrial.gate")
     else:
-        rules = GateRules()
+        rules = planned
     changes: dict[str, Any] = {}
     if margin is not None:
         changes["margin"] = margin

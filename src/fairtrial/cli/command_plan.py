@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,10 @@ from fairtrial.cli import options
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fairtrial.analysis.analysis_plan import AnalysisPlan
+    from fairtrial.analysis.planning import SamplePlanRecord
     from fairtrial.report import EvalReport, ExperimentReport
 
 RUNS_READ = 5
@@ -61,6 +66,22 @@ def plan(
         str | None,
         typer.Option("--cluster", metavar="KEY", help="Metadata key: samples with the same value form a cluster."),
     ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", metavar="FILE", help="Write an analysis plan for `fairtrial run --plan` (TOML)."),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option("--margin", metavar="SHARE", min=0, help="With --write: how much worse a candidate may be."),
+    ] = None,
+    secondary: Annotated[
+        list[str] | None,
+        typer.Option("--secondary", metavar="NAME", help="With --write: also compare this metric (repeatable)."),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", metavar="KEY", help="With --write: also compare slices by this key (repeatable)."),
+    ] = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> int:
@@ -68,19 +89,25 @@ def plan(
 
     Earlier runs tell how often two sides differed, how much repeats varied and what a trial cost; the difference they
     showed is never used. Anything the runs do not tell is assumed, and the assumption is printed. Without a suite,
-    the worst case is assumed.
+    the worst case is assumed. --write makes an analysis plan of it, which states before the data what will be
+    compared; --metric is then the primary metric, and --tests the number of candidates.
 
     \b
     Examples:
       fairtrial plan support --difference 0.05
       fairtrial plan support@3 --repeats 1 --repeats 4 --sample-cost 0.50
       fairtrial plan --difference 0.02 --power 0.9
+      fairtrial plan support --difference 0.05 --margin 0.02 --write plan.toml
     """
     from fairtrial.analysis.planning import REPEATS
     from fairtrial.cli.reporting import record_of
     from fairtrial.cli.screen import out, print_json
     from fairtrial.report.plan import plan as planned
 
+    if write is None and (margin is not None or secondary or by):
+        raise UserError("--margin, --secondary and --by need --write FILE", "add --write plan.toml")
+    if write is not None and tests is None:
+        tests = 1  # The primary metric of a plan is tested on its own.
     result = planned(
         *(() if history is None else _reports(history, store)),
         difference=_difference(metric) if difference is None else difference,
@@ -92,11 +119,54 @@ def plan(
         cluster=cluster,
         sample_cost_usd=sample_cost,
     )
+    made = None if write is None else _write(write, result, margin, secondary or (), by or (), cluster)
     if json:
         print_json(record_of(result))
         return 0
     out().print(result)
+    if made is not None:
+        out().print(f"\nwrote {write} (plan {made.digest[:8]}): fairtrial run --plan {write}", soft_wrap=True)
     return 0
+
+
+def _write(
+    file: Path,
+    result: SamplePlanRecord,
+    margin: float | None,
+    secondary: Sequence[str],
+    slices: Sequence[str],
+    cluster: str | None,
+) -> AnalysisPlan:
+    """Write the analysis plan of a sample plan to a new file."""
+    from fairtrial.analysis.analysis_plan import AnalysisPlan
+    from fairtrial.analysis.metrics import PASSED, VALUE, is_verdict
+    from fairtrial.report.rerun import PART
+
+    share = is_verdict(result.metric) or result.metric == VALUE
+    margins = {} if margin is None or result.metric == PASSED else {result.metric: margin}
+    plan = AnalysisPlan(
+        result.metric,
+        secondary=tuple(secondary),
+        smallest_difference_that_matters=result.difference if share else {result.metric: result.difference},
+        margin=margin if result.metric == PASSED else None,
+        margins=margins,
+        slices=tuple(slices),
+        cluster=cluster,
+        alpha=result.alpha,
+        tests=result.tests,
+        samples=result.samples,
+        repeats=result.repeats,
+        power=result.power,
+        suite=result.suite.removesuffix(PART),
+    )
+    try:
+        with file.open("x", encoding="utf-8") as page:
+            page.write(plan.to_toml())
+    except FileExistsError:
+        raise UserError(f"{file} exists, and a plan is never replaced", "choose another name") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}", "choose another name") from None
+    return plan
 
 
 def _reports(name: str, store: str | None) -> list[EvalReport | ExperimentReport]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from fairtrial.cli import options
 from fairtrial.cli.user_errors import ExitCode, UserError
 
 if TYPE_CHECKING:
+    from fairtrial.analysis.analysis_plan import AnalysisPlan
     from fairtrial.cli.adhoc import AdHocOptions
     from fairtrial.cli.running import RunOptions, RunOutcome
     from fairtrial.cli.settings import Settings
@@ -106,6 +108,14 @@ def run(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Resume even if the code has changed.")] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="Analysis plan to store before the first trial (default: [tool.fairtrial.plan]).",
+        ),
+    ] = None,
     tag: Annotated[
         list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="Tag the run (repeatable).")
     ] = None,
@@ -219,6 +229,7 @@ def run(
       fairtrial run evals.py --sample t07 --set style=terse
       fairtrial run evals.py --fail-under 0.8            for CI: exit 1 if lower
       fairtrial run evals.py --once nightly-7            for schedulers: only once
+      fairtrial run evals.py --plan plan.toml            as planned beforehand
       fairtrial run --prompt prompts.py:ask --dataset q.jsonl \\
           --model openai:gpt-6.1-sol --model anthropic:claude-opus-5 \\
           --evaluator exact_match                        compare two models
@@ -270,6 +281,7 @@ def run(
             raise UserError(
                 "--once needs a key, and cannot be combined with --fresh, --retry-errors or --resume", "omit them"
             )
+        plans = _plans(plan, settings, [suite.name for suite, _ in planned])
         opened = options.open_when_available(url)
         run_options = RunOptions(
             store=opened,
@@ -289,7 +301,10 @@ def run(
             observers=(*probes, *tracers),
         )
         code, facts = _run_all(
-            [(suite, replace(run_options, base=words)) for suite, words in planned],
+            [
+                (suite, replace(run_options, base=words, plan=chosen))
+                for (suite, words), chosen in zip(planned, plans, strict=True)
+            ],
             fail_under=fail_under,
             max_error_share=settings["max-error-share"] if max_error_share is None else max_error_share,
         )
@@ -320,6 +335,21 @@ def _chosen(suites: Sequence[str], settings: Settings) -> Sequence[str]:
             'give one, as in: fairtrial run evals.py; or set suites = ["evals.py"] under [tool.fairtrial]',
         )
     return chosen
+
+
+def _plans(file: Path | None, settings: Settings, suites: Sequence[str]) -> list[AnalysisPlan | None]:
+    """Return the analysis plan of each suite: that of the file, or that of pyproject.toml if it is for the suite."""
+    from fairtrial.analysis.analysis_plan import AnalysisPlan
+
+    if file is not None:
+        plan = AnalysisPlan.load(file)
+        if other := next((name for name in suites if not plan.is_for(name)), None):
+            raise UserError(f"the plan in {file} is for suite {plan.suite!r} (got {other!r})", "run that suite alone")
+    elif settings.plan and settings.root is not None:
+        plan = AnalysisPlan.load(settings.root / "pyproject.toml", "tool.fairtrial.plan")
+    else:
+        return [None] * len(suites)
+    return [plan if plan.is_for(name) else None for name in suites]
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from fairtrial.store.protocol import RESUMABLE
 from fairtrial.store.redact import current
 
 if TYPE_CHECKING:
+    from fairtrial.analysis.analysis_plan import AnalysisPlan
     from fairtrial.report import EvalReport
     from fairtrial.runs.events import EvalRunStarted
     from fairtrial.store.protocol import RunRecord, RunStore
@@ -47,6 +48,7 @@ class RunOptions:
     force: bool = False
     run_id: str | None = None  # The run to resume.
     once: str | None = None  # The key of a run that is executed once.
+    plan: AnalysisPlan | None = None
     quiet: bool = False
     json: bool = False
     compares: bool = False  # Several models: the run ends with their comparison.
@@ -134,6 +136,7 @@ def run_suite(suite: EvalSuite, run_options: RunOptions) -> RunOutcome:
                 run_id=run_options.run_id,
                 once=run_options.once,
                 force=run_options.force,
+                plan=run_options.plan,
                 **options,
             )
     except KeyboardInterrupt:

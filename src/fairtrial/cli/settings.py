@@ -16,6 +16,7 @@ from fairtrial.frozen import EMPTY
 
 DEFAULT_STORE = Path(".fairtrial") / "runs.db"
 _URL = ("://", "memory:")
+_TABLES = ("gate", "plan")  # Read by the commands that they are for.
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class Settings:
     found: Mapping[str, Setting]
     root: Path | None  # The folder of the pyproject.toml with [tool.fairtrial].
     gate: bool = False  # Whether it has [tool.fairtrial.gate].
+    plan: bool = False  # Whether it has [tool.fairtrial.plan].
 
     def __getitem__(self, name: str) -> Any:
         return self.found[name].value
@@ -149,7 +151,7 @@ def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None 
     environ = os.environ if environ is None else environ
     file = _find(Path.cwd() if folder is None else folder)
     table = {} if file is None else _table(file)
-    gate = table.pop("gate", None)
+    gate, plan = table.pop("gate", None), table.pop("plan", None)
     settings: dict[str, Setting] = {}
     for name, definition in KNOWN.items():
         variable = f"FAIRTRIAL_{name.upper().replace('-', '_')}"
@@ -168,7 +170,7 @@ def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None 
     if settings["store"].value is None:
         default = DEFAULT_STORE if file is None else _relative(file.parent / DEFAULT_STORE)
         settings["store"] = Setting("store", str(default), "default", KNOWN["store"].about)
-    return Settings(settings, None if file is None else file.parent, bool(gate))
+    return Settings(settings, None if file is None else file.parent, bool(gate), bool(plan))
 
 
 def _read(definition: _Known, value: Any, origin: str) -> Any:
@@ -199,8 +201,8 @@ def _table(file: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in table.items():
         plain = name.replace("_", "-")
-        if plain not in KNOWN and plain != "gate":
-            near = difflib.get_close_matches(plain, KNOWN, 1)
+        if plain not in KNOWN and plain not in _TABLES:
+            near = difflib.get_close_matches(plain, [*KNOWN, *_TABLES], 1)
             hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(KNOWN)}"
             raise UserError(f"{shown_path(str(file))}: [tool.fairtrial] has no setting {name!r}", hint)
         values[plain] = value

@@ -105,7 +105,9 @@ def _title(comparison: ComparisonRecord) -> str:
 
 
 def _about(comparison: ComparisonRecord) -> Iterator[str]:
-    """Yield how many samples were matched; one line if it is the same for all candidates."""
+    """Yield whether it is as planned, and how many samples were matched; one line if all candidates have as many."""
+    if comparison.plan is not None:
+        yield comparison.plan.sentence
     matched = [_matched(candidate) for candidate in comparison.candidates]
     if len(set(matched)) == 1:
         yield matched[0]
@@ -326,11 +328,18 @@ def _sides(comparison: ComparisonRecord) -> Table:
 
 
 def _remarks(comparison: ComparisonRecord, *, detailed: bool) -> Iterator[str]:
+    yield from () if comparison.plan is None else comparison.plan.lines
     yield from comparison.warnings
     if any(metric.labels is not None for candidate in comparison.candidates for metric in candidate.metrics):
         yield "Rates are what people would say; won, lost and tied count the judge's verdicts."
     if comparison.tests > 1 and detailed:
-        yield f"Adjusted p-values allow for {comparison.tests} tests made together."
+        primary, others = count_tests(comparison)
+        if not primary:
+            yield f"Adjusted p-values allow for {comparison.tests} tests made together."
+        elif primary > 1:
+            yield f"Adjusted p-values of the primary metric allow for {primary} tests made together."
+        if primary and others > 1:
+            yield f"Adjusted p-values of the other metrics allow for {others} tests made together."
     sliced = [
         metric.adjusted_p
         for candidate in comparison.candidates
@@ -352,6 +361,16 @@ def _remarks(comparison: ComparisonRecord, *, detailed: bool) -> Iterator[str]:
             elif metric.same_as is None and metric.scored_only is not None and metric.scored_only.n != metric.n:
                 yield f"{whose}{_scored_only(metric)}"
         yield from (f"{whose}{warning}" for warning in candidate.warnings)
+
+
+def count_tests(comparison: ComparisonRecord) -> tuple[int, int]:
+    """Return the numbers of tests of the primary metric of a plan, and of all others; 0 and all without a plan."""
+    primary = 0
+    for candidate in comparison.candidates:
+        name = None if comparison.plan is None else comparison.plan.primary
+        name = next((one.same_as or name for one in candidate.metrics if one.metric == name), None)
+        primary += any(one.metric == name and one.p is not None for one in candidate.metrics)
+    return primary, comparison.tests - primary
 
 
 def _scored_only(metric: MetricComparison) -> str:

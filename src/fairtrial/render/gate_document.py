@@ -15,18 +15,20 @@ _TONES: dict[str, Tone] = {"pass": "good", "fail": "bad", "inconclusive": "unsur
 
 def gate_document(result: GateRecord, cases: int) -> Document:
     """Return the document, with at most `cases` flipped samples in each direction."""
+    plan = result.plan
     first, *rest = result.reasons or ("",)
     blocks: list[Block] = [
         Conclusion(result.status, first, _TONES[result.status]),
         Remarks(tuple(rest)),
         _checks(result),
-        Remarks((*result.warnings, *_exact(result))),
+        Remarks((*(() if plan is None else plan.lines), *result.warnings, *_exact(result))),
     ]
     if cases and result.comparison is not None:
         inside = comparison_document(result.comparison, cases).blocks
         blocks += [block for block in inside if not isinstance(block, Conclusion | Remarks)]
     against = "" if result.baseline is None else f" against {result.baseline}"
-    return Document(f"gate: {result.candidate}{against}", (), tuple(blocks))
+    about = () if plan is None else (plan.sentence,)
+    return Document(f"gate: {result.candidate}{against}", about, tuple(blocks))
 
 
 def _exact(result: GateRecord) -> tuple[str, ...]:

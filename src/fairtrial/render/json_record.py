@@ -18,6 +18,7 @@ from fairtrial.analysis.error_groups import read_error_groups
 from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis
 from fairtrial.analysis.gate import GateRecord
 from fairtrial.analysis.leaderboard import LeaderboardRecord
+from fairtrial.analysis.plan_check import check_run
 from fairtrial.analysis.planning import SamplePlanRecord
 from fairtrial.analysis.source import code_versions
 from fairtrial.codec import to_json
@@ -59,6 +60,7 @@ def _report(analysis: RunAnalysis) -> dict[str, JSON]:
         "format": REPORT_FORMAT,
         "run": report_run(analysis.run, code_versions(analysis.store, analysis.run)),
         "experiments": [_part(part) for part in analysis.parts],
+        "plan": to_json(check_run(analysis.run)),
     }
 
 

@@ -14,6 +14,7 @@ from fairtrial.analysis.estimates import SHOWN_QUANTILES, Estimate, SliceEstimat
 from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis
 from fairtrial.analysis.figures import Figures
 from fairtrial.analysis.metrics import COST, CRITERION, ERRORS, LATENCY, TOKENS, is_verdict, quantile_name
+from fairtrial.analysis.plan_check import check_run
 from fairtrial.analysis.source import code_versions
 from fairtrial.render import plots
 from fairtrial.render.adaptive_remarks import adaptive_remarks
@@ -71,6 +72,8 @@ def report_document(analysis: RunAnalysis, cases: int) -> Document:
         blocks += _plots(figures)
     blocks.append(Remarks(tuple(_remarks(run, parts, code_versions(analysis.store, run)))))
     about = [_about(run, parts)]
+    if (plan := check_run(run)) is not None:
+        about.append(plan.sentence)
     if cases > _FEW:  # A page, to be read without the store: it has what every other screen can be asked for.
         about.append(_circumstances(run))
         blocks += [_parameters(run, parts), _slices(analysis)]
@@ -476,6 +479,7 @@ def _origin(run: RunRecord) -> Iterator[str]:
 
 def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis], versions: int) -> Iterator[str]:
     yield from _origin(run)
+    yield from () if (plan := check_run(run)) is None else plan.lines
     repeated = _repeated({part.name: part.figures for part in parts})
     scored = any(part.successful for part in parts)
     if scored and "pass_rate_all" in repeated:

@@ -6,13 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fairtrial.analysis.analysis_plan import AnalysisPlan
+from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.compare import DEFAULT_METRICS, compare_columns, read_sides
 from fairtrial.analysis.comparison import ComparisonRecord, Side
 from fairtrial.analysis.gate_rules import checked_smallest_difference
 from fairtrial.analysis.labels import Labels, label_use
-from fairtrial.analysis.metrics import COSTS, PASSED, SMALLEST_DIFFERENCE
+from fairtrial.analysis.metrics import COSTS, PASSED, VALUE, measured_metric
 from fairtrial.analysis.pairing import ComparisonSettings
+from fairtrial.analysis.plan_check import check_comparison, plan_of_sides
 from fairtrial.analysis.slices import SliceBy
+from fairtrial.analysis.slicing import name_of_slices, normalize_slices
 from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY, first_is
 from fairtrial.report.renderable import Renderable, RenderableRecord
@@ -27,7 +31,7 @@ class Comparison(ComparisonRecord, RenderableRecord):
     """Candidates against one baseline: `comparison["terse"]["passed"].verdict`, or print it.
 
     `tests` counts the tests that were made together, for which adjusted p-values allow. `print(comparison.in_detail())`
-    shows the tests, the trials and the comparison without errors too.
+    shows the tests, the trials and the comparison without errors too. `plan` says whether it is as planned.
     """
 
     def __repr__(self) -> str:
@@ -36,6 +40,18 @@ class Comparison(ComparisonRecord, RenderableRecord):
     def in_detail(self) -> DetailedComparison:
         """Return the same comparison, to be printed with every detail."""
         return DetailedComparison(self)
+
+    def to_latex(self) -> str:
+        """Return the table of differences for a paper; it needs no LaTeX package, and foreign text is escaped."""
+        from fairtrial.render.latex import comparison_table
+
+        return comparison_table(self)
+
+    def methods(self) -> str:
+        """Return a paragraph for the methods section of a paper, made of what was done."""
+        from fairtrial.render.methods import methods_paragraph
+
+        return methods_paragraph(self)
 
 
 class DetailedComparison(Renderable):
@@ -58,10 +74,10 @@ def compare(
     metrics: Sequence[str] | str | None = DEFAULT_METRICS,
     cluster: str | None = None,
     slice_by: SliceBy | Sequence[SliceBy] = (),
-    alpha: float = 0.05,
+    alpha: float | None = None,
     lower_is_better: Collection[str] = (),
     higher_is_better: Collection[str] = (),
-    smallest_difference_that_matters: float | Mapping[str, float] = SMALLEST_DIFFERENCE,
+    smallest_difference_that_matters: float | Mapping[str, float] | None = None,
     bounds: Mapping[str, tuple[float, float] | None] = EMPTY,
     test: Literal["midp", "exact"] = "midp",
     seed: int = 0,
@@ -75,7 +91,8 @@ def compare(
     Sides are reports, or experiments of one report: `compare(report["plain"], report["terse"])`. Samples are joined
     on their id; one with another input or expected value on the other side is missing. Task errors and timeouts count
     as failures of the system; scorer errors, dead letters and trials that were not run are missing, and every verdict
-    is repeated on what was scored on both sides.
+    is repeated on what was scored on both sides. If the runs have an `AnalysisPlan`, it replaces the defaults below,
+    and `Comparison.plan` lists what is not as planned.
 
     Args:
         baseline: The report or experiment that the candidates are compared with.
@@ -87,12 +104,14 @@ def compare(
             (`EvalConfig.cluster`), "" for none.
         slice_by: Metadata keys, `by_input`, `by_metric` or functions of the input: the comparison is repeated on each
             slice.
-        alpha: The accepted chance of calling equal systems different, over all metrics and candidates.
+        alpha: The accepted chance of calling equal systems different, over all metrics and candidates: .05 by default.
+            With a plan, once for the primary metric and once for all others.
         lower_is_better: Metrics of which less is better, besides latency, tokens and cost.
         higher_is_better: Metrics of which more is better, besides "passed", "value" and "reward". Metrics may declare
             it themselves (`Metric.higher_is_better`); others are reported as higher or lower instead of better.
-        smallest_difference_that_matters: One number for shares, or one for each metric by name. Two sides whose
-            interval lies within it are reported as equally good, and the number of samples to detect it is shown.
+        smallest_difference_that_matters: One number for shares (.05 by default), or one for each metric by name. Two
+            sides whose interval lies within it are reported as equally good, and the number of samples to detect it
+            is shown.
         bounds: Ranges of metrics that are not 0 to 1; None for a metric without limits. By default a metric whose
             values are all from 0 to 1 has that range.
         test: "exact" for McNemar's exact test instead of the mid-p one.
@@ -108,25 +127,47 @@ def compare(
     sources = [source_of(side, example) for side in (baseline, *candidates)]
     if len(sources) < 2:
         raise ConfigurationError("a comparison needs a baseline and at least one candidate")
+    run_plan = plan_of_sides(sources)
+    plan = None if run_plan is None else run_plan.in_use
+    default = plan or AnalysisPlan()
+    alpha = default.alpha if alpha is None else alpha
     if not 0 < alpha < 1:
         raise ConfigurationError(f"alpha must be between 0 and 1, such as 0.05 (got {alpha})")
     use = label_use(labels, label_metric, label_name, by_verdict=labels_by_verdict)
     wanted = (metrics,) if isinstance(metrics, str) else metrics
-    if use is not None and wanted is DEFAULT_METRICS:
+    if wanted is DEFAULT_METRICS and use is not None:
         wanted = (label_metric,)
-    columns = read_sides(sources, wanted, cluster, slice_by, use)
-    lower = (lower_is_better,) if isinstance(lower_is_better, str) else lower_is_better
-    higher = (higher_is_better,) if isinstance(higher_is_better, str) else higher_is_better
+    follows = wanted is DEFAULT_METRICS and plan is not None
+    ways: Sequence[SliceBy] = normalize_slices(slice_by)
+    planned_slices = () if ways else default.slices
+    matters = smallest_difference_that_matters
+    read = default.metrics if follows else wanted
+    key = default.cluster if cluster is None else cluster
+    columns = read_sides(sources, read, key, ways or planned_slices, use)
+    if follows:  # What no trial or sample has cannot be compared; the check of the plan names it.
+        wanted = _present(default.metrics, columns) or wanted
+    groups = columns[0].groups
+    ways = ways or [name for name in planned_slices if any(label is not None for label in groups[name])]
+    lower = (lower_is_better,) if isinstance(lower_is_better, str) else tuple(lower_is_better)
+    higher = (higher_is_better,) if isinstance(higher_is_better, str) else tuple(higher_is_better)
     settings = ComparisonSettings(
         alpha=alpha,
-        lower_is_better=frozenset((*lower, *COSTS)),
-        higher_is_better=frozenset(higher),
-        bounds=bounds,
+        lower_is_better=frozenset((*(lower or default.lower_is_better), *COSTS)),
+        higher_is_better=frozenset(higher or default.higher_is_better),
+        bounds=bounds or default.bounds,
         test=test,
         seed=seed,
-        smallest_difference_that_matters=checked_smallest_difference(smallest_difference_that_matters),
+        smallest_difference_that_matters=checked_smallest_difference(
+            default.smallest_difference_that_matters if matters is None else matters
+        ),
+        primary=None if plan is None else plan.primary,
     )
-    record = compare_columns(
-        columns[0], columns[1:], metrics=wanted, slice_by=slice_by, settings=settings, sources=sources
-    )
-    return Comparison.of(record)
+    record = compare_columns(columns[0], columns[1:], metrics=wanted, slice_by=ways, settings=settings, sources=sources)
+    slices = [name_of_slices(way) for way in normalize_slices(ways)]
+    chosen = {"cluster": cluster, "lower_is_better": lower, "higher_is_better": higher, "bounds": bounds, "test": test}
+    return Comparison.of(record, plan=check_comparison(run_plan, record, slices, chosen))
+
+
+def _present(metrics: Sequence[str], sides: Sequence[Columns]) -> tuple[str, ...]:
+    known = {PASSED, VALUE, *COSTS}.union(*(side.values for side in sides))
+    return tuple(name for name in metrics if measured_metric(name) in known)

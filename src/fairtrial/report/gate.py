@@ -10,6 +10,7 @@ from fairtrial.analysis.gate import GateRecord, gate_sources
 from fairtrial.analysis.gate_rules import GateRules
 from fairtrial.analysis.labels import Labels, label_use
 from fairtrial.analysis.metrics import PASSED
+from fairtrial.analysis.plan_check import plan_of
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import StoreError
 from fairtrial.frozen import first_is
@@ -26,7 +27,8 @@ class GateResult(GateRecord, RenderableRecord, WithTestCases):
 
     `reasons` say why it did not pass, or what it passed on. `needed` is the largest number of samples that an open rule
     about all samples asks for; rules of slices have their own, in samples of the slice. `missing_share` is the largest
-    of any rule. `attempt` counts the gates of this code against this baseline.
+    of any rule. `attempt` counts the gates of this code against this baseline. `plan` says whether the rules are as
+    planned.
     """
 
     comparison: Comparison | None = None
@@ -37,7 +39,7 @@ class GateResult(GateRecord, RenderableRecord, WithTestCases):
 
 def gate(
     candidate: EvalReport | ExperimentReport,
-    rules: GateRules | Mapping[str, Any],
+    rules: GateRules | Mapping[str, Any] | None = None,
     baseline: EvalReport | ExperimentReport | None = None,
     *,
     labels: Labels | bool = False,
@@ -51,21 +53,32 @@ def gate(
     if the whole interval of candidate - baseline is above -margin, and broken if it is below. Anything else is
     inconclusive. Missing numbers are taken at their worst, and too many of them leave a rule undecided. With several
     rules all must be met, and a rule counts as missed only if it is so allowing for their number: one false alarm
-    blocks a release. A gate with a baseline is noted in the baseline's run.
+    blocks a release. A gate with a baseline is noted in the baseline's run. Without `rules`, those of the plan are
+    applied that was given to the candidate's run (`AnalysisPlan`).
 
     `labels` of the candidate, and of the baseline if there is one, correct what a judge says, as in `compare`: floors
     and margins are then about what people would say.
     """
+    example = 'name one, as in gate(report["terse"], rules)'
+    source = source_of(candidate, example)
+    if rules is None:
+        rules = planned_rules(source)
     rules = rules if isinstance(rules, GateRules) else GateRules.from_mapping(rules)
     rules.check_baseline(given=baseline is not None)
-    example = 'name one, as in gate(report["terse"], rules)'
     against = None if baseline is None else source_of(baseline, example)
     use = label_use(labels, label_metric, label_name, by_verdict=labels_by_verdict)
-    record, note = gate_sources(source_of(candidate, example), rules, against, use)
+    record, note = gate_sources(source, rules, against, use)
     if against is not None and note is not None:
         record = _keep_note(record, note, against)
     comparison = None if record.comparison is None else Comparison.of(record.comparison)
     return GateResult.of(record, comparison=comparison)
+
+
+def planned_rules(source: ExperimentSource) -> GateRules:
+    """Return the rules of the plan of a run; without a plan there are none."""
+    planned = plan_of(source.run)
+    plan = None if planned is None else planned.in_use
+    return GateRules() if plan is None else plan.rules
 
 
 def _keep_note(record: GateRecord, note: GateNote, baseline: ExperimentSource) -> GateRecord:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 from uuid import uuid4
 
+from fairtrial.analysis.analysis_plan import AnalysisPlan
 from fairtrial.analysis.metrics import ERRORS
 from fairtrial.codec import digest, from_json, to_json
 from fairtrial.errors import RunBusyError, RunMismatchError, UnknownRunError
 from fairtrial.frozen import EMPTY
 from fairtrial.runs.baseline import SuiteCode, describe_code
+from fairtrial.runs.plan_notes import add_plan, name_earlier_runs, plan_note
 from fairtrial.runs.request import RunRequest
 from fairtrial.store.notes import write_notes
 from fairtrial.store.protocol import RunRecord, RunStore
@@ -149,9 +151,15 @@ def describe_run(
     *,
     tags: Mapping[str, str],
     once: str | None = None,
+    plan: AnalysisPlan | None = None,
 ) -> RunRecord:
     """Return a run as it would be stored."""
     dataset: Mapping[str, Any] = identity.dataset
+    notes = write_notes(order=dataset["order"])
+    if once is not None:  # A digest, because a key that looks like a credential would be redacted.
+        notes |= write_notes(once=digest(once)[:32])
+    if plan is not None:
+        notes |= write_notes(plans=[plan_note(plan)])
     return RunRecord(
         run_id=uuid4().hex[:12],
         suite=identity.suite,
@@ -167,8 +175,7 @@ def describe_run(
         evaluator=identity.evaluator[0],
         code_hash=identity.code[-1],
         created_at=time.time(),
-        # A digest, because a key that looks like a credential would be redacted.
-        notes=write_notes(order=dataset["order"]) | ({} if once is None else write_notes(once=digest(once)[:32])),
+        notes=notes,
         identity=identity.to_json(),
     )
 
@@ -237,7 +244,9 @@ def _resume_or_create(
     if wanted.noted.once is not None and found.status in _ENDED and (not parts or force):
         return ResumedRun(found, resumed=True, ended=True)
     if parts <= {"code", "packages"} and (not parts or force or retry_errors or found.status == "unscored"):
-        return _resume(store, found, wanted, code, changed="code" in parts, retry_errors=retry_errors)
+        found, late = add_plan(store, found, wanted)
+        resumed = _resume(store, found, wanted, code, changed="code" in parts, retry_errors=retry_errors)
+        return resumed if late is None else replace(resumed, warning=". ".join(filter(None, (resumed.warning, late))))
     said = "; ".join(difference.text for difference in differences)
     # A new run would pay again for stored outputs that only need a score.
     only_scoring = found.status == "unscored" and parts <= {"evaluator", "code"}
@@ -269,7 +278,7 @@ def _create(store: RunStore, wanted: RunRecord, latest: int | None) -> RunRecord
     if latest is None:
         with contextlib.suppress(UnknownRunError):
             return store.get_run(wanted.run_id)
-    return store.create_run(wanted, latest=latest)
+    return store.create_run(name_earlier_runs(store, wanted), latest=latest)
 
 
 def _check_resumable(found: RunRecord, wanted: RunRecord) -> None:

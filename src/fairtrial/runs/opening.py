@@ -53,7 +53,9 @@ def _describe(request: RunRequest) -> RunRecord:
     for ordinal, sample in enumerate(islice(request.dataset, _CHECKED_FIRST)):
         refuse_secrets(redactor, sample, ordinal)
     identity = identify(request)
-    return describe_run(identity, request.experiments, request.config, tags=request.tags, once=request.once)
+    return describe_run(
+        identity, request.experiments, request.config, tags=request.tags, once=request.once, plan=request.plan
+    )
 
 
 async def wait_for_other(

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from fairtrial.analysis.analysis_plan import AnalysisPlan
 from fairtrial.data.dataset import Dataset
 from fairtrial.runs.baseline import Baseline, SuiteCode
 from fairtrial.runs.events import Observers
@@ -44,6 +45,7 @@ class RunRequest:
     code: SuiteCode | None = None  # What the suite executes.
     baseline: Baseline | None = None  # What it executed when it was made.
     home: str = ""  # The file that defines the suite.
+    plan: AnalysisPlan | None = None  # What will be compared, stored before the first trial.
 
     @property
     def roots(self) -> dict[str, Any]:

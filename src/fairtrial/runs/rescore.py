@@ -143,7 +143,8 @@ def _open_rescoring(request: RunRequest, *, parent: RunRecord) -> ResumedRun:
         parent_run=parent.run_id,
         created_at=time.time(),
         finished_at=None,
-        notes=write_notes(order=parent.noted.order),
+        notes=write_notes(order=parent.noted.order)
+        | (write_notes(plans=parent.noted.plans) if parent.noted.plans else {}),
         identity=identity,
     )
     return ResumedRun(store.create_run(run), resumed=False)

@@ -244,6 +244,7 @@ class GateNote:
         code: The hash of its code; empty if unknown.
         data: The fingerprint of its dataset.
         trials: Number of its trials with a score.
+        margins: How much worse than the baseline each metric was allowed to be; None if it was not recorded.
     """
 
     baseline: str
@@ -252,6 +253,35 @@ class GateNote:
     code: str
     data: str
     trials: int
+    margins: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNote:
+    """An analysis plan that was given to the run.
+
+    Attributes:
+        digest: The hash of the plan.
+        content: The plan, by key.
+        given_at: When it was given, in seconds since the epoch.
+        results: Number of results that the run had by then.
+        earlier: Names of runs of the same code on the same samples that had results by then.
+    """
+
+    digest: str
+    content: Mapping[str, JSON]
+    given_at: float
+    results: int = 0
+    earlier: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self | None:
+        """Read the note; None if it is damaged."""
+        content, results = stored.get("content"), stored.get("results")
+        given_at = stored.get("given_at")
+        if not isinstance(content, Mapping) or not isinstance(results, int) or not isinstance(given_at, int | float):
+            return None
+        return cls(str(stored.get("digest")), content, given_at, results, _texts(stored.get("earlier")) or ())
 
 
 type ReviewScale = Literal["pass_fail", "ratings"]
@@ -340,6 +370,7 @@ class NoteChanges(TypedDict, total=False):
     resume_words: Sequence[str]
     sample_types: tuple[JSON, JSON]
     gates: Sequence[GateNote]
+    plans: Sequence[PlanNote]
     reviews: Sequence[ReviewNote]
     judges: Sequence[JudgeNote]
 
@@ -423,8 +454,15 @@ class RunNotes:
         """The gates for which the run was the baseline, the oldest first."""
         found = self.stored.get("gates")
         stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
-        wanted = {entry.name for entry in fields(GateNote)}
+        wanted = {entry.name for entry in fields(GateNote)} - {"margins"}
         return tuple(GateNote(**_known(GateNote, part)) for part in stored if wanted <= part.keys())
+
+    @property
+    def plans(self) -> tuple[PlanNote, ...]:
+        """The analysis plans that were given to the run, the oldest first."""
+        found = self.stored.get("plans")
+        stored = [part for part in found if isinstance(part, Mapping)] if isinstance(found, Sequence) else []
+        return tuple(note for part in stored if (note := PlanNote.read(part)) is not None)
 
     @property
     def reviews(self) -> tuple[ReviewNote, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 import anyio
 from typing_extensions import TypeVar
 
+from fairtrial.analysis.analysis_plan import AnalysisPlan
 from fairtrial.data.dataset import Dataset
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, MailboxError
@@ -191,8 +192,11 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         run_id: str | None = None,
         once: str | None = None,
         force: bool = False,
+        plan: AnalysisPlan | None = None,
     ) -> RunRequest:
-        return prepare(
+        if plan is not None and not plan.is_for(self.name):
+            raise ConfigurationError(f"the plan is for suite {plan.suite!r} (got {self.name!r})")
+        request = prepare(
             self.name,
             self.dataset,
             self.task,
@@ -214,6 +218,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
             traces=self.traces,
             baseline=self._baseline,
         )
+        return request if plan is None else replace(request, plan=plan)
 
     async def run(
         self,
@@ -227,6 +232,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         run_id: str | None = None,
         once: str | None = None,
         force: bool = False,
+        plan: AnalysisPlan | None = None,
         progress: bool = False,
     ) -> EvalReport[OutputT]:
         """Run the suite, or resume its latest run if that is unfinished, and report.
@@ -245,6 +251,8 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
             run_id: The run to resume; `RunMismatchError` if it differs from the suite.
             once: A key: the run of this suite that has it is resumed, and never executed again when it is finished.
             force: Resume even if the code has changed. The report then says that there are two code versions.
+            plan: What will be compared and how (`AnalysisPlan`), stored before the first trial. A resumed run keeps its
+                own; another one is recorded with the number of results that there were.
             progress: Show the progress of the run on standard error: a live display on a terminal, a live line in a
                 notebook, and a line every 15 seconds elsewhere.
         """
@@ -259,6 +267,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
                 run_id=run_id,
                 once=once,
                 force=force,
+                plan=plan,
             )
             run = await self._carried_out(request, mailbox)
         return EvalReport(opened, run, output_types=_output_types(request))
@@ -275,6 +284,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
         run_id: str | None = None,
         once: str | None = None,
         force: bool = False,
+        plan: AnalysisPlan | None = None,
         progress: bool = False,
     ) -> EvalReport[OutputT]:
         """Blocking version of `run`."""
@@ -289,6 +299,7 @@ class EvalSuite(Generic[InputT, OutputT, ExpectedT]):  # noqa: UP046 - they have
                 run_id=run_id,
                 once=once,
                 force=force,
+                plan=plan,
             )
             run = run_interruptibly(
                 lambda interrupt: self._carried_out(request, mailbox, interrupt=interrupt),
