@@ -89,7 +89,7 @@ def compare(
 
     Shows the difference of each metric with its interval and a verdict. If only differences smaller than
     --smallest-difference are plausible, the verdict is "as good". If the data are inconclusive, it says how many
-    samples would decide. If the runs have a plan (`fairtrial run --plan`), the default is the planned comparison, and
+    samples would decide. If the runs have a plan (run --plan), the default is the planned comparison, and
     what is not as planned is listed.
 
     \b
