@@ -28,7 +28,7 @@ from fairtrial import (
     stats,
 )
 from fairtrial.codec import from_json, to_json
-from fairtrial.runs.adaptive import ERROR, FAILED, MISSING, PASSED, Adaptive
+from fairtrial.runs.adaptive import ERROR, FAILED, MISSING, PASSED, Adaptive, follow
 from fairtrial.store.protocol import RunRecord
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
@@ -196,6 +196,22 @@ class TestPrefixes:
             1.0,
         )
         assert note["pair"]["low"] < 0 < note["pair"]["high"]
+
+    @pytest.mark.parametrize("count", [2, 3, 4, 7])
+    def test_stored_results_are_read_in_pages(self, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fairtrial.runs.adaptive._PAGE", 3)
+        store = open_store("memory:")
+        run = store.create_run(plan(8))
+        store.commit("r", [result(ordinal, 1.0) for ordinal in range(count)], dict(enumerate(samples([1] * 8))))
+        found = follow(EvalConfig(stop_when=StopWhen(0.01)), run, store, {1}, None)
+        assert found is not None
+        assert (found.samples, found.horizon) == (1, 1 + 32 * 10)  # The second one is done again.
+        found.see(result(1, 0.0))
+        assert found.samples == count
+        assert follow(EvalConfig(), run, store, frozenset(), None) is None
+        near = follow(EvalConfig(stop_when=StopWhen(0.01)), run, store, frozenset(), 5)
+        assert near is not None
+        assert (near.samples, near.horizon) == (count, count + 5)
 
     def test_a_prefix_of_nothing_but_missing_scores_has_no_estimate(self) -> None:
         adaptive = Adaptive(DECIDE, plan(1, "baseline", "terse"))

@@ -25,9 +25,11 @@ from fairtrial import (
     TokenUsage,
     TrialContext,
     exact_match,
+    open_store,
 )
 from fairtrial.cli.running import exit_status
 from fairtrial.cli.user_errors import ExitCode
+from fairtrial.store.column_cache import cached_columns
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.protocol import NO_SAMPLES, Committed
 
@@ -95,6 +97,22 @@ async def test_a_replaced_result_leaves_no_details_behind(tmp_path: Path) -> Non
     with closing(sqlite3.connect(path)) as connection, connection:
         assert connection.execute("SELECT count(*) FROM details").fetchone() == (1,)
     connection.close()
+
+
+async def test_a_large_run_that_has_ended_has_a_column_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairtrial.store.column_cache.WRITTEN_AT_THE_END", 3)
+
+    async def fails(given: int) -> int:
+        raise ValueError
+
+    stopping = EvalConfig(stop_on_error=True)
+    with closing(open_store(f"sqlite:///{tmp_path / 'runs.db'}")) as store:
+        small = await EvalSuite("small", numbers(2), lambda given: given, exact_match).run(store=store)
+        large = await EvalSuite("large", numbers(3), lambda given: given, exact_match).run(store=store)
+        stopped = await EvalSuite("stopped", numbers(3), fails, exact_match, config=stopping).run(store=store)
+        cached = {one.run_id for one in cached_columns(store.identity)}  # type: ignore[attr-defined]
+    assert (small.status, large.status, stopped.status) == ("finished", "finished", "interrupted")
+    assert cached == {large.run_id}
 
 
 class Forgetful(MemoryStore):
