@@ -77,6 +77,63 @@ def test_it_counts_what_happens() -> None:
     assert Display(tally).plain_line().startswith("support: 4 of 10 trials, passed 50.0% [1.3%, 98.7%], 2 timeouts, ")
 
 
+def test_costs_and_tokens_are_shown_once_there_are_any() -> None:
+    tally = Tally()
+    started(tally)
+    tally.publish(SampleEvaluated("r1", result(0)))
+    assert tally.cost is None
+    assert lines(tally)[2].rstrip().endswith("/s")
+    tally.publish(SampleEvaluated("r1", result(1, judge_cost_usd=0.25)))
+    assert tally.cost == 0.25
+    tally.publish(SampleEvaluated("r1", result(2, usage=TokenUsage(1, 2, cost_usd=0.5), judge_cost_usd=0.25)))
+    assert (tally.cost, tally.tokens, tally.begun, tally.ended) == (1.0, 3, 0, 3)
+    tally.publish(SampleEvaluated("r1", result(3, outcome="task_error")))
+    assert lines(tally)[1].rstrip().endswith("   1 task error")
+
+
+def test_colours_say_what_is_good_and_what_is_not() -> None:
+    tally = Tally()
+    started(tally)
+
+    def coloured() -> str:
+        console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
+        with console.capture() as captured:
+            console.print(Display(tally))
+        return captured.get().splitlines()[1].rstrip()
+
+    assert coloured() == "  \x1b[2mnothing scored yet\x1b[0m   \x1b[2mno errors\x1b[0m"
+    tally.publish(SampleEvaluated("r1", result(0)))
+    tally.publish(SampleEvaluated("r1", result(1, outcome="timeout")))
+    assert coloured() == "  \x1b[32mpassed 100.0% [2.5%, 100.0%]\x1b[0m   \x1b[31m1 timeout\x1b[0m"
+
+
+def test_the_rate_is_that_of_the_last_twenty_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fairtrial.runs.progress.time.monotonic", lambda: now[0])
+    tally = Tally()
+    started(tally)
+    display = Display(tally)
+    rates = []
+    for seconds, done in ((0, 0), (10, 5), (20, 5), (30, 6), (31, 7)):
+        now[0], tally.done = 100.0 + seconds, done
+        rates.append(round(display.rate(), 6))
+    assert rates == [0.0, 0.5, 0.25, 0.2, round(2 / 21, 6)]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_last_line_is_written_if_it_was_asked_for_and_the_run_had_begun(last: bool) -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=80)
+    tally = Tally()
+    with shown(tally, console, last=last):
+        pass
+    assert file.getvalue() == ""
+    with shown(tally, console, last=last):
+        started(tally)
+    assert file.getvalue().startswith("support: 0 of 10 trials, nothing scored yet, no errors" if last else "")
+    assert bool(file.getvalue()) == last
+
+
 @pytest.mark.parametrize("several", [{"repeats": 3}, {"experiments": ("plain", "terse")}])
 def test_several_trials_of_a_sample_have_no_interval_as_if_they_were_independent(several: dict[str, Any]) -> None:
     tally = Tally()
