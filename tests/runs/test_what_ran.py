@@ -28,7 +28,6 @@ from fairtrial.runs.identity import RunIdentity, identify
 from tests.notebooks import execute, printed, start_kernel
 from tests.runs.identity_kinds import KINDS, STABLE, identities
 
-pytestmark = pytest.mark.long  # Hundreds of suites, several processes.
 ROOT = Path(__file__).parents[2]
 KEYS = [
     {"KINDS_RENEWED": "sk-first-9f8e7d6c5b4a", "KINDS_API_KEY": "first-0123456789abcdef"},
@@ -76,12 +75,14 @@ def test_the_tables_are_large_enough() -> None:
     assert len(STABLE) >= 40
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("form", ["typed", "module"])
 def test_every_change_starts_a_new_run_or_is_named(form: str, tmp_path: Path, keys: None) -> None:
     check_changes(identities(tmp_path / "project", form))
 
 
+@pytest.mark.long
 def test_unchanged_suites_have_one_identity_in_every_process_and_folder(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     one = in_process(tmp_path / "one" / "project", "script", cwd=tmp_path, number=0)
@@ -96,6 +97,7 @@ def test_unchanged_suites_have_one_identity_in_every_process_and_folder(tmp_path
     assert not any(secret in text for keys in KEYS for secret in keys.values())
 
 
+@pytest.mark.long
 def test_interrupted_runs_of_unchanged_suites_are_resumed_by_another_process_in_another_folder(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     given = "script", f"sqlite:///{tmp_path / 'runs.db'}"
@@ -109,6 +111,7 @@ def test_interrupted_runs_of_unchanged_suites_are_resumed_by_another_process_in_
         assert (len(executed), len(kept), kept | stored) == (2, 3, kept), name
 
 
+@pytest.mark.long
 def test_what_is_executed_in_cells_of_a_notebook_is_compared_too(tmp_path: Path) -> None:
     code = f"""
         import json, sys, warnings
@@ -125,6 +128,7 @@ def test_what_is_executed_in_cells_of_a_notebook_is_compared_too(tmp_path: Path)
     assert different == []
 
 
+@pytest.mark.long
 def test_what_is_typed_into_a_console_is_compared_too(tmp_path: Path) -> None:
     session = f"""
         import json, sys, warnings
@@ -196,6 +200,7 @@ def test_a_file_edited_before_its_suite_is_made_is_not_taken_for_what_is_execute
     assert code_of(EvalSuite("s", Dataset.of({1: 1}), fresh.task, exact_match)).code != stale.code
 
 
+@pytest.mark.long
 def test_an_interrupted_run_is_resumed_from_another_folder(tmp_path: Path) -> None:
     evals = tmp_path / "evals"
     evals.mkdir()
