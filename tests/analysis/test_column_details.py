@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from fairtrial import GateRules, Metric, Score, gate, open_store
+from fairtrial import GateRules, Metric, Score, gate, open_store, stats
+from fairtrial.analysis.column_file import forget, open_columns, write_columns
 from fairtrial.analysis.columns import Columns
-from fairtrial.analysis.estimates import per_trial
+from fairtrial.analysis.estimates import per_trial, slice_rate_test
+from fairtrial.analysis.experiment import ExperimentAnalysis
 from fairtrial.analysis.labels import CollectedLabels
 from fairtrial.analysis.metrics import MISSING, SCORED
 from fairtrial.analysis.pairing import pair
+from fairtrial.analysis.review_sample import draw_trials, keyed_hash
+from fairtrial.analysis.trial_columns import Condition, TrialColumns
+from fairtrial.errors import ConfigurationError, StoreError
+from fairtrial.report.report import source_of
 from fairtrial.store import RunStore
+from fairtrial.store.notes import ReviewNote
 from tests.analysis.sides import one, two
 from tests.analysis.test_column_files import assert_equal, both, sample_run, store_run
 from tests.report.build import stored
@@ -104,3 +113,138 @@ def test_labels_are_graded_unless_scores_and_labels_are_verdicts(
     column, found = labels.column(columns, "helpful", by_verdict=False)
     assert found is graded
     assert column.values.ravel().tolist() == [float(vote) for vote in votes]
+
+
+REVIEW = ReviewNote("helpful", "Is it?", "", ("terse", "plain"), "pass_fail", "00ff", 5)
+
+
+def test_a_larger_review_contains_a_smaller_one(store: RunStore) -> None:
+    columns = TrialColumns.open(store, store_run(store, *sample_run()))
+    scored = {each.ordinal: each.experiment for each in store.results("r1", outcomes=["scored"])}
+    few, more, all_of_them = (draw_trials(columns, replace(REVIEW, size=size)) for size in (5, 8, 10_000))
+    assert few.judged == more.judged == all_of_them.judged == len(scored)
+    assert [scored[place] for place in few.ordinals] == ["terse"] * 5 + ["plain"] * 5
+    assert few.ordinals == more.ordinals[:5] + more.ordinals[8:13]
+    assert sorted(all_of_them.ordinals) == sorted(scored)
+    assert draw_trials(columns, replace(REVIEW, seed="0100")).ordinals != few.ordinals
+    by_hash = sorted((name for name in scored if scored[name] == "terse"), key=lambda name: hash_of(255, name))
+    assert list(few.ordinals[:5]) == by_hash[:5]
+
+
+def hash_of(seed: int, ordinal: int) -> int:
+    return int(keyed_hash(seed, np.array([ordinal], dtype=np.int64))[0])
+
+
+def test_facts_of_samples_are_found_though_others_are_unknown(store: RunStore) -> None:
+    run = store_run(store, *sample_run(), order=[3, 5, 29])
+    columns = TrialColumns.open(store, run)
+    expected = {each.ordinal: each.sample.metadata.get("topic") for each in store.results("r1")}
+    everything = np.arange(columns.extent)
+    topics = [None, *columns._file.metadata_values("topic")]
+    found = {
+        int(place): topics[code] for place, code in enumerate(columns.at("meta:topic", everything).tolist()) if code
+    }
+    assert {place: found[place] for place in expected} == expected
+    assert {place // 4 for place in found} == {3, 5, 29}
+    assert columns.stored_part("outcome", 0, 4).tolist() == [0, 0, 0, 0]
+    with pytest.raises(ConfigurationError, match="the column must be one of"):
+        columns.stored_part("no such", 0, 4)
+
+
+def test_a_condition_may_have_one_bound(store: RunStore) -> None:
+    columns = TrialColumns.open(store, store_run(store, *sample_run()))
+    latencies = [each.latency_ms for each in store.results("r1")]
+    for bounds in ({"high": 5}, {"low": 5}, {"low": 5, "high": 5}):
+        found = columns.select(Condition("latency_ms", **bounds)).total
+        assert found == sum(bounds.get("low", 0) <= one <= bounds.get("high", 99) for one in latencies)
+
+
+def test_a_key_that_no_sample_has_is_nothing_everywhere(store: RunStore) -> None:
+    read, _ = both(store, store_run(store, *sample_run()), keys=["none"])
+    nothing = read.groups["none"]
+    assert (len(nothing), list(nothing[2:5]), len(nothing[-2:]), nothing[-1]) == (30, [None] * 3, 2, None)
+    with pytest.raises(IndexError):
+        nothing[30]
+
+
+def test_a_file_is_not_built_for_who_only_looks(store: RunStore) -> None:
+    run = store_run(store, *sample_run(missing=False))
+    assert open_columns(store, run, build=False) is None
+    built = open_columns(store, run)
+    assert built is not None
+    assert open_columns(store, run, build=False) is built
+    forget()
+    again = open_columns(store, run, build=False)
+    assert again is not None
+    assert again is not built
+
+
+def test_a_file_that_cannot_be_made_stops_nothing(store: RunStore) -> None:
+    run = store_run(store, *sample_run())
+    with mock.patch.object(type(store), "result_numbers", side_effect=StoreError("gone")):
+        assert not write_columns(store, run)
+    assert write_columns(store, run)
+
+
+STOPPED = {
+    "stopped": True, "reason": "enough", "rule": {"narrower_than": 0.1}, "samples": 40, "planned": 40, "beyond": 0,
+    "experiments": {}, "pair": None,
+}  # fmt: skip
+
+
+def test_slices_that_differ_in_their_pass_rates_are_noticed() -> None:
+    def tested(values: list[Any], *, clusters: bool = False, **given: Any) -> Any:
+        topics = [{"topic": "law" if place < 20 else "art"} for place in range(40)]
+        teams = [{"cluster": place // 4} if clusters else {} for place in range(40)]
+        metadata = [topic | team for topic, team in zip(topics, teams, strict=True)]
+        return slice_rate_test(source_of(stored(values, metadata=metadata, **given), ""), "topic")
+
+    different = tested([1.0] * 20 + [0.0] * 18 + [1.0, "task_error"])
+    assert different.p_value < 0.001
+    assert (different.n, different.groups, different.test) == (39, 2, "permutation of Welch's statistic")
+    assert tested([1.0, 0.0] * 20).p_value == 1.0
+    clustered = tested([*[1.0] * 24, *[0.0] * 16], clusters=True)
+    assert (clustered.n, clustered.test) == (40, "wild cluster bootstrap of Welch's statistic")
+    stopped = tested([1.0] * 20 + [0.0] * 20, notes={"adaptive": STOPPED})
+    assert isinstance(stopped, stats.Undefined)
+
+
+def test_scores_by_criterion_are_means_over_samples() -> None:
+    def analysis(trials: list[Any], **given: Any) -> ExperimentAnalysis:
+        return ExperimentAnalysis.read(source_of(stored({"other": trials[::-1], "own": trials}, **given)["own"], ""))
+
+    def score(value: float, *metrics: Metric) -> Score:
+        return Score(value, metrics=metrics)
+
+    bare = analysis([1.0, 0.5, 0.0])
+    assert bare.name == "own"
+    assert (bare.scores_by_criterion, list(bare.criteria)) == ({"grade": 0.5}, ["grade"])
+    assert bare.criteria["grade"].value == pytest.approx(2 / 3)
+    none = analysis(["task_error", "timeout"])
+    assert none.scores_by_criterion == {}
+    judged = [score(1.0, Metric("a", 1.0, passed=True)), score(0.0, Metric("a", 0.25, passed=False), Metric("b", 7.0))]
+    once = analysis(judged)
+    assert once.scores_by_criterion == {"a": 0.625, "b": 7.0}
+    assert {name: found.value for name, found in once.criteria.items()} == {"a": 0.5}
+    twice = analysis([[judged[0], judged[0]], [judged[1], "task_error"], [judged[0], judged[1]]])
+    assert twice.scores_by_criterion["a"] == pytest.approx((1.0 + 0.25 + 0.625) / 3)
+
+
+def test_a_comparison_shows_its_first_verdicts() -> None:
+    scores = [Score(1.0, metrics=[Metric(name, place) for name in "abc"]) for place in range(4)]
+    found = one(two(scores, scores), metrics=["passed", "a", "b", "c"]).candidates[0]
+    assert (
+        repr(found)
+        == "<CandidateComparison terse: "
+        + ", ".join(f"{name} {found[name].verdict}" for name in ("passed", "a", "b"))
+        + ">"
+    )
+
+
+def test_a_gate_against_another_baseline_is_no_second_attempt() -> None:
+    store = open_store("memory:")
+    values: list[Any] = [1.0] * 30
+    old = stored({"plain": values, "other": values}, run_id="old", store=store)
+    for run_id, baseline, attempt in (("a", "plain", 1), ("b", "other", 1), ("c", "plain", 2), ("d", "other", 2)):
+        new = stored({"terse": values}, run_id=run_id, store=store, code_hash="c")
+        assert gate(new, GateRules(margin=0.2), baseline=old[baseline]).attempt == attempt
