@@ -348,6 +348,17 @@ class TestGraded:
         assert "Krippendorff's alpha" in str(calibration)
         assert "judge's mean" in str(calibration)
 
+    def test_people_who_rate_nearly_the_same_agree_more_than_by_equal_ratings(self) -> None:
+        report = run([0.2, 0.4, 0.6, 0.8], store=open_store("memory:"))
+        ratings = {"a": [0.2, 0.4, 0.6, 0.8], "b": [0.3, 0.4, 0.7, 0.9]}
+        for who, given in ratings.items():
+            for place, rating in enumerate(given):
+                report.store.label(Label(TrialKey(report.run_id, "baseline", f"s{place}"), "ok", rating, who))
+        panel = calibrate(report, metric="value").panel
+        assert panel is not None
+        expected = stats.krippendorff_alpha(list(ratings.values()), measurement="interval")
+        assert panel.krippendorff.value == expected != stats.krippendorff_alpha(list(ratings.values()))
+
     def test_ratings_can_be_given_in_the_judges_words(self) -> None:
         report = run([1.0, 0.75, 0.5, 0.0])
         words = {"s0": "excellent", "s1": "Good", "s2": "fair", "s3": "wrong"}

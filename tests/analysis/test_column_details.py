@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fairtrial import GateRules, Metric, Score, gate, open_store, stats
+from fairtrial.analysis import column_file
 from fairtrial.analysis.column_file import forget, open_columns, write_columns
 from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.estimates import per_trial, slice_rate_test
@@ -22,11 +23,12 @@ from fairtrial.analysis.pairing import pair
 from fairtrial.analysis.review_sample import draw_trials, keyed_hash
 from fairtrial.analysis.trial_columns import Condition, TrialColumns
 from fairtrial.errors import ConfigurationError, StoreError
+from fairtrial.frozen import FrozenList
 from fairtrial.report.report import source_of
 from fairtrial.store import RunStore
 from fairtrial.store.notes import ReviewNote
 from tests.analysis.sides import one, two
-from tests.analysis.test_column_files import assert_equal, both, sample_run, store_run
+from tests.analysis.test_column_files import BLOCK, assert_equal, both, sample_run, store_run
 from tests.report.build import stored
 
 
@@ -177,6 +179,27 @@ def test_a_file_is_not_built_for_who_only_looks(store: RunStore) -> None:
     again = open_columns(store, run, build=False)
     assert again is not None
     assert again is not built
+
+
+def test_the_file_of_an_incomplete_run_is_used_as_long_as_nothing_is_added(store: RunStore) -> None:
+    samples, repeats, cells = sample_run(missing=False)
+    for last in range(48, 56):  # Blocks are full, or nearly so, or have just begun.
+        given = [*cells[:last], *([[(None, 0, 0, None, {})] * repeats] * (len(cells) - last))]
+        run = store_run(store, samples, repeats, given, run_id=f"r{last}")
+        with mock.patch.object(column_file, "BLOCK", BLOCK):
+            built = open_columns(store, run)
+            assert built is not None
+            assert open_columns(store, run) is built
+
+
+def test_values_of_metadata_cannot_be_changed(store: RunStore) -> None:
+    samples, repeats, cells = sample_run()
+    of_lists = [replace(each, metadata={"topic": ["t", place % 2]}) for place, each in enumerate(samples)]
+    found = open_columns(store, store_run(store, of_lists, repeats, cells))
+    assert found is not None
+    values = found.metadata_values("topic")
+    assert [type(value) for value in values] == [FrozenList] * 2
+    assert [list(value) for value in values] == [["t", 0], ["t", 1]]
 
 
 def test_a_file_that_cannot_be_made_stops_nothing(store: RunStore) -> None:

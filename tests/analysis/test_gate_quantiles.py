@@ -63,6 +63,8 @@ class TestCeilings:
         columns = Columns.of({"words": values}, outcomes=outcomes)
         result = gate_columns(columns, GateRules(ceilings={"p95:words": 2000}))
         assert result.status == status
+        (check,) = result.checks
+        assert (check.low, check.high) == (1900.0, None if hidden == 3 else 1900.0)
         if hidden == 3:
             assert "whatever the 3 missing would have been" in result.reasons[0]
             assert gate_columns(columns, GateRules(ceilings={"p95:words": 2000}, max_missing=0.05)).passed

@@ -229,6 +229,16 @@ class TestSeveralDatasets:
         assert found["a"].mean == pytest.approx(np.mean(means))
         assert "Means are over 2 datasets, weighted: data 50.0%, other 50.0%." in str(found)
 
+    def test_failures_and_missing_trials_are_those_of_all_datasets(self) -> None:
+        store = open_store("memory:")
+        rest: list[Any] = [1.0, 0.0] * 10
+        first = {"a": ["task_error", *rest], "b": [1.0, *rest]}
+        second = {"b": ["timeout", "scorer_error", *rest], "a": ["timeout", 1.0, *rest]}
+        one = stored(first, run_id="r1", store=store)
+        other = _of_dataset(stored(second, run_id="r2", store=store, fingerprint="e" * 32), "other")
+        found = leaderboard(one, other)
+        assert {name: (found[name].failures, found[name].missing) for name in "ab"} == {"a": (2, 0), "b": (1, 1)}
+
     def test_weights_are_taken_by_the_names_of_datasets(self) -> None:
         one, other = self.two()
         found = leaderboard(one, other, weights={"other": 3, "data": 1})

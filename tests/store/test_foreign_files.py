@@ -99,6 +99,19 @@ def test_a_file_with_impossible_content_is_refused(saved: bytes, tmp_path: Path,
         look(changed(saved, tmp_path, *statements))
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("results.latency_ms", "'long'"), ("results.value", "'1'"), ("runs.suite", "x'00'"), ("details.output", "5")],
+)
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_column(
+    saved: bytes, tmp_path: Path, column: str, value: str
+) -> None:
+    table, name = column.split(".")
+    path = changed(saved, tmp_path, f"UPDATE {table} SET {name} = CAST({value} AS BLOB)")
+    with pytest.raises(StoreError, match=f"a value of {column} has another type than it must have"):
+        look(path)
+
+
 def test_a_store_on_a_read_only_file_system_is_read(saved: bytes, tmp_path: Path) -> None:
     path = changed(saved, tmp_path)
     command = [sys.executable, "-m", "fairtrial.cli", "runs", "--store", str(path)]
