@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -425,6 +426,85 @@ async def test_the_error_of_a_trial_is_limited() -> None:
 
     for length, kept in ((9_988, "x" * 9_988), (9_989, "x" * 9_988 + " ...")):
         assert (await trial(work, given=length)).error == f"ValueError: {kept}"
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "pauses"),
+    [
+        (None, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]),  # The longest ones, which are drawn here.
+        (0, [0.0] * 7),
+        (7, [7.0] * 7),
+        (61.5, [60.0] * 7),
+        (-1, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]),
+        ("soon", [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]),
+    ],
+)
+async def test_pauses_between_attempts_grow_or_are_those_that_the_error_asks_for(
+    retry_after: Any, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await anyio.lowlevel.checkpoint()
+
+    async def broken(given: str) -> str:
+        error = ConnectionError("busy")
+        error.retry_after = retry_after  # type: ignore[attr-defined]
+        raise error
+
+    monkeypatch.setattr("fairtrial.trials.run_trial.anyio.sleep", sleep)
+    monkeypatch.setattr("fairtrial.trials.run_trial.random.uniform", lambda low, high: high if low == 0 else low)
+    result = await trial(broken, max_retries=7)
+    assert (result.attempt, result.metadata["earlier_attempts"]) == (8, 0)
+    assert slept == pauses
+
+
+async def test_an_output_may_be_as_large_as_allowed() -> None:
+    for output, kept in (("x" * 8, True), ("x" * 9, False), (b"x" * 30, False), ([1, 2, 3, 4], True), ([1] * 6, False)):
+
+        async def work(given: str, output: Any = output) -> Any:
+            return output
+
+        result = await trial(work, lambda output, expected: True, max_output_bytes=10)
+        assert (result.outcome == "scored") is kept
+        if not kept:
+            assert (result.stage, result.output, result.output_json) == ("output", None, None)
+            assert result.error == "the output is larger than 10 bytes; return a reference to it"
+
+
+async def test_deadlines_are_those_of_the_time_limit() -> None:
+    left: list[float] = []
+
+    async def work(given: str, ctx: TrialContext) -> str:
+        left.append(ctx.deadline - time.monotonic())
+        return "a"
+
+    async def judge(output: str, expected: str) -> bool:
+        left.append(current_trial().deadline - time.monotonic())
+        return True
+
+    assert (await trial(work, judge, timeout_seconds=50.0)).passed
+    assert all(40 < seconds <= 50 for seconds in left)
+
+
+async def test_a_continued_trial_counts_its_attempts_on() -> None:
+    made = rules(answer)
+    again = await run_trial(made, KEY, 0, Sample("s1", "q", "a"), 0, attempt=3)
+    assert (again.attempt, again.metadata["earlier_attempts"]) == (3, 2)
+    first = await run_trial(made, KEY, 0, Sample("s1", "q", "a"), 0)
+    assert (first.attempt, "earlier_attempts" in first.metadata) == (1, False)
+
+
+async def test_a_stored_result_of_unknown_duration_stays_one() -> None:
+    for metadata, known in (({}, 70), ({"untimed": True}, None)):
+        stored = EvalResult(
+            key=KEY, ordinal=0, outcome="scored", score=Score(0.0), output="a", latency_ms=70, metadata=metadata,
+            usage=TokenUsage(3, 4), unpriced_calls=2,
+        )  # fmt: skip
+        again = await score_again(rules(answer), KEY, 0, Sample("s1", "q", "a"), stored, None)
+        assert (again.passed, again.known_latency_ms, again.usage) == (True, known, TokenUsage(3, 4))
+        assert (again.unpriced_calls, again.attempt) == (2, 1)
 
 
 @pytest.mark.proves("R58")

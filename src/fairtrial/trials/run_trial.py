@@ -219,7 +219,7 @@ async def _attempts(rules: TrialRules, trial: _Trial, sample: Sample[Any, Any], 
         failed = AttemptFailed(trial.attempt, state.outcome, describe_error(state.error))
         trial.session.record(failed, actor="framework")
         trial.session = trial.session.next_attempt()  # Before the pause: what the ended attempt records is late.
-        pause = _backoff(trial.attempt - first, state.retry_after)
+        pause = _backoff(trial.attempt - first + 1, state.retry_after)
         with trial.limit.begin(pause + 1):
             await anyio.sleep(pause)
         trial.limit.check()
