@@ -142,6 +142,7 @@ def test_a_call_that_was_seen_twice_is_kept_once_with_its_messages_and_tools() -
         (11.5, ToolInvoked("search", call_id="c9")), (12.0, ChatMessage("assistant", "more")),
     )  # fmt: skip
     assert left(session, seen) == ["ToolInvoked", "ChatMessage"]
+    assert without_recorded(session.everything(), seen)[0].data["call_id"] == "c9"
 
 
 @pytest.mark.parametrize(
