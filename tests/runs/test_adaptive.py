@@ -197,6 +197,26 @@ class TestPrefixes:
         )
         assert note["pair"]["low"] < 0 < note["pair"]["high"]
 
+    def test_an_interval_that_is_exactly_as_wide_as_allowed_is_enough(self) -> None:
+        def after_ten(rule: StopWhen, *experiments: str) -> Adaptive:
+            adaptive = Adaptive(rule, plan(60, *experiments))
+            for ordinal in range(10 * max(len(experiments), 1)):
+                adaptive.take(ordinal, PASSED)
+            return adaptive
+
+        rate = after_ten(StopWhen(0.01)).note(12)
+        assert (rate.stopped, rate.reason, rate.samples, rate.planned, rate.beyond) == (False, None, 10, 60, 2)
+        figures = rate.experiments["baseline"]
+        width = figures.high - figures.low
+        enough = after_ten(StopWhen(width))
+        assert enough.reason is not None
+        assert enough.reason.startswith("adaptive stopping after 10 of 60 samples: the interval of the pass rate is ")
+        assert enough.note(10).stopped
+        assert after_ten(StopWhen(width - 1e-9)).reason is None
+        both = after_ten(StopWhen(width), "baseline", "terse").reason
+        assert both is not None
+        assert "the interval of every pass rate is" in both
+
     @pytest.mark.parametrize("count", [2, 3, 4, 7])
     def test_stored_results_are_read_in_pages(self, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("fairtrial.runs.adaptive._PAGE", 3)
