@@ -56,6 +56,13 @@ def test_a_key_with_too_many_values_is_read_from_the_store_alone(
     assert set(read.groups["topic"]) == {None, "t0", "t1", "t2"}
 
 
+def test_inputs_that_repeat_are_found_without_metadata(store: RunStore) -> None:
+    samples, repeats, cells = sample_run()
+    read, direct = both(store, store_run(store, [replace(each, metadata={}) for each in samples], repeats, cells))
+    assert_equal(read, direct)
+    assert read.repeated_inputs is not None
+
+
 def test_what_is_missing_of_a_plan_is_filled_in() -> None:
     columns = Columns.of({"passed": [1.0, 0.0, 1.0]}, clusters=["a", "a", "b"])
     columns = replace(columns, planned=5)

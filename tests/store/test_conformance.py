@@ -607,9 +607,10 @@ class TestProgress:
         assert len(bits) == 5
         assert [n for n in range(40) if bits[n // 8] >> (n % 8) & 1] == [0, 7, 39]
 
-    def test_done_of_a_complete_run_is_full(self, store: RunStore) -> None:
-        full_run(store, size=4)
-        assert store.done("r1") == bytearray(b"\xff\xff")
+    @pytest.mark.parametrize(("size", "bits"), [(4, b"\xff\xff"), (9, b"\xff\xff\xff\xff\x0f")])
+    def test_done_of_a_complete_run_is_full(self, store: RunStore, size: int, bits: bytes) -> None:
+        full_run(store, size=size)
+        assert store.done("r1") == bytearray(bits)
 
     def test_done_of_an_empty_plan_is_empty(self, store: RunStore) -> None:
         store.create_run(run_record(size=0))

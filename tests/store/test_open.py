@@ -213,7 +213,9 @@ class TestVersions:
         assert "schema 7" in message
         assert f"up to {schema.VERSION}" in message
         assert "pip install --upgrade fairtrial" in message
-        assert "store-test-password" not in message
+        with pytest.raises(StoreVersionError) as refused:
+            migrate_store(database)
+        assert "store-test-password" not in message + str(refused.value)
 
     def test_rewards_of_a_store_of_schema_1_are_computed_when_it_is_migrated(self, database: str) -> None:
         store = open_store(database)
