@@ -28,7 +28,7 @@ def name_earlier_runs(store: RunStore, wanted: RunRecord) -> RunRecord:
         run.name
         for run in store.runs(suite=wanted.suite, limit=_RUNS_READ)
         if (run.code_hash, run.dataset_fingerprint) == (wanted.code_hash, wanted.dataset_fingerprint)
-        and any(to_json(run.params.get(name)) == to_json(wanted.params.get(name)) for name in run.experiments)
+        and any(to_json(run.params.get(name)) == to_json(found) for name, found in wanted.params.items())
         and run.run_id != wanted.run_id
         and _stored(store, run)
     ]
