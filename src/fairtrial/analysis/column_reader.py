@@ -208,7 +208,7 @@ class _FileReader:
         score = cells("score", np.nan, np.float64)
         scored = ~np.isnan(score)
         if self._wants(PASSED):
-            found[PASSED] = _absent_as_nan(cells("passed", np.nan, np.float64), also=~scored)
+            found[PASSED] = _absent_as_nan(cells("passed", -1, np.float64), also=~scored)
         if self._wants(VALUE):
             found[VALUE] = score
         ran = classes != NOT_RUN
@@ -226,7 +226,7 @@ class _FileReader:
         for name in names:
             column = verdict_column(name)
             if self._wants(column) and f"verdict:{name}" in file:
-                verdicts = _absent_as_nan(cells(f"verdict:{name}", np.nan, np.float64))
+                verdicts = _absent_as_nan(cells(f"verdict:{name}", -1, np.float64))
                 if np.isfinite(verdicts).any():
                     found[column] = verdicts
         _drop_equal_rewards(found, self.wanted)
