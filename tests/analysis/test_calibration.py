@@ -29,7 +29,7 @@ from fairtrial import (
     open_store,
     stats,
 )
-from fairtrial.analysis.calibration import RANDOM_SAMPLE
+from fairtrial.analysis.label_draw import UNKNOWN_DRAW
 from fairtrial.codec import dumps
 from fairtrial.store.protocol import Label
 from fairtrial.trials.keys import TrialKey
@@ -116,7 +116,8 @@ def test_it_is_a_record_and_a_table() -> None:
         "score with length",
     ):
         assert line in text
-    assert "People would pass 60.1% (45.3% to 73.2%); the judge says 64.0%." in text
+    said = "If the labels were drawn at random, people would pass 60.1% (45.3% to 73.2%); the judge says 64.0%."
+    assert said in " ".join(text.split())
     assert "40 labels, 100 judged" in text
     assert "Rogan" not in text
     assert max(map(len, text.splitlines())) <= 80
@@ -181,7 +182,6 @@ class TestLabelsInTheStore:
         assert calibration.notes == (
             "1 labels are of trials that this run does not have; they are left out.",
             "1 labels are of trials that the judge has not scored; they are left out.",
-            RANDOM_SAMPLE,
         )
         assert any(line.startswith("1 label is too few") for line in calibration.warnings)
 
@@ -280,18 +280,18 @@ class TestEdges:
     def test_labels_that_were_picked_are_noticed(self) -> None:
         calibration = calibrate(run([0] * 40 + [1] * 160), {f"s{i}": False for i in range(35)})
         assert any("do not look like a random sample" in line for line in calibration.warnings)
-        for figure in (calibration.corrected, calibration.rogan_gladen):
-            assert (figure.value, figure.low) == (None, None)
-            assert "random sample" in (figure.note or "")
+        names = "corrected rogan_gladen label_rate agreement kappa sensitivity specificity length_error"
+        for figure in (getattr(calibration, name) for name in names.split()):
+            assert (figure.value, figure.low, figure.note) == (None, None, calibration.warnings[0])
         assert "These labels do not show what people would say; the judge says 80.0%." in str(calibration)
         assert str(calibration).count("do not look like") == 1
-        assert RANDOM_SAMPLE not in calibration.notes
 
     def test_a_random_sample_has_no_warning(self) -> None:
         verdicts, people = matrix(20, 8, 2, 10)
-        calibration = calibrate(run(verdicts * 5), {f"s{i}": label for i, label in enumerate(people)})
+        labels = {f"s{i}": label for i, label in enumerate(people)}
+        calibration = calibrate(run(verdicts * 5), labels, drawn=True)
         assert calibration.warnings == ()
-        assert calibration.notes == (RANDOM_SAMPLE,)
+        assert calibration.notes == ("The trials with labels are declared to be drawn at random.",)
 
     def test_a_judge_of_the_same_family_is_warned_about(self) -> None:
         calibration = calibrate(run([1, 0, 1], kin=True), {"s0": True})
@@ -369,10 +369,8 @@ class TestGraded:
     def test_numbers_between_pass_and_fail_are_rounded_and_said_to_be(self) -> None:
         calibration = calibrate(run([1, 0, 1]), {"s0": 0.7, "s1": 0.2})
         assert calibration.label_rate.value == 0.5
-        assert calibration.notes == (
-            "2 labels are numbers between 0 and 1: from 0.5 on they count as a pass.",
-            RANDOM_SAMPLE,
-        )
+        assert calibration.notes == ("2 labels are numbers between 0 and 1: from 0.5 on they count as a pass.",)
+        assert UNKNOWN_DRAW.format(option="drawn=True, --labels-drawn") in calibration.warnings
 
     def test_a_metric_beyond_0_to_1_is_taken_as_it_is(self) -> None:
         def turns(output: Mapping[str, Any], expected: Any) -> Score:

@@ -80,8 +80,13 @@ def test_a_judge_that_favours_one_side_makes_no_winner_once_labels_correct_it(re
     assert corrected.needed is None
     assert (corrected.wins, corrected.losses) == (raw.wins, raw.losses)
     text = str(comparison)
-    assert "Rates are what people would say; won, lost and tied count the judge's" in text
-    assert "by 60 labels of wordy and 60 of plain" in " ".join(text.split())
+    assert "If the labels were drawn at random, rates are what people would say; won, lost" in " ".join(text.split())
+    assert "by 60 labels of wordy and 60 of plain, if these were drawn at random" in " ".join(text.split())
+    labels = {"plain": people("plain"), "wordy": people("wordy")}
+    drawn = compare(report["plain"], report["wordy"], labels=labels, labels_drawn=True)
+    assert (corrected.drawn, drawn["wordy"]["passed"].drawn) == (False, True)
+    assert "Rates are what people would say; won, lost and tied count the judge's" in str(drawn)
+    assert "drawn at random" not in str(drawn)
 
 
 def test_labels_of_the_store_and_by_key_say_the_same(report: EvalReport) -> None:
@@ -146,18 +151,19 @@ def test_a_floor_is_about_what_people_would_say(report: EvalReport) -> None:
     rules = GateRules(min_pass_rate=0.88)
     assert gate(report["wordy"], rules).status == "pass"
     everything = {"wordy": people("wordy", range(N - 20))}
-    decided = gate(report["wordy"], rules, labels=everything)
+    decided = gate(report["wordy"], rules, labels=everything, labels_drawn=True)
     assert decided.status == "fail"
     assert decided.checks[0].labels == (N - 20,)
     assert decided.checks[0].value == pytest.approx(0.8, abs=0.01)
     assert "200 samples, 180 labels" in decided.reasons[0]
-    few = gate(report["wordy"], rules, labels={"wordy": people("wordy", range(10))})
+    few = gate(report["wordy"], rules, labels={"wordy": people("wordy", range(10))}, labels_drawn=True)
     assert (few.status, few.checks[0].needed) == ("inconclusive", None)
     margin = gate(
         report["wordy"],
         GateRules(margin=0.15),
         report["plain"],
         labels={name: people(name, range(N - 20)) for name in ("plain", "wordy")},
+        labels_drawn=True,
     )
     assert margin.status == "pass"
     assert margin.checks[0].labels == (N - 20, N - 20)

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial import stats
-from fairtrial.analysis.calibration import RANDOM_SAMPLE, CalibrationRecord, Figure, JudgeConfusion, Panel
+from fairtrial.analysis.calibration import CalibrationRecord, Figure, JudgeConfusion, Panel
 from fairtrial.analysis.column_reader import read_columns
-from fairtrial.analysis.columns import Columns
-from fairtrial.analysis.labels import SURELY_PICKED, CollectedLabels, Labels, collect, why_picked
+from fairtrial.analysis.columns import Columns, LabelColumn
+from fairtrial.analysis.label_draw import LabelDraw, label_draw
+from fairtrial.analysis.labels import SURELY_PICKED, CollectedLabels, Labels, collect, own_labels, why_picked
 from fairtrial.analysis.metrics import PASSED, SCORED, VALUE
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.codec import dumps
@@ -27,7 +28,7 @@ type _Array = NDArray[np.float64]
 
 _FEW = 30
 _PICKED = 0.01  # Below this p-value a warning says that the labels are not a random sample.
-_DRAWN = "No interval: trials did not all have the same chance of being labelled."
+_UNEQUAL = "No interval: trials did not all have the same chance of being labelled."
 
 
 def calibrate_source(
@@ -38,11 +39,16 @@ def calibrate_source(
     name: str | None = None,
     level: float = 0.95,
     by_verdict: bool = False,
+    drawn: bool = False,
 ) -> CalibrationRecord:
     """Compare the scores of one experiment with people's labels (default: those in its store)."""
     columns = _judged(source, metric)
-    found = collect(source, columns, labels, metric, name)
-    return _calibration(source, columns, found, metric, level, by_verdict=by_verdict)
+    own = None if labels is None else own_labels(labels, source, name=source.name, alone=True)
+    found = collect(source, columns, own, metric, name)
+    column, graded = found.column(columns, metric, by_verdict=by_verdict)
+    option = "drawn=True, --labels-drawn"
+    draw = label_draw(source, columns, column, found.name, declared=drawn, stored=own is None, option=option)
+    return _calibration(source, columns, column, found, draw, level, graded=graded)
 
 
 def _judged(source: ExperimentSource, metric: str) -> Columns:
@@ -57,8 +63,9 @@ def _judged(source: ExperimentSource, metric: str) -> Columns:
 class _Data:
     """The judge's scores and the labels of labelled trials, and the judge's scores of the rest.
 
-    `groups` says which of the labelled trials belong together, `clusters` which of the samples. `drawn` is True unless
-    every trial had the same chance of being labelled: then labels alone, and tables of them, are not those of all.
+    `groups` says which of the labelled trials belong together, `clusters` which of the samples. `unequal` is True
+    unless every trial had the same chance of being labelled: then labels alone, and tables of them, are not those of
+    all.
     """
 
     f: _Array
@@ -72,7 +79,7 @@ class _Data:
     by_verdict: bool
 
     @property
-    def drawn(self) -> bool:
+    def unequal(self) -> bool:
         """True unless every trial had the same probability of being labelled, or all were labelled."""
         return (self.by_verdict or self.trials.weights is not None) and self.rest.size > 0
 
@@ -102,16 +109,17 @@ def _figure(value: float | None, interval: stats.Interval | None, n: int, note: 
 def _calibration(
     source: ExperimentSource,
     columns: Columns,
+    labels: LabelColumn,
     found: CollectedLabels,
-    metric: str,
+    draw: LabelDraw,
     level: float,
     *,
-    by_verdict: bool,
+    graded: bool,
 ) -> CalibrationRecord:
+    metric = labels.metric
     values = columns.values[metric]
     judged = (columns.outcomes == SCORED) & np.isfinite(values)
     every = values[judged]
-    labels, graded = found.column(columns, metric, by_verdict=by_verdict)
     marked = np.isfinite(labels.values)
     lengths, models, families = _read_results(source, columns)
     rows = np.broadcast_to(np.arange(len(columns.ids))[:, None], judged.shape)
@@ -130,17 +138,12 @@ def _calibration(
         level=level,
         trials=replace(columns, labels=labels).judged_trials("scored"),
         clusters=None if columns.clusters is None else columns.clusters[judged.any(axis=1)],
-        by_verdict=by_verdict,
+        by_verdict=labels.by_verdict,
     )
-    nothing = "No judged trial is labelled."
     table = _confusion(data) if data.binary else None
     overall = stats.mean_interval(
         columns.scores(metric, "scored"), clusters=columns.clusters, bounds=columns.bounds(metric), level=level
     )
-    label_rate = data.mean(data.y, nothing=nothing)
-    if data.drawn and data.y.size:
-        label_rate = Figure(None, None, None, data.y.size, None, "Alone the labels are no random sample.")
-    corrected = _corrected(data, label_rate)
     length = stats.rank_correlation(every, lengths[judged], level=level)
     error = stats.rank_correlation(data.f - data.y, lengths[marked], level=level)
     return CalibrationRecord(
@@ -153,22 +156,38 @@ def _calibration(
         labelled=int(data.y.size),
         annotators=found.annotators,
         confusion=table,
-        agreement=_agreement(data, nothing) if table else _graded(data.y.size),
-        kappa=_kappa(data, table),
-        sensitivity=_share(data, table, 1.0, "People failed every labelled trial."),
-        specificity=_share(data, table, 0.0, "People passed every labelled trial."),
+        **_label_figures(data, table, _correlation(error, together=together)),
         judge_rate=_figure(overall.mean, overall.interval, overall.trials, overall.reason),
-        label_rate=label_rate,
-        corrected=corrected,
-        rogan_gladen=_rogan_gladen(data, table, picked=corrected.value is None),
         length=_correlation(length, together=together),
-        length_error=_correlation(error, together=together),
         panel=_panel(found, graded, together, level),
         judge_models=models,
         same_family=families,
-        warnings=tuple(_warnings(source, data, found, families)),
-        notes=tuple(_notes(found, data)),
+        warnings=tuple(_warnings(source, data, found, draw, families)),
+        notes=tuple(_notes(found, data, draw)),
+        drawn=draw.drawn,
     )
+
+
+def _label_figures(data: _Data, table: JudgeConfusion | None, length_error: Figure) -> dict[str, Figure]:
+    """Return what the labels say about all trials: if they cannot correct the rate, they tell nothing else either."""
+    nothing = "No judged trial is labelled."
+    label_rate = data.mean(data.y, nothing=nothing)
+    if data.unequal and data.y.size:
+        label_rate = Figure(None, None, None, data.y.size, None, "Alone the labels are no random sample.")
+    corrected = _corrected(data, label_rate)
+    found = {
+        "agreement": _agreement(data, nothing) if table else _graded(data.y.size),
+        "kappa": _kappa(data, table),
+        "sensitivity": _share(data, table, 1.0, "People failed every labelled trial."),
+        "specificity": _share(data, table, 0.0, "People passed every labelled trial."),
+        "label_rate": label_rate,
+        "corrected": corrected,
+        "rogan_gladen": _rogan_gladen(data, table),
+        "length_error": length_error,
+    }
+    if corrected.value is None and data.y.size:
+        return {name: Figure(None, None, None, figure.n, None, corrected.note) for name, figure in found.items()}
+    return found
 
 
 def _read_results(source: ExperimentSource, columns: Columns) -> tuple[_Array, tuple[str, ...], tuple[str, ...]]:
@@ -201,7 +220,7 @@ def _confusion(data: _Data) -> JudgeConfusion:
 
 def _agreement(data: _Data, nothing: str) -> Figure:
     agreed = (data.f == data.y).astype(np.float64)
-    if not data.drawn or not data.y.size:
+    if not data.unequal or not data.y.size:
         return data.mean(agreed, nothing=nothing)
     labels = np.where(np.isfinite(data.trials.labels), data.trials.labels == data.trials.scores, np.nan)
     return _corrected_figure(data, replace(data.trials, labels=labels.astype(np.float64)))
@@ -210,7 +229,7 @@ def _agreement(data: _Data, nothing: str) -> Figure:
 def _weighted_table(data: _Data, table: JudgeConfusion) -> list[list[float]]:
     """Estimate the table of verdicts (judge's in rows, fail first) if all trials were labelled."""
     counts = [[table.true_fails, table.false_fails], [table.false_passes, table.true_passes]]
-    if not data.drawn:
+    if not data.unequal:
         return [[float(count) for count in row] for row in counts]
     trials = data.trials
     weights = np.ones(trials.scores.size) if trials.weights is None else trials.weights
@@ -228,12 +247,12 @@ def _weighted_table(data: _Data, table: JudgeConfusion) -> list[list[float]]:
 def _share(data: _Data, table: JudgeConfusion | None, people: float, nothing: str) -> Figure:
     if table is None:
         return _graded(data.y.size)
-    if data.drawn and table.n:
+    if data.unequal and table.n:
         weighted = _weighted_table(data, table)
         column = int(people)
         total = weighted[0][column] + weighted[1][column]
         right = weighted[column][column]
-        return Figure(right / total if total else None, None, None, table.n, None, _DRAWN if total else nothing)
+        return Figure(right / total if total else None, None, None, table.n, None, _UNEQUAL if total else nothing)
     missing = nothing if table.n else "No judged trial is labelled."
     return data.mean((data.f == people).astype(np.float64), where=data.y == people, nothing=missing)
 
@@ -246,11 +265,11 @@ def _kappa(data: _Data, table: JudgeConfusion | None) -> Figure:
             stats.krippendorff_alpha(both, measurement="interval"),
             stats.krippendorff_alpha_interval(both, measurement="interval", level=data.level),
             n,
-            _DRAWN if data.drawn else None if data.groups is None else _TOGETHER,
+            _UNEQUAL if data.unequal else None if data.groups is None else _TOGETHER,
         )
-    if data.drawn and table.n:
+    if data.unequal and table.n:
         drawn = stats.cohen_kappa_table(_weighted_table(data, table))
-        return _beyond_chance(drawn, None, n, _DRAWN)
+        return _beyond_chance(drawn, None, n, _UNEQUAL)
     counts = [[table.true_fails, table.false_fails], [table.false_passes, table.true_passes]]
     return _beyond_chance(
         stats.cohen_kappa_table(counts),
@@ -294,10 +313,10 @@ def _picked(data: _Data, alpha: float) -> str | None:
     return why_picked(data.trials, by_verdict=data.by_verdict, clustered=data.groups is not None, alpha=alpha)
 
 
-def _rogan_gladen(data: _Data, table: JudgeConfusion | None, *, picked: bool) -> Figure:
+def _rogan_gladen(data: _Data, table: JudgeConfusion | None) -> Figure:
     if table is None:
         return _graded(data.y.size)
-    if data.y.size and (picked or data.drawn):
+    if data.y.size and data.unequal:
         return Figure(None, None, None, data.y.size, None, "It needs labels of a random sample.")
     found = stats.rogan_gladen(
         int(data.rest.sum()),
@@ -359,13 +378,15 @@ def _beyond_chance(
 
 
 def _warnings(
-    source: ExperimentSource, data: _Data, found: CollectedLabels, families: tuple[str, ...]
+    source: ExperimentSource, data: _Data, found: CollectedLabels, draw: LabelDraw, families: tuple[str, ...]
 ) -> Iterator[str]:
     if not data.y.size:
         yield "There are no labels to compare the judge with: label a random sample of the judged trials first."
         return
     if (picked := _picked(data, _PICKED)) is not None:
         yield picked
+    elif not draw.drawn:
+        yield draw.remark
     if data.y.size < _FEW:
         few = "1 label is" if data.y.size == 1 else f"{data.y.size} labels are"
         yield f"{few} too few to assess a judge: start with {_FEW} to 100."
@@ -383,12 +404,12 @@ def _warnings(
         )
 
 
-def _notes(found: CollectedLabels, data: _Data) -> Iterator[str]:
+def _notes(found: CollectedLabels, data: _Data, draw: LabelDraw) -> Iterator[str]:
     if found.unknown:
         yield f"{found.unknown:,} labels are of trials that this run does not have; they are left out."
     if found.unjudged:
         yield f"{found.unjudged:,} labels are of trials that the judge has not scored; they are left out."
     if found.rounded:
         yield f"{found.rounded:,} labels are numbers between 0 and 1: from 0.5 on they count as a pass."
-    if data.y.size and data.rest.size and not data.drawn and _picked(data, _PICKED) is None:
-        yield RANDOM_SAMPLE
+    if draw.drawn and data.rest.size:
+        yield draw.remark

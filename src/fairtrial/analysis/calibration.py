@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RANDOM_SAMPLE = (
-    "The corrected rate holds if the labelled trials are a random sample of the judged ones, or of those with each "
-    "verdict."
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -82,6 +77,8 @@ class CalibrationRecord:
         same_family: Models under test that are of a judge's family.
         warnings: What may make the figures wrong.
         notes: What else a reader should know.
+        drawn: Whether the labelled trials are known to be drawn at random: by a review, because they are all trials, or
+            because the caller says so. If not, every figure that rests on labels holds only if they were.
     """
 
     run_id: str
@@ -108,3 +105,4 @@ class CalibrationRecord:
     same_family: tuple[str, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    drawn: bool

@@ -102,6 +102,13 @@ def about_labels(pairs: Pairs, metrics: Sequence[MetricComparison]) -> Iterator[
     """Yield caveats about the labels that correct a judge."""
     if pairs.candidate.labels is None:
         return
+    sides = [(side, side.labels) for side in (pairs.candidate, pairs.baseline)]
+    why = {side.name: labels.undrawn for side, labels in sides if labels is not None and labels.undrawn}
+    if why and any(metric.labels is not None for metric in metrics):
+        yield from dict.fromkeys(
+            reason if len(set(why.values())) == 1 and len(why) == 2 else f"{name}: {reason}"
+            for name, reason in why.items()
+        )
     raw = [metric.metric for metric in metrics if metric.labels is None and metric.metric not in COSTS]
     if raw:
         what = pairs.candidate.labels.metric

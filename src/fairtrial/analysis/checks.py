@@ -6,10 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fairtrial.analysis.columns import Columns
+from fairtrial.analysis.columns import Columns, LabelColumn
 from fairtrial.analysis.estimates import corrected_of, mean_of, quantile_of
 from fairtrial.analysis.metrics import PASSED, UNIT, is_verdict, measured_metric, parse_quantile
-from fairtrial.analysis.pairing import ComparisonSettings, Pairs, difference, difference_with_missing, hull, scores_of
+from fairtrial.analysis.pairing import (
+    ComparisonSettings,
+    Pairs,
+    difference,
+    difference_with_missing,
+    hull,
+    labels_needed,
+    scores_of,
+)
 from fairtrial.analysis.verdicts import FEW_UNEQUAL, has_few_clusters, is_mcnemar
 from fairtrial.formatting import (
     bound_text,
@@ -34,6 +42,7 @@ from fairtrial.stats import (
     QuantileEstimate,
     Undefined,
     exact_rate_interval,
+    labels_to_detect,
     pairs_to_clear,
     samples_to_detect,
     samples_to_reach,
@@ -48,7 +57,7 @@ _INVISIBLE = 5e-4  # Ends of intervals are shown in tenths of a percent.
 _BEYOND = 1e300
 """A number beyond every other: what a missing one may have been, for the ranks of the others."""
 
-_MORE_LABELS = " More labels narrow it, and so may more samples."
+_MORE_SAMPLES = " More labels alone are not enough: even with every trial labelled, it takes more samples."
 _ENDED = "This run stopped by its own rule: to decide this, run a planned number of samples without stop_when."
 
 
@@ -61,7 +70,8 @@ class GateCheck:
     would have been, or, if `missing_at_random`, leaves them out. Where the check is open, `needed` is the number of
     samples (of the slice, if it has one) that shows with power .8 what `needed_if` assumes, and `needed_clusters` the
     number of clusters like those at hand. `labels` are the numbers of people's labels, of the candidate and the
-    baseline, by which a judge was corrected.
+    baseline, by which a judge was corrected; `drawn` says whether they are known to be of random samples, without which
+    nothing is decided, and `needed_labels` is the number of labels (of each side) in place of `needed`.
     """
 
     kind: Literal["floor", "ceiling", "margin"]
@@ -82,6 +92,8 @@ class GateCheck:
     needed_if: str | None = None
     needed_clusters: int | None = None
     labels: tuple[int, ...] = ()
+    drawn: bool | None = None
+    needed_labels: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +156,10 @@ class _Gaps:
 
 @dataclass(frozen=True, slots=True)
 class _Needed:
-    """The number of samples needed for a given true value, and a sentence about it."""
+    """The number of samples, or of labels, needed for a given true value, and a sentence about it."""
 
     samples: int | None = None
+    labels: int | None = None
     clusters: int | None = None
     assumed: str | None = None
     sentence: str = ""
@@ -214,8 +227,9 @@ def _floor(rule: Floor, checks: int, settings: ComparisonSettings) -> GateCheck:
     found, interval = _mean(rule, gaps, settings.level)
     if gaps.refusal is None and has_few_clusters(found):
         gaps = replace(gaps, refusal=" ".join(found.notes))
-    column = rule.candidate.labels_of(metric)
-    labels = () if column is None else (column.count,)
+    columns = [] if (column := rule.candidate.labels_of(metric)) is None else [column]
+    labels = tuple(one.count for one in columns)
+    gaps, drawn = _of_drawn(gaps, columns)
     kind: Literal["floor", "ceiling"] = "ceiling" if rule.ceiling else "floor"
     if found.mean is None or interval is None:
         why = found.reason or "there is no interval."
@@ -224,6 +238,7 @@ def _floor(rule: Floor, checks: int, settings: ComparisonSettings) -> GateCheck:
         return GateCheck(
             kind, metric, rule.slice, "inconclusive", bound, found.mean, None, None, found.n, None, None,
             f"{rule.what}: cannot be decided: {gaps.refusal or why}", gaps.missing, gaps.share, labels=labels,
+            drawn=drawn,
         )  # fmt: skip
     low, high = float(interval.low), float(interval.high)
     exact = "" if gaps.fill is not None or labels or _equals_report(found, interval) else "exact "
@@ -256,8 +271,19 @@ def _floor(rule: Floor, checks: int, settings: ComparisonSettings) -> GateCheck:
     return GateCheck(
         kind, metric, rule.slice, status, bound, float(found.mean), low, high, found.n, None, needed.samples,
         f"{figures}: {told}", gaps.missing, gaps.share, rule.missing.at_random and gaps.missing > 0, needed.assumed,
-        needed.clusters, labels,
+        needed.clusters, labels, drawn, needed.labels,
     )  # fmt: skip
+
+
+def _of_drawn(gaps: _Gaps, columns: Sequence[LabelColumn]) -> tuple[_Gaps, bool | None]:
+    """Return whether all labels are of drawn trials, None without labels; else they prevent a decision.
+
+    A PASS is a proof, and labels that somebody chose prove nothing about the other trials.
+    """
+    why = [one.undrawn for one in columns if one.undrawn is not None]
+    if why and gaps.refusal is None and not any(one.refusal for one in columns):
+        gaps = replace(gaps, refusal=" ".join(dict.fromkeys(f"{reason[:1].lower()}{reason[1:]}" for reason in why)))
+    return gaps, not why if columns else None
 
 
 def _quantile_floor(rule: Floor, checks: int, settings: ComparisonSettings) -> GateCheck:
@@ -380,15 +406,17 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
     metric, percent = rule.metric, is_verdict(rule.metric)
     gaps = _gaps(rule, settings)
     found, interval = _difference(rule, gaps, settings)
-    columns = [side.labels_of(metric) for side in (rule.pairs.candidate, rule.pairs.baseline)]
-    labels = tuple(column.count for column in columns if column is not None)
+    sides = (rule.pairs.candidate, rule.pairs.baseline)
+    columns = [column for side in sides if (column := side.labels_of(metric)) is not None]
+    labels = tuple(column.count for column in columns)
+    gaps, drawn = _of_drawn(gaps, columns)
     if gaps.refusal is None and has_few_clusters(found):
         gaps = replace(gaps, refusal=" ".join(found.notes))
     if found.difference is None or interval is None:
         why = gaps.refusal or found.reason or "there is no interval."
         return GateCheck(
             "margin", metric, rule.slice, "inconclusive", rule.margin, found.difference, None, None, found.n, None,
-            None, f"{rule.what}: cannot be decided: {why}", gaps.missing, gaps.share, labels=labels,
+            None, f"{rule.what}: cannot be decided: {why}", gaps.missing, gaps.share, labels=labels, drawn=drawn,
         )  # fmt: skip
     lower = bool(settings.lower(metric))
     worst, best = _turned(interval, lower=lower)
@@ -424,7 +452,7 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
         "margin", metric, rule.slice, status, rule.margin, float(found.difference), float(interval.low),
         float(interval.high), found.n, None if found.p_value is None else float(found.p_value), needed.samples,
         f"{figures}: {told}", gaps.missing, gaps.share, rule.missing.at_random and gaps.missing > 0, needed.assumed,
-        needed.clusters, labels,
+        needed.clusters, labels, drawn, needed.labels,
     )  # fmt: skip
 
 
@@ -489,8 +517,6 @@ def _samples_for_floor(rule: Floor, found: MeanEstimate, settings: ComparisonSet
         return _Needed(sentence=f" {_ENDED}")
     bounds = rule.candidate.bounds(rule.metric)
     step = settings.matters(rule.metric, bounds)
-    if rule.candidate.labels_of(rule.metric) is not None:
-        return _Needed(sentence=_MORE_LABELS)
     if step is None or not found.n:
         return _Needed()
     truth = rule.bound + (-step if rule.ceiling else step)
@@ -502,7 +528,16 @@ def _samples_for_floor(rule: Floor, found: MeanEstimate, settings: ComparisonSet
     name = "pass rate" if rule.metric == PASSED else rule.metric
     side = "at most" if rule.ceiling else "at least"
     limit = bound_text(rule.bound, percent=percent)
-    scores = rule.candidate.scores(rule.metric, "system", worst=None if bounds is None else bounds[rule.ceiling])
+    worst = None if bounds is None else bounds[rule.ceiling]
+    assumed = f"the true {name} is {mean_text(truth, percent=percent)}"
+    if (column := rule.candidate.labels_of(rule.metric)) is not None:
+        judge = mean_of(rule.candidate, rule.metric, "system", worst=worst, level=settings.level)
+        needed = labels_to_detect(
+            column.count, found.se, judge.se, truth - rule.bound, level=settings.level, power=settings.power
+        )
+        show = f"labels to show {side} {limit}"
+        return _needed_labels(needed, found.trials, assumed, show)
+    scores = rule.candidate.scores(rule.metric, "system", worst=worst)
     if bounds == UNIT and scores.binary and found.effective_n and 0 < rule.bound < 1:
         trials = samples_to_reach(truth, rule.bound, level=settings.level, power=settings.power)
         samples = None if isinstance(trials, Undefined) else -(-trials * found.n // max(1, int(found.effective_n)))
@@ -514,7 +549,6 @@ def _samples_for_floor(rule: Floor, found: MeanEstimate, settings: ComparisonSet
         samples = None if isinstance(counted, Undefined) else counted
     else:
         samples = None
-    assumed = f"the true {name} is {mean_text(truth, percent=percent)}"
     return _needed(samples, found.n, found.clusters, rule.slice, assumed, lambda size: f"{size} to show {side} {limit}")
 
 
@@ -522,8 +556,11 @@ def _samples_for_margin(rule: Margin, found: PairedDifference, settings: Compari
     """Return the samples needed to show that the candidate keeps the margin, if both are equal."""
     if rule.pairs.watched:
         return _Needed(sentence=f" {_ENDED}")
+    margin = margin_text(rule.margin, percent=is_verdict(rule.metric))
     if found.test == LABELS_TEST:
-        return _Needed(sentence=_MORE_LABELS)
+        labels = labels_needed(rule.pairs, rule.metric, found, rule.margin, settings)
+        show = f"labels of each side to show that within {margin}"
+        return _needed_labels(labels, rule.pairs.candidate.trials, "the two are truly equal", show)
     unequal = found.wins + found.losses
     if not rule.margin or unequal < FEW_UNEQUAL:
         return _Needed()
@@ -540,7 +577,6 @@ def _samples_for_margin(rule: Margin, found: PairedDifference, settings: Compari
         )
     else:
         return _Needed()
-    margin = margin_text(rule.margin, percent=is_verdict(rule.metric))
     samples = None if isinstance(needed, Undefined) else needed
     return _needed(
         samples, found.n, found.clusters, rule.slice, "the two are truly equal",
@@ -566,3 +602,11 @@ def _needed(
         groups = max(clusters + 1, -(-samples * clusters // n))
         size = f"about {samples_text(groups)} clusters like these ({samples_text(samples)} samples{kind})"
     return _Needed(samples, groups, assumed, f" If {assumed}, it takes {purpose(size)}.")
+
+
+def _needed_labels(needed: int | Undefined, trials: int, assumed: str, show: str) -> _Needed:
+    """Format the number of labels as a sentence."""
+    if isinstance(needed, Undefined) or needed > trials:
+        return _Needed(sentence=_MORE_SAMPLES)
+    sentence = f" If {assumed}, it takes about {samples_text(needed)} {show}."
+    return _Needed(labels=needed, assumed=assumed, sentence=sentence)

@@ -41,7 +41,7 @@ class LabelColumn:
 
     `weights` are those of the labels, None if all are equal. `certain` marks cells whose label nobody had to give.
     `by_verdict` says that trials were drawn at random within each verdict of the judge. `refusal` says why these labels
-    correct nothing, if they do not.
+    correct nothing, if they do not, and `undrawn` why they may not be a random sample.
     """
 
     metric: str
@@ -50,6 +50,7 @@ class LabelColumn:
     certain: NDArray[np.bool_] | None = None
     by_verdict: bool = False
     refusal: str | None = None
+    undrawn: str | None = None
 
     @property
     def count(self) -> int:

@@ -272,7 +272,9 @@ def _record(
         verdict = "no detectable difference"
     # For slices, the unadjusted detectable difference: the adjusted one would depend on the other slices.
     tests = 1 if sliced else metric.found.tests
-    labels = None if metric.scores.labelled is None else metric.scores.labelled.counts
+    labelled = metric.scores.labelled
+    labels = None if labelled is None else labelled.counts
+    drawn = None if labelled is None else labelled.drawn
     mde = detectable(found, tests, settings, metric.scores.bounds)
     needed = samples_needed(found, tests, settings, matters, metric.scores.repeats)
     notes = [*found.notes, *([found.reason] if found.reason else [])]
@@ -302,7 +304,7 @@ def _record(
         mde=mde,
         needed=needed,
         verdict=verdict,
-        sentence=sentence(name, names, metric.found, verdict, mde, needed, notes, settings, matters, labels),
+        sentence=sentence(name, names, metric.found, verdict, mde, needed, notes, settings, matters, labels, drawn),
         scored_only=None if sliced else _scored_only(metric.scored, settings, lower, None if unproven else matters),
         same_as=metric.same_as,
         notes=tuple(notes),
@@ -310,6 +312,7 @@ def _record(
         labels=labels,
         missing=missing,
         worst=worst,
+        drawn=drawn,
     )
 
 

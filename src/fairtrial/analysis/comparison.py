@@ -71,6 +71,7 @@ class MetricComparison:
     matters, with that power. `lower_is_better` is None if nobody declared it; `wins` then count what is higher.
     `same_as` names an earlier metric that has the same numbers, and so the same answer. `labels` are the numbers of
     people's labels, the candidate's and the baseline's, by which both sides were corrected; None if they were not.
+    `drawn` says whether the labelled trials are known to be random samples; else the rates only hold if they are.
     `missing` counts the pairs without a value on one side, and `worst` is the interval that holds whatever these would
     have been: None if none is missing, or if the metric has no declared range. "As good as" must hold for `worst` too.
     """
@@ -102,6 +103,7 @@ class MetricComparison:
     labels: tuple[int, int] | None = None
     missing: int = 0
     worst: tuple[float, float] | None = None
+    drawn: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from fairtrial import stats
 from fairtrial.analysis.columns import Columns, LabelColumn
+from fairtrial.analysis.label_draw import label_draw
 from fairtrial.analysis.metrics import BUILT_IN, PASSED, SCORED
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import ConfigurationError, DataError
@@ -28,13 +29,15 @@ name."""
 class LabelUse:
     """Which labels correct a comparison or a gate: `labels` (True for those of the store), of which name and metric.
 
-    `by_verdict` says that trials were drawn at random within each verdict of the judge.
+    `by_verdict` says that trials were drawn at random within each verdict of the judge, `drawn` that they were drawn at
+    random.
     """
 
     labels: Labels | Literal[True]
     metric: str = PASSED
     name: str | None = None
     by_verdict: bool = False
+    drawn: bool = False
 
 
 SURELY_PICKED = 0.001
@@ -153,9 +156,11 @@ def _labels(source: ExperimentSource, columns: Columns, labels: Labels | None, n
         yield Label(key, "", value)
 
 
-def label_use(labels: Labels | bool, metric: str, name: str | None, *, by_verdict: bool) -> LabelUse | None:
+def label_use(
+    labels: Labels | bool, metric: str, name: str | None, *, by_verdict: bool, drawn: bool
+) -> LabelUse | None:
     """Return which labels to use; None if none."""
-    return None if labels is False else LabelUse(labels, metric, name, by_verdict)
+    return None if labels is False else LabelUse(labels, metric, name, by_verdict, drawn)
 
 
 def attach_labels(
@@ -175,7 +180,8 @@ def attach_labels(
     labels = use.labels
     if isinstance(labels, Iterable) and not isinstance(labels, Mapping):
         labels = list(labels)
-    made = [_attach(source, side, labels, use) for source, side in zip(sources, columns, strict=True)]
+    alone = len(sources) == 1
+    made = [_attach(source, side, labels, use, alone=alone) for source, side in zip(sources, columns, strict=True)]
     counts = [0 if side.labels is None else side.labels.count for side in made]
     if not all(counts):
         found = " and ".join(f"{count:,} of {side.name}" for count, side in zip(counts, made, strict=True))
@@ -188,24 +194,37 @@ def attach_labels(
     return made
 
 
-def _attach(source: ExperimentSource, side: Columns, labels: Labels | Literal[True], use: LabelUse) -> Columns:
+def own_labels(labels: Labels, source: ExperimentSource, *, name: str, alone: bool) -> Labels:
+    """Return the labels of one experiment: records, by trial key, by sample id, or these under its name.
+
+    `name` is what the experiment is called here; `alone` says that there is no other that ids could be about.
+    """
+    nested = isinstance(labels, Mapping) and all(isinstance(value, Mapping) for value in labels.values())
+    if isinstance(labels, Mapping) and nested:
+        found: Labels = next((labels[one] for one in (name, source.name) if one in labels), {})  # type: ignore[index]
+        return found
+    if alone:
+        return labels
     runs = {source.run.run_id, source.run.parent_run}
-    own: Labels | None
-    if labels is True:
-        own = None
-    elif not isinstance(labels, Mapping):
-        own = [one for one in labels if one.key.run_id in runs and one.key.experiment == source.name]
-    elif all(isinstance(value, Mapping) for value in labels.values()):
-        own = next((labels[name] for name in (side.name, source.name) if name in labels), {})  # type: ignore[index]
-    elif any(isinstance(key, str) for key in labels):
+    if not isinstance(labels, Mapping):
+        return [one for one in labels if one.key.run_id in runs and one.key.experiment == source.name]
+    if any(isinstance(key, str) for key in labels):
         raise ConfigurationError(
             "labels by sample id do not say whose output they are about: give them under the name of each experiment, "
             'as in {"plain": {"q1": True}, "terse": {"q1": False}}, or by TrialKey'
         )
-    else:
-        own = {key: value for key, value in labels.items() if isinstance(key, TrialKey) and key.run_id in runs}
+    return {key: value for key, value in labels.items() if isinstance(key, TrialKey) and key.run_id in runs}
+
+
+def _attach(
+    source: ExperimentSource, side: Columns, labels: Labels | Literal[True], use: LabelUse, *, alone: bool
+) -> Columns:
+    own = None if labels is True else own_labels(labels, source, name=side.name, alone=alone)
     found = collect(source, side, own, use.metric, use.name)
     column, _ = found.column(side, use.metric, by_verdict=use.by_verdict)
+    option = "labels_drawn=True, --labels-drawn"
+    draw = label_draw(source, side, column, found.name, declared=use.drawn, stored=own is None, option=option)
+    column = replace(column, undrawn=None if draw.drawn else draw.remark)
     made = replace(side, labels=column)
     clustered = side.repeats > 1 or side.clusters is not None
     trials = made.judged_trials("scored")

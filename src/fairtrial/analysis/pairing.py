@@ -17,7 +17,16 @@ from fairtrial.analysis.contents import ChangedContents, compare_contents
 from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, REWARD, SMALLEST_DIFFERENCE, UNIT, VALUE, View, is_verdict
 from fairtrial.analysis.stored_ids import StoredIds
 from fairtrial.frozen import EMPTY
-from fairtrial.stats import Interval, JudgedTrials, PairedDifference, Repeats, corrected_difference, paired_difference
+from fairtrial.stats import (
+    Interval,
+    JudgedTrials,
+    PairedDifference,
+    Repeats,
+    Undefined,
+    corrected_difference,
+    labels_to_detect,
+    paired_difference,
+)
 
 _NAMED = 3  # Changed samples of a kind that are named.
 
@@ -84,6 +93,7 @@ class LabelledSides:
     baseline: JudgedTrials
     clusters: IntArray | None
     refusal: str | None  # Why the labels are unusable.
+    drawn: bool  # Whether the labelled trials of both sides are known to be random samples.
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -328,6 +338,7 @@ def _labelled(
         pairs.baseline.take(rows).judged_trials(view, worst=worst),
         None if pairs.clusters is None else pairs.clusters[rows],
         " ".join(dict.fromkeys(one.refusal for one in labels if one is not None and one.refusal)) or None,
+        all(one is not None and one.undrawn is None for one in labels),
     )
 
 
@@ -394,6 +405,19 @@ def _corrected(scores: Scores, sides: LabelledSides, settings: ComparisonSetting
     return replace(
         found, mean_a=None, mean_b=None, difference=None, interval=None, p_value=None, mde=None, reason=sides.refusal
     )
+
+
+def labels_needed(
+    pairs: Pairs, metric: str, found: PairedDifference, shift: float, settings: ComparisonSettings
+) -> int | Undefined:
+    """Return the labels of each side at which a true difference of `shift` would show."""
+    columns = [side.labels_of(metric) for side in (pairs.candidate, pairs.baseline)]
+    most = max(0 if column is None else column.count for column in columns)
+    judged = replace(
+        pairs, candidate=replace(pairs.candidate, labels=None), baseline=replace(pairs.baseline, labels=None)
+    )
+    judge = difference(scores_of(judged, metric, "system", settings), judged, settings)
+    return labels_to_detect(most, found.se, judge.se, shift, level=settings.level, power=settings.power)
 
 
 def changes(pairs: Pairs) -> SampleChanges:

@@ -31,11 +31,12 @@ def draw_trials(columns: TrialColumns, review: ReviewNote) -> DrawnTrials:
     for name in review.experiments:
         found = columns.select(Condition("outcome", ("scored",)), Condition("experiment", (name,))).ordinals()
         judged += found.size
-        drawn += _smallest(found, review).tolist()
+        drawn += smallest(found, review).tolist()
     return DrawnTrials(tuple(drawn), judged)
 
 
-def _smallest(ordinals: NDArray[np.int64], review: ReviewNote) -> NDArray[np.int64]:
+def smallest(ordinals: NDArray[np.int64], review: ReviewNote) -> NDArray[np.int64]:
+    """Return the trials that a review draws among these, in the order in which they are drawn."""
     keys = keyed_hash(int(review.seed, 16), ordinals)
     if ordinals.size > review.size:
         some = np.argpartition(keys, review.size)[: review.size]

@@ -167,6 +167,7 @@ def sentence(
     settings: ComparisonSettings,
     matters: float | None = None,
     labels: tuple[int, int] | None = None,
+    drawn: bool | None = None,
 ) -> str:
     """Return the verdict on one metric as a sentence."""
     candidate, baseline = names
@@ -183,6 +184,7 @@ def sentence(
     )
     if labels is not None:
         figures += f", by {count(labels[0], 'label')} of {candidate} and {labels[1]:,} of {baseline}"
+        figures += "" if drawn else ", if these were drawn at random"
     if verdict == "unknown":
         return f"{metric}: no verdict on {candidate} and {baseline}: {figures}. {' '.join(one.notes)}"
     size_that_matters = "" if matters is None else size_text(matters, percent=percent)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fairtrial.cli import options
-from fairtrial.cli.label_file import ByVerdict
+from fairtrial.cli.label_file import ByVerdict, LabelsDrawn
 from fairtrial.cli.user_errors import UserError
 
 
@@ -35,6 +35,7 @@ def calibrate(
         str | None, typer.Option("--name", metavar="NAME", help="The set of labels to use, if the store has several.")
     ] = None,
     by_verdict: ByVerdict = False,
+    drawn: LabelsDrawn = False,
     level: Annotated[float, typer.Option("--level", metavar="SHARE", help="Confidence level of intervals.")] = 0.95,
     store: options.Store = None,
     json: options.Json = False,
@@ -64,7 +65,9 @@ def calibrate(
         raise UserError(f"{run} has {len(named.experiments)} experiments", f"choose one: {choices}")
     part = EvalReport(opened, named.run)[named.experiments[0]]
     file_labels = None if labels is None else read_labels(labels, [part])
-    calibration = calibrated(part, file_labels, metric=metric, name=name, level=level, by_verdict=by_verdict)
+    calibration = calibrated(
+        part, file_labels, metric=metric, name=name, level=level, by_verdict=by_verdict, drawn=drawn
+    )
     if not calibration.labelled:
         raise _no_labels(str(named), labels)
     if json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairtrial.cli import options
-from fairtrial.cli.label_file import ByVerdict, Correcting, LabelName
+from fairtrial.cli.label_file import ByVerdict, Correcting, LabelName, LabelsDrawn
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def compare(
     ] = None,
     labels: Correcting = None,
     labels_by_verdict: ByVerdict = False,
+    labels_drawn: LabelsDrawn = False,
     label_name: LabelName = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also show tests, trial counts, and the comparison without errors.")
@@ -129,6 +130,7 @@ def compare(
         labels=correcting_labels(labels, sides),
         label_name=label_name,
         labels_by_verdict=labels_by_verdict,
+        labels_drawn=labels_drawn,
     )
     if json:
         print_json(record_of(comparison))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairtrial.cli import options
-from fairtrial.cli.label_file import ByVerdict, Correcting, LabelName
+from fairtrial.cli.label_file import ByVerdict, Correcting, LabelName, LabelsDrawn
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def gate(
     ] = None,
     labels: Correcting = None,
     labels_by_verdict: ByVerdict = False,
+    labels_drawn: LabelsDrawn = False,
     label_name: LabelName = None,
     notify: Annotated[
         str | None,
@@ -115,6 +116,7 @@ def gate(
         labels=correcting_labels(labels, sides),
         label_name=label_name,
         labels_by_verdict=labels_by_verdict,
+        labels_drawn=labels_drawn,
     )
     _summarize(decided)
     if json:

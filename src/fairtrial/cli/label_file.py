@@ -35,6 +35,12 @@ ByVerdict = Annotated[
         "--labels-by-verdict", help="The labelled trials were sampled at random within each verdict of the judge."
     ),
 ]
+LabelsDrawn = Annotated[
+    bool,
+    typer.Option(
+        "--labels-drawn", help="The labelled trials were drawn at random (known of labels of a review in the viewer)."
+    ),
+]
 LabelName = Annotated[
     str | None, typer.Option("--label-name", metavar="NAME", help="The set of labels to use, if the store has several.")
 ]
@@ -51,7 +57,7 @@ def read_labels(file: Path, sides: Sequence[ExperimentReport]) -> list[Label]:
     """Read the labels in a file that belong to one of these experiments.
 
     A row has id and label; where it is not clear which experiment it is about, experiment, run or both. It may have
-    repeat, weight and annotator.
+    repeat, weight, annotator, and the name of the review that drew the trial.
     """
     from fairtrial.cli.pairs import parse_value
     from fairtrial.errors import ConfigurationError
@@ -81,7 +87,8 @@ def read_labels(file: Path, sides: Sequence[ExperimentReport]) -> list[Label]:
             key = TrialKey(source.run.run_id, source.name, str(sample), int(repeat or 0))
             weight = float(fields.get("weight") or 1.0)
             parsed = parse_value(value.lower()) if isinstance(value, str) else value
-            labels.append(Label(key, "", parsed, str(fields.get("annotator") or ""), weight=weight))
+            review = str(fields.get("review") or "")
+            labels.append(Label(key, review, parsed, str(fields.get("annotator") or ""), weight=weight))
         except (ValueError, TypeError, OverflowError, ConfigurationError) as error:
             raise UserError(
                 f"{file}:{number}: repeat must be a whole number and weight a number above 0: {error}"

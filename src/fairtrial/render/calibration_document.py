@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fairtrial import formatting
 from fairtrial.analysis.calibration import CalibrationRecord, Figure, JudgeConfusion
@@ -40,8 +40,7 @@ def _sentence(calibration: CalibrationRecord) -> Iterator[str]:
     if corrected.value is None:
         yield f"These labels do not show what people would say; {judge}."
         return
-    ends = "" if corrected.low is None else f" ({text(corrected.low)} to {text(corrected.high)})"
-    yield f"People would {'pass' if share else 'give'} {text(corrected.value)}{ends}; {judge}."
+    yield f"{_people(calibration, text)}; {judge}."
 
 
 def judge_sentence(calibration: CalibrationRecord) -> str:
@@ -52,14 +51,22 @@ def judge_sentence(calibration: CalibrationRecord) -> str:
     if corrected.value is None or judged is None:
         return next(_sentence(calibration))
     text = formatting.rate if share else formatting.number
-    ends = "" if corrected.low is None else f" ({text(corrected.low)} to {text(corrected.high)})"
-    people = f"People would {'pass' if share else 'give'} {text(corrected.value)}{ends}"
+    people = _people(calibration, text)
     judge = f"the judge {'passes' if share else 'gives'} {text(judged)}"
     if corrected.low is None or corrected.high is None or corrected.low <= judged <= corrected.high:
         return f"{people}; {judge}, which these labels do not contradict."
     off = abs(judged - corrected.value)
     by = f"{100 * off:.1f} points" if share else text(off)
     return f"{people}; {judge}, {by} too {'much' if judged > corrected.value else 'little'}."
+
+
+def _people(calibration: CalibrationRecord, text: Callable[[float | None], str]) -> str:
+    """Return what people would say of all trials; unless the labels are known to be drawn at random, with that if."""
+    corrected = calibration.corrected
+    ends = "" if corrected.low is None else f" ({text(corrected.low)} to {text(corrected.high)})"
+    who = "People" if calibration.drawn else "If the labels were drawn at random, people"
+    say = "pass" if calibration.confusion is not None else "give"
+    return f"{who} would {say} {text(corrected.value)}{ends}"
 
 
 def _confusion(confusion: JudgeConfusion) -> Table:

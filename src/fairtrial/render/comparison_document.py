@@ -330,8 +330,10 @@ def _sides(comparison: ComparisonRecord) -> Table:
 def _remarks(comparison: ComparisonRecord, *, detailed: bool) -> Iterator[str]:
     yield from () if comparison.plan is None else comparison.plan.lines
     yield from comparison.warnings
-    if any(metric.labels is not None for candidate in comparison.candidates for metric in candidate.metrics):
-        yield "Rates are what people would say; won, lost and tied count the judge's verdicts."
+    drawn = [metric.drawn for candidate in comparison.candidates for metric in candidate.metrics]
+    if any(one is not None for one in drawn):
+        said = "If the labels were drawn at random, rates" if False in drawn else "Rates"
+        yield f"{said} are what people would say; won, lost and tied count the judge's verdicts."
     if comparison.tests > 1 and detailed:
         primary, others = count_tests(comparison)
         if not primary:

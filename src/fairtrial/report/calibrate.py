@@ -30,6 +30,7 @@ def calibrate(
     name: str | None = None,
     level: float = 0.95,
     by_verdict: bool = False,
+    drawn: bool = False,
 ) -> Calibration:
     """Compare a judge's scores with people's labels of the same trials, and correct the pass rate.
 
@@ -45,8 +46,10 @@ def calibrate(
         level: The confidence of all intervals.
         by_verdict: Trials were drawn at random among those that the judge passed, and among those that it failed, in
             whatever numbers.
+        drawn: The labelled trials were drawn at random. That is known of the labels of a review; of others, what people
+            would say is conditional on it unless it is declared.
     """
     source = source_of(judged, 'name one, as in calibrate(report["terse"])')
     return Calibration.of(
-        calibrate_source(source, labels, metric=metric, name=name, level=level, by_verdict=by_verdict)
+        calibrate_source(source, labels, metric=metric, name=name, level=level, by_verdict=by_verdict, drawn=drawn)
     )

@@ -85,6 +85,7 @@ def compare(
     label_metric: str = PASSED,
     label_name: str | None = None,
     labels_by_verdict: bool = False,
+    labels_drawn: bool = False,
 ) -> Comparison:
     """Compare one or more candidates with a baseline, sample by sample.
 
@@ -122,6 +123,8 @@ def compare(
         label_metric: What the labels are about.
         label_name: Which labels of the store are meant, if they have several names.
         labels_by_verdict: Trials to label were drawn at random within each verdict of the judge (see `calibrate`).
+        labels_drawn: Trials to label were drawn at random. That is known of the labels of a review; of others, figures
+            are conditional on it unless it is declared.
     """
     example = 'compare its experiments, as in compare(report["plain"], report["terse"])'
     sources = [source_of(side, example) for side in (baseline, *candidates)]
@@ -133,7 +136,7 @@ def compare(
     alpha = default.alpha if alpha is None else alpha
     if not 0 < alpha < 1:
         raise ConfigurationError(f"alpha must be between 0 and 1, such as 0.05 (got {alpha})")
-    use = label_use(labels, label_metric, label_name, by_verdict=labels_by_verdict)
+    use = label_use(labels, label_metric, label_name, by_verdict=labels_by_verdict, drawn=labels_drawn)
     wanted = (metrics,) if isinstance(metrics, str) else metrics
     if wanted is DEFAULT_METRICS and use is not None:
         wanted = (label_metric,)

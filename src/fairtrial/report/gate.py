@@ -46,6 +46,7 @@ def gate(
     label_metric: str = PASSED,
     label_name: str | None = None,
     labels_by_verdict: bool = False,
+    labels_drawn: bool = False,
 ) -> GateResult:
     """Decide from intervals whether a run meets its rules.
 
@@ -57,7 +58,8 @@ def gate(
     applied that was given to the candidate's run (`AnalysisPlan`).
 
     `labels` of the candidate, and of the baseline if there is one, correct what a judge says, as in `compare`: floors
-    and margins are then about what people would say.
+    and margins are then about what people would say. Labels decide nothing unless their trials were drawn at random:
+    by a review, or declared with `labels_by_verdict`, weights or `labels_drawn`.
     """
     example = 'name one, as in gate(report["terse"], rules)'
     source = source_of(candidate, example)
@@ -66,7 +68,7 @@ def gate(
     rules = rules if isinstance(rules, GateRules) else GateRules.from_mapping(rules)
     rules.check_baseline(given=baseline is not None)
     against = None if baseline is None else source_of(baseline, example)
-    use = label_use(labels, label_metric, label_name, by_verdict=labels_by_verdict)
+    use = label_use(labels, label_metric, label_name, by_verdict=labels_by_verdict, drawn=labels_drawn)
     record, note = gate_sources(source, rules, against, use)
     if against is not None and note is not None:
         record = _keep_note(record, note, against)

@@ -46,6 +46,7 @@ from fairtrial.stats.labelled import (
     JudgedTrials,
     corrected_difference,
     corrected_mean,
+    labels_to_detect,
     weighted_groups_differ,
 )
 from fairtrial.stats.mcnemar import (
@@ -172,6 +173,7 @@ __all__ = [
     "pairs_to_clear",
     "pairs_to_detect",
     "smallest_detectable",
+    "labels_to_detect",
     # many p-values
     "benjamini_hochberg",
     "holm",

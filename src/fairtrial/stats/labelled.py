@@ -8,7 +8,7 @@ people may label more of its fails than of its passes. Graded scores are correct
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from fairtrial.stats._arrays import (
 from fairtrial.stats.corrected import CorrectedMean
 from fairtrial.stats.intervals import FEW_IMPERFECT, few_clusters_note
 from fairtrial.stats.paired import PairedDifference
-from fairtrial.stats.results import Interval
+from fairtrial.stats.results import Interval, Undefined
 
 LABELS_TEST = "interval of corrected rates"
 """The name of the test where a difference rests on labels."""
@@ -228,6 +228,23 @@ def weighted_groups_differ(trials: JudgedTrials) -> float | None:
     return float(2 * ndtr(-abs(mean - float(every.mean())) / sqrt(variance)))
 
 
+def labels_to_detect(
+    labels: int, se: float | None, judged_se: float | None, delta: float, *, level: float = 0.95, power: float = 0.8
+) -> int | Undefined:
+    """Labels at which a true difference `delta` would show, given that `labels` left the standard error `se`.
+
+    More labels shrink what they add to the squared error, (se^2 - judged_se^2) labels/L, and leave the error of the
+    judge's own figure, `judged_se`, about which would remain if every trial were labelled: se is to be at most
+    delta/(z_a/2 + z_b).
+    """
+    if se is None or judged_se is None:
+        return Undefined("Without a standard error the number of labels is not known.")
+    room = (delta / (normal_quantile(two_sided(level)) + normal_quantile(power))) ** 2 - judged_se**2
+    if room <= 0:
+        return Undefined("Even if every trial were labelled, the difference would not show.")
+    return max(1, ceil(labels * max(0.0, se**2 - judged_se**2) / room))
+
+
 def _side(
     trials: JudgedTrials, clusters: Labels | None, bounds: tuple[float, float] | None, *, exact: bool
 ) -> _Side | str:
@@ -311,7 +328,8 @@ def _post_stratified(trials: JudgedTrials, grouped: _Grouping, *, exact: bool) -
         strata.append((share, rate, size))
         means[here] = rate
         pulls[some] = share * w * (trials.labels[some] - rate)
-    estimate = float(grouped.shares @ means)
+    # Shares add up to 1 only nearly: equal rates must not become 99.9999%.
+    estimate = min(max(float(grouped.shares @ means), float(means.min())), float(means.max()))
     between = grouped.shares * (means - estimate)
     pulls += between
     stretch, spread, shift = grouped.stretch(pulls), float(between @ between), 0.0 if exact else _SHIFT

@@ -284,6 +284,11 @@ class PlanNote:
         return cls(str(stored.get("digest")), content, given_at, results, _texts(stored.get("earlier")) or ())
 
 
+SKIP = "~skip:"
+"""What the name of a skip begins with, before the name of the review."""
+MANY_SKIPS = 0.05
+"""Above this share of skipped trials, the answers of a review are no random sample."""
+
 type ReviewScale = Literal["pass_fail", "ratings"]
 """What reviewers say of a trial: pass or fail, or one of the five ratings of a judge."""
 

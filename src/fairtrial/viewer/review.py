@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.judging.judge import PASSING_RATINGS, RATING_VALUES
-from fairtrial.store.notes import ReviewNote, ReviewScale
+from fairtrial.store.notes import SKIP, ReviewNote, ReviewScale
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.trials.keys import TrialKey
 from fairtrial.types import JSON
 
-SKIP, COMMENT, PICKED, LOOKED = "~skip:", "~comment:", "~picked:", "~looked:"
-"""Names of what is no verdict on a drawn trial, each before the name of a review."""
+COMMENT, PICKED, LOOKED = "~comment:", "~picked:", "~looked:"
+"""Names of what is no verdict on a drawn trial, as `SKIP`, each before the name of a review."""
 SKIP_REASONS = ("cannot tell", "broken or cut off", "not my subject")
 ANSWERS: Mapping[ReviewScale, Mapping[str, JSON]] = {
     "pass_fail": {"pass": True, "fail": False},

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from fairtrial.analysis.review_sample import draw_trials
 from fairtrial.errors import ConfigurationError
-from fairtrial.store.notes import ReviewNote
+from fairtrial.store.notes import SKIP, ReviewNote
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.viewer.pages.context import PageNotFound, Viewer
-from fairtrial.viewer.review import COMMENT, LOOKED, SKIP, ReviewMember, ReviewState, make_members, review_code
+from fairtrial.viewer.review import COMMENT, LOOKED, ReviewMember, ReviewState, make_members, review_code
 from fairtrial.viewer.run_columns import open_columns_of
 
 _SEARCHED_RUNS = 1_000

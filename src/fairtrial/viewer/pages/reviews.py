@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from fairtrial.errors import ConfigurationError
 from fairtrial.rates import Z_95, wilson_bounds
 from fairtrial.report.run_names import RunName
-from fairtrial.store.notes import ReviewScale, write_notes
+from fairtrial.store.notes import MANY_SKIPS, ReviewScale, write_notes
 from fairtrial.store.protocol import Label, RunRecord
 from fairtrial.trials.keys import TrialKey
 from fairtrial.viewer.links import from_segment
@@ -36,7 +36,6 @@ from fairtrial.viewer.text import Html, markdown
 
 _SIZES = (50, 100, 200, 400)
 _LISTED = 200
-_MANY_SKIPS = 0.05
 
 
 async def reviews_page(viewer: Viewer, request: Request) -> Response:
@@ -133,7 +132,7 @@ async def review_page(viewer: Viewer, request: Request) -> Response:
         mine=state.progress(who), disputed=_rows(viewer, links, opened, state.disputed),
         skipped=_rows(viewer, links, opened, state.skipped), comments=_comments(links, opened),
         wrong=await viewer.read(_judge_errors, viewer, links, opened) if state.is_complete else None,
-        many_skips=len(state.skipped) > _MANY_SKIPS * len(state.members), calibrations=calibrations,
+        many_skips=len(state.skipped) > MANY_SKIPS * len(state.members), calibrations=calibrations,
         guidelines=markdown(opened.review.guidelines) if opened.review.guidelines else None,
         read_only=viewer.read_only, half_width=_half_width(max(state.answered, 1)),
     )  # fmt: skip
@@ -288,7 +287,7 @@ async def export_labels(viewer: Viewer, request: Request) -> Response:
 def _exported(opened: OpenReview, form: str) -> Iterator[str]:
     state: ReviewState = opened.state
     buffer = io.StringIO()
-    head = ("id", "experiment", "repeat", "label", "annotator", "comment")
+    head = ("id", "experiment", "repeat", "label", "annotator", "comment", "review")
     writer = csv.writer(buffer)
     if form == "csv":
         writer.writerow(head)
@@ -296,7 +295,8 @@ def _exported(opened: OpenReview, form: str) -> Iterator[str]:
         for who, value in sorted(state.answers.get(member.ordinal, {}).items()):
             label = value if isinstance(value, str) else "pass" if passes(value) else "fail"
             comment = state.comments.get(member.ordinal, {}).get(who, "")
-            row = (member.key.sample_id, member.key.experiment, member.key.repeat, label, who, comment)
+            key = member.key
+            row = (key.sample_id, key.experiment, key.repeat, label, who, comment, opened.review.name)
             if form == "csv":
                 writer.writerow([cell_text(value, raw=False) for value in row])
             else:
