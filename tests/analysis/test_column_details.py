@@ -217,7 +217,7 @@ def test_a_file_that_cannot_be_made_stops_nothing(store: RunStore) -> None:
 
 
 STOPPED = {
-    "stopped": True, "reason": "enough", "rule": {"narrower_than": 0.1}, "samples": 40, "planned": 40, "beyond": 0,
+    "stopped": True, "reason": "enough", "rule": {"decides": ["a", "b"]}, "samples": 40, "planned": 40, "beyond": 0,
     "experiments": {}, "pair": None,
 }  # fmt: skip
 
