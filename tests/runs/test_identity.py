@@ -327,3 +327,5 @@ def test_the_record_of_a_run_has_what_identifies_it() -> None:
     assert (run.repeats, run.evaluator, dict(run.tags), len(run.run_id)) == (1, "exact_match", {"team": "search"}, 12)
     assert run.noted.once is None
     assert run.created_at > 0
+    identity = RunIdentity.read(run.identity or {})
+    assert [len(digest) for _, digest in (*identity.experiments, identity.evaluator)] == [32, 32]

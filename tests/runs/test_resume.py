@@ -19,19 +19,22 @@ from fairtrial import (
     EvalSuite,
     Experiment,
     GateRules,
+    PromptExecuted,
     RunMismatchError,
     Sample,
     SessionView,
+    TokenUsage,
     TrialContext,
     compare,
     contains,
     exact_match,
     gate,
     matches,
+    metrics,
     open_store,
 )
 from fairtrial.analysis.source import code_versions
-from fairtrial.runs.events import ResumeWarning
+from fairtrial.runs.events import EvalRunStarted, ResumeWarning, RunEvent, SampleEvaluated
 
 pytestmark = pytest.mark.anyio
 
@@ -141,10 +144,13 @@ async def test_a_difference_starts_a_new_run_and_a_named_run_is_refused(change: 
     changed = EvalSuite("s", task=Counting(), **parts)
     with pytest.raises(RunMismatchError, match=f"run {old.run_id} of suite 's' cannot be resumed: {message}"):
         await changed.run(store=store, run_id=old.run_id)
-    with pytest.raises(RunMismatchError, match=message):
+    with pytest.raises(RunMismatchError, match=message) as refused:
         await changed.run(store=store, run_id=old.run_id, force=True)
-    with pytest.warns(ResumeWarning, match=f"did not resume run {old.run_id} .interrupted.: {message}"):
+    with pytest.warns(ResumeWarning, match=f"did not resume run {old.run_id} .interrupted.: {message}") as warned:
         new = await changed.run(store=store)
+    if "evaluator" not in message:
+        assert str(refused.value).endswith(f"(--resume {old.run_id}), or start a new run with fresh=True (--fresh)")
+        assert str(warned[0].message).endswith(f"with run_id={old.run_id!r} (--resume {old.run_id})")
     assert new.run_id != old.run_id
     assert (new.status, store.get_run(old.run_id).status) == ("finished", "interrupted")
 
@@ -216,6 +222,59 @@ async def test_an_imported_run_is_passed_over_and_a_rescoring_is_not_resumed() -
     rescored = await suite.rescore(old.run_id, store=store)
     with pytest.raises(RunMismatchError, match=f"is a rescoring of run {old.run_id}. Resume it with rescore"):
         await suite.run(store=store, run_id=rescored.run_id)
+
+
+async def test_what_the_code_may_read_is_named_if_it_changed() -> None:
+    store = open_store("memory:")
+    old = await EvalSuite("s", doubles(8), Counting(2), exact_match, config=STOPPING, version="1").run(store=store)
+    identity = dict(old.run.identity or {})
+    store.update_run(old.run_id, identity={**identity, "reads": {"prompt.txt": "1"}})
+    named = f"^run {old.run_id} is resumed although prompt.txt changed, which its code may read$"
+    with pytest.warns(ResumeWarning, match=named):
+        await EvalSuite("s", doubles(8), Counting(), exact_match, version="1").run(store=store)
+
+
+class Listening:
+    """An observer that keeps the events of the start, and looks at the progress of the run with each result."""
+
+    announces_resume = True
+
+    def __init__(self) -> None:
+        self.started: list[EvalRunStarted] = []
+        self.progress: list[tuple[int, int, float]] = []
+
+    def publish(self, event: RunEvent) -> None:
+        if isinstance(event, EvalRunStarted):
+            self.started.append(event)
+        elif isinstance(event, SampleEvaluated):
+            found = metrics.progress_of(event.run_id)
+            assert found is not None
+            self.progress.append((found.stored, found.outstanding, found.cost_usd))
+
+
+async def test_a_resumed_run_tells_what_is_stored_retried_and_paid() -> None:
+    store = open_store("memory:")
+
+    def suite(*failing: int, **config: Any) -> EvalSuite[int, int, Any]:
+        async def task(given: int, ctx: TrialContext) -> int:
+            ctx.session.record(PromptExecuted(usage=TokenUsage(1, 1, cost_usd=1.0)))
+            if given in failing:
+                raise ValueError
+            return 2 * given
+
+        return EvalSuite("s", doubles(4), task, exact_match, version="1", config=EvalConfig(max_concurrent=1, **config))
+
+    first, second, third = Listening(), Listening(), Listening()
+    await suite(0, 2, stop_on_error=False).run(store=store, bus=first)
+    assert [(event.done, event.retried) for event in first.started] == [(0, 0)]
+    assert first.progress[0] == (0, 1, 0.0)  # Later ones depend on when results are committed.
+    assert [outstanding for _, outstanding, _ in first.progress] == [1] * 4
+    await suite(2).run(store=store, bus=second, retry_errors=True)
+    assert [(event.done, event.retried) for event in second.started] == [(4, 2)]
+    assert second.progress[0] == (2, 1, 2.0)  # What is repeated counts neither as stored nor as paid.
+    await suite().run(store=store, bus=third, retry_errors=True)
+    assert [(event.done, event.retried) for event in third.started] == [(4, 1)]
+    assert third.progress == [(3, 1, 4.0)]
 
 
 async def test_a_run_of_another_suite_is_not_resumed() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 import pytest
 
-from fairtrial import Dataset, EvalConfig, EvalReport, EvalResult, EvalSuite, Sample, StoreError, exact_match
+from fairtrial import Dataset, EvalConfig, EvalReport, EvalResult, EvalSuite, Sample, Score, StoreError, exact_match
 from fairtrial.errors import StoreUnavailableError
 from fairtrial.runs.writer import Writer, split_batches
 from fairtrial.store.memory import MemoryStore
-from fairtrial.store.protocol import Committed
+from fairtrial.store.protocol import Committed, RunRecord
 from fairtrial.trials.keys import TrialKey
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +68,20 @@ async def test_a_store_that_refuses_ends_the_run_with_its_own_error() -> None:
     with pytest.raises(StoreError, match="the disk is full"):
         await EvalSuite("s", doubles(3000), double, exact_match).run(store=store)
     assert store.runs()[0].status in ("interrupted", "running")
+
+
+async def test_after_a_full_batch_the_writer_waits_for_the_next_one() -> None:
+    store = Moody(lambda _: None)
+    run = store.create_run(RunRecord("r", "s", "doubles", "1", "f", 9, ("baseline",), 1))
+    samples = list(doubles(9))
+    writer = Writer(store, run.run_id, batch=3, wait_seconds=60.0)
+    for place, sample in enumerate(samples):
+        await anyio.sleep(0.02)  # Longer than a thread takes that does not wait.
+        await writer.put(
+            EvalResult(key=TrialKey("r", "baseline", sample.id), ordinal=place, score=Score(1.0)), place, sample
+        )
+    await writer.close()
+    assert (store.batches, writer.new, writer.duplicate) == ([3, 3, 3], 9, 0)
 
 
 async def test_patience_with_a_store_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ class ResumedRun:
 def identify(request: RunRequest, *, samples: bool = True) -> RunIdentity:
     """Return the identity of the run that a request would start; without `samples` the dataset is not read."""
     dataset, config = request.dataset, request.config
-    code = code_of(request)
+    code = request.code
     facts: dict[str, JSON] = (
         {
             "name": dataset.name,
@@ -132,11 +132,6 @@ def identify(request: RunRequest, *, samples: bool = True) -> RunIdentity:
         code.reads,
         config.strict_packages,
     )
-
-
-def code_of(request: RunRequest) -> SuiteCode:
-    """Return what a request executes."""
-    return request.code or describe_code(request.suite, request.home, request.version, request.roots)
 
 
 def evaluator_digest(evaluator: Any, home: str = "") -> str:

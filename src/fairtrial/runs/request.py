@@ -33,6 +33,7 @@ class RunRequest:
     store: RunStore
     tags: Mapping[str, str]
     observers: Observers
+    code: SuiteCode  # What the suite executes.
     lifespan: Lifespan | None = None
     version: str | None = None
     fresh: bool = False
@@ -42,7 +43,6 @@ class RunRequest:
     force: bool = False  # Resume even if the code differs.
     evaluator: Any = None  # The original evaluator.
     adapter: Any = None
-    code: SuiteCode | None = None  # What the suite executes.
     baseline: Baseline | None = None  # What it executed when it was made.
     home: str = ""  # The file that defines the suite.
     plan: AnalysisPlan | None = None  # What will be compared, stored before the first trial.
