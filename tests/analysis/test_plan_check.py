@@ -102,6 +102,13 @@ class TestPlanInForce:
         assert check is not None
         assert "labels correct passed, which was not planned" in check.deviations
 
+    def test_a_run_that_ended_early_is_listed(self) -> None:
+        for status in ("stopped", "interrupted", "incomplete"):
+            report = planned({"plain": [1.0], "terse": [0.0]}, AnalysisPlan(samples=2), status=status)
+            check = one(report).plan
+            assert check is not None
+            assert check.deviations == ("1 sample is compared, planned were 2", f"suite@1 ended early ({status})")
+
     def test_choices_about_metrics_are_listed_unless_they_were_planned(self) -> None:
         chosen: dict[str, Any] = {"bounds": {"calm": (0.0, 1.0)}, "higher_is_better": ("calm",)}
         plan = AnalysisPlan(bounds=chosen["bounds"], higher_is_better=("calm",))

@@ -39,6 +39,22 @@ def test_a_row_that_begins_with_a_bracket_or_star_is_no_argument() -> None:
     assert "{*} & " in table
 
 
+def test_several_candidates_have_rows_of_their_own() -> None:
+    report = stored({**GRADED, "other": GRADED["plain"]})
+    found = compare(report["plain"], report["terse"], report["other"])
+    assert "\\multicolumn{9}{l}{\\textit{terse}} \\\\\npassed & 75.0\\% & " in found.to_latex()
+    _check_latex(found.to_latex())
+    assert found.methods().startswith("terse and other were each compared with plain on 60 samples that both have, ")
+
+
+def test_sides_without_a_common_sample_have_methods_without_a_test() -> None:
+    other = stored({"terse": [1.0] * 3}, ids=["a", "b", "c"], run_id="r2")
+    said = compare(stored({"plain": [1.0] * 3}), other).methods()
+    assert said.startswith("terse was compared with plain on 0 samples that both have, ")
+    assert "Samples of one side only (up to 6) were left out." in said
+    assert "level" not in said
+
+
 def test_the_methods_follow_what_was_done() -> None:
     sides: dict[str, list[Any]] = {**GRADED, "terse": ["task_error", "scorer_error", *GRADED["terse"][2:]]}
     metadata = [{"cluster": place // 3, "topic": "odd" if place % 2 else "even"} for place in range(60)]

@@ -13,7 +13,7 @@ from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import bound_text, count, margin_text, rate, size_text
 from fairtrial.store.notes import PlanNote
-from fairtrial.store.protocol import RunRecord
+from fairtrial.store.protocol import RESUMABLE, RunRecord
 
 _DECLARED = ("lower_is_better", "higher_is_better", "bounds")  # What is declared of metrics.
 
@@ -89,6 +89,8 @@ def _of_run(run: RunRecord, planned: RunPlan, *, sized: bool = True) -> Iterator
         yield f"{run.name} scores the outputs of run {run.parent_run} again"
     if run.noted.is_adaptive:
         yield f"{run.name} used its own results to decide when to stop"
+    elif run.status == "stopped" or run.status in RESUMABLE:
+        yield f"{run.name} ended early ({run.status})"
     if sized and plan.samples is not None and run.dataset_size < plan.samples:
         yield f"{run.name} has {count(run.dataset_size, 'sample')}, planned were {plan.samples:,}"
     if run.repeats != plan.repeats:
@@ -125,7 +127,7 @@ def _of_comparison(
         yield f"{len(candidates)} candidates are compared, planned was {plan.tests}"
     fewest = min((one.matched for one in candidates), default=0)
     if plan.samples is not None and fewest < plan.samples:
-        yield f"{count(fewest, 'sample')} are compared, planned were {plan.samples:,}"
+        yield f"{count(fewest, 'sample is', 'samples are')} compared, planned were {plan.samples:,}"
     most = max((one.missing_share for one in candidates), default=0.0)
     allowed = plan.max_missing_share if plan.max_missing is None else plan.max_missing
     if most > allowed:

@@ -47,6 +47,7 @@ def _samples(comparison: ComparisonRecord) -> Iterator[str]:
     often = f", with {count(repeats.pop(), 'trial')} of each sample and side" if len(repeats) == 1 else ""
     each = "were each" if len(names) > 1 else "was"
     yield f"{_listed(names)} {each} compared with {comparison.baseline.name} on {size} that both have{often}."
+    yield from dict.fromkeys(one.changed.remark for one in candidates if one.changed is not None)
     left_out = max(one.only_baseline + one.only_candidate for one in candidates)
     if left_out:
         yield f"Samples of one side only (up to {left_out:,}) were left out."
@@ -82,7 +83,7 @@ def _adjustment(comparison: ComparisonRecord) -> Iterator[str]:
             yield f"Other metrics were {how} at a further {alpha}."
     elif comparison.tests > 1:
         yield f"The p-values of {comparison.tests} tests were adjusted by Holm's method, for {alpha} over all of them."
-    else:
+    elif comparison.tests:
         yield f"The level of the test is {alpha}."
 
 
@@ -125,11 +126,11 @@ def _missing(comparison: ComparisonRecord) -> Iterator[str]:
 
 def _size(comparison: ComparisonRecord) -> Iterator[str]:
     adaptive = any(source.run.noted.is_adaptive for source in comparison.sources)
-    for metric in {metric.metric: metric for metric in reversed(_distinct(comparison))}.values():
-        size = metric.smallest_difference
-        if size is not None and not adaptive:
-            within = size_text(size, percent=is_verdict(metric.metric))
-            yield f"Sides whose interval in {metric.metric} lies within {within} of 0 are called equally good."
+    sizes = dict.fromkeys((metric.metric, metric.smallest_difference) for metric in _distinct(comparison))
+    for name, size in () if adaptive else sizes:
+        if size is not None:
+            within = size_text(size, percent=is_verdict(name))
+            yield f"Sides whose interval in {name} lies within {within} of 0 are called equally good."
     first = next((metric for metric in _distinct(comparison) if metric.mde is not None), None)
     if first is not None and first.mde is not None:
         found = size_text(first.mde, percent=is_verdict(first.metric))
