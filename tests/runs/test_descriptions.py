@@ -164,6 +164,49 @@ def test_an_unknown_object_is_named_with_what_identifies_it(monkeypatch: pytest.
 
 
 @dataclass
+class Options:
+    """A record of a library, by its module."""
+
+    low: int = 1
+    words: list[str] = field(default_factory=list)
+
+
+Options.__module__ = "numpy.client"
+
+
+def test_a_record_of_a_library_is_described_by_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy.client", np)
+    found = described(Options(low=2))
+    assert found.parts["task[]"] == ["object", "numpy.client.Options", [["low", ["part", "task[].low"]]]]
+    assert (found.parts["task[].low"], found.unknown) == (2, {})
+    assert described(Options(1, ["a"])).parts["task[].words"] == ["list", ["a"]]
+
+
+def test_classes_are_described_by_their_bases_and_those_of_libraries_by_their_names() -> None:
+    class Base:
+        limit = 3
+
+    class Derived(Base):
+        pass
+
+    names = set(described(Derived).parts)
+    assert any(name.endswith("Derived") for name in names)
+    assert any(name.endswith("Base.limit") for name in names)
+    library = described(np.ndarray)
+    assert library.packages == {"numpy"}
+    assert library.files == set()
+
+
+def test_a_function_that_is_in_no_file_is_described_by_its_code() -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def f(x: int = 3): return x", "<stdin>", "exec"), space)
+    found = describe({"task": space["f"]})
+    assert found.typed == [space["f"].__code__]
+    assert any(name.endswith(":f") for name in found.values)
+    assert 3 in found.parts.values()
+
+
+@dataclass
 class Settings:
     low: int = 1
     words: list[str] = field(default_factory=list)

@@ -107,6 +107,7 @@ async def test_the_time_of_a_run_is_that_of_its_processes_and_not_the_time_betwe
     assert again.run.took_seconds is not None
     assert again.run.took_seconds == again.run.noted.executed_seconds
     assert 5.0 <= again.run.took_seconds < 65.0
+    assert again.run.took_seconds == round(again.run.took_seconds, 3)
     assert again.run.finished_at is not None
     stopped = await EvalSuite("t", doubles(8), Counting(4), exact_match, config=STOPPING, version="1").run(store=store)
     assert stopped.run.noted.executed_seconds is not None

@@ -34,6 +34,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.runs import run_lease
 from fairtrial.runs.costs import check_inputs
 from fairtrial.runs.events import Observers
+from fairtrial.runs.plan import missing_ordinals
 from fairtrial.runs.run_lease import RunLease, active_owner, with_current_status
 from fairtrial.runs.runner import Interrupt, execute_run
 from fairtrial.runs.sync import run_interruptibly
@@ -192,6 +193,36 @@ def test_traces_are_received_during_the_run_and_waiting_trials_let_others_run() 
     assert begun[1] == 0  # The second trial began while the first one only waited.
 
 
+def test_a_source_of_traces_is_closed_if_the_run_is_cancelled() -> None:
+    source = Source()
+
+    async def never(given: int) -> int:
+        await anyio.sleep_forever()
+        return given
+
+    async def check() -> None:
+        suite = EvalSuite("s", doubles(2), never, exact_match, traces=source)
+        with anyio.move_on_after(0.2):
+            await suite.run(store="memory:")
+
+    anyio.run(check)
+    assert source.steps == ["open", "closed"]
+
+
+def test_a_run_can_be_interrupted_by_its_own_task() -> None:
+    store = open_store("memory:")
+    interrupt = Interrupt()
+
+    def work(given: int) -> int:
+        interrupt()
+        return 2 * given
+
+    suite = EvalSuite("s", doubles(9), work, exact_match, config=EvalConfig(max_concurrent=1))
+    run = anyio.run(lambda: execute_run(replace(suite.prepared(), store=store), interrupt=interrupt))
+    assert (run.status, run.noted.stopped) == ("interrupted", "interrupted")
+    assert 1 <= len(list(store.results(run.run_id))) < 9
+
+
 def test_a_run_that_is_interrupted_before_it_starts_executes_nothing_and_can_be_resumed() -> None:
     store = open_store("memory:")
     request = replace(EvalSuite("s", doubles(4), double, exact_match).prepared(), store=store)
@@ -300,3 +331,11 @@ def test_every_dispatcher_among_the_observers_hears_of_events() -> None:
     assert Observers(()).dispatcher is None
     assert record(dispatcher("a")) == ["a search"]
     assert record(dispatcher("a"), dispatcher("b")) == ["a search", "b search"]
+
+
+@pytest.mark.parametrize("planned", [0, 1, 7, 8, 9, 16, 23])
+def test_trials_without_a_result_are_those_whose_bit_is_not_set(planned: int) -> None:
+    done = bytearray([0b1111_1111, 0b0101_0010])
+    expected = [place for place in (8, 10, 11, 13, 15, 16, 17, 18, 19, 20, 21, 22, 23) if place < planned]
+    assert list(missing_ordinals(planned, done)) == expected
+    assert list(missing_ordinals(planned, bytearray())) == list(range(planned))

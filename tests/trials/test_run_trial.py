@@ -475,16 +475,20 @@ async def test_an_output_may_be_as_large_as_allowed() -> None:
 
 async def test_deadlines_are_those_of_the_time_limit() -> None:
     left: list[float] = []
+    scoring: list[bool] = []
 
     async def work(given: str, ctx: TrialContext) -> str:
         left.append(ctx.deadline - time.monotonic())
+        scoring.append(ctx.scoring)
         return "a"
 
     async def judge(output: str, expected: str) -> bool:
         left.append(current_trial().deadline - time.monotonic())
+        scoring.append(current_trial().scoring)
         return True
 
     assert (await trial(work, judge, timeout_seconds=50.0)).passed
+    assert scoring == [False, True]
     assert all(40 < seconds <= 50 for seconds in left)
 
 

@@ -108,16 +108,15 @@ def missing_trials(run: RunRecord, dataset: Dataset[Any, Any], done: bytearray) 
 
 
 def missing_ordinals(planned: int, done: bytearray) -> Iterator[int]:
-    """Yield the ordinals below `planned` whose bit is not set; full bytes are skipped eight at a time."""
-    full = 0xFF
+    """Yield the ordinals below `planned` whose bit is not set."""
     for start in range(0, planned, 8):
         index = start >> 3
-        byte = done[index] if index < len(done) else 0
-        if byte == full:
-            continue
-        for bit in range(min(8, planned - start)):
-            if not byte >> bit & 1:
+        for bit in _UNSET_BITS[done[index] if index < len(done) else 0]:
+            if start + bit < planned:
                 yield start + bit
+
+
+_UNSET_BITS = [[bit for bit in range(8) if not byte >> bit & 1] for byte in range(256)]
 
 
 class _Cursor:

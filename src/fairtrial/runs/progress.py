@@ -23,7 +23,6 @@ from fairtrial.render.safe_text import plain
 from fairtrial.runs.events import EvalRunStarted, RunEvent, SampleEvaluated, TrialStarted
 from fairtrial.store.protocol import RunStore
 
-_PER_SECOND = 6
 _WINDOW_SECONDS = 20.0
 _PLAIN_SECONDS = 15.0
 _NOTEBOOK_SECONDS = 0.5
@@ -227,10 +226,7 @@ def shown(
         return
     display = Display(tally)
     if console.is_terminal and not console.is_dumb_terminal:
-        with Live(
-            display, console=console, refresh_per_second=_PER_SECOND, transient=True, redirect_stdout=prints,
-            redirect_stderr=True,
-        ):  # fmt: skip
+        with Live(display, console=console, transient=True, redirect_stdout=prints, redirect_stderr=True):
             yield
         return
     ended = threading.Event()
