@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from fairtrial import EvalReport, EvalResult, Sample, Score, TrialKey, calibrate
+from fairtrial.analysis.columns import Columns, LabelColumn
+from fairtrial.analysis.gate import gate_columns
+from fairtrial.analysis.gate_rules import GateRules
+from fairtrial.analysis.label_draw import UNKNOWN_DRAW
 from fairtrial.analysis.review_sample import keyed_hash
+from fairtrial.render.calibration_document import judge_sentence
 from fairtrial.stats import Interval, JudgedTrials, corrected_difference, corrected_mean
 
-from . import ALARMS, COVERAGE, Array, Design, Rng, contains, share
+from . import ALARMS, COVERAGE, GATE_ERRORS, Array, Design, Rng, contains, share, share_or_warned
 
 JUDGES = ((0.7, 0.6), (0.9, 0.8), (0.95, 0.7))
 """Sensitivity and specificity."""
@@ -63,6 +70,62 @@ def reviewed_rate(rate: float, judge: tuple[float, float], size: int, *, n: int 
         answered = drawn[rng.random(size) >= 0.04]
         people[answered] = truth[scored[answered]]
         return contains(corrected_mean(JudgedTrials(judged[scored], people)).interval, rate)
+
+    return once
+
+
+def complaints(labels: int, *, n: int = 400) -> Callable[[Rng], tuple[bool, bool]]:
+    """One run: whether the corrected rate holds the truth, and whether its sentence has the condition, or is refused.
+
+    Wrong answers have three times the chance of a label, as where complaints are labelled.
+    """
+
+    def once(rng: Rng) -> tuple[bool, bool]:
+        truth = (rng.random(n) < 0.8).astype(np.float64)
+        judged = verdicts(rng, truth, 0.9, 0.6)
+        chance = np.where(truth == 1, 1.0, 3.0)
+        picked = rng.choice(n, labels, replace=False, p=chance / chance.sum())
+        found = calibrate(judged_report(judged), {f"s{at}": bool(truth[at]) for at in picked})
+        low, high = found.corrected.low, found.corrected.high
+        held = low is not None and high is not None and low <= 0.8 <= high
+        sentence = judge_sentence(found)
+        return held, not sentence.startswith("People would")
+
+    return once
+
+
+def judged_report(judged: Array) -> EvalReport:
+    """A run with these verdicts of a judge."""
+    results = [
+        EvalResult(
+            key=TrialKey("r", "x", f"s{at}"),
+            ordinal=0,
+            outcome="scored",
+            score=Score(float(value)),
+            sample=Sample(f"s{at}", at),
+        )
+        for at, value in enumerate(judged)
+    ]
+    return EvalReport(results=results)
+
+
+def gated_complaints(labels: int, *, n: int = 1_000) -> Callable[[Rng], bool]:
+    """One run: whether a floor passes that is missed by 5 points, by labels of praise that nobody drew.
+
+    Right answers have three times the chance of a label.
+    """
+
+    def once(rng: Rng) -> bool:
+        truth = (rng.random(n) < 0.8).astype(np.float64)
+        judged = verdicts(rng, truth, 0.9, 0.6)
+        chance = np.where(truth == 1, 3.0, 1.0)
+        people = np.full((n, 1), np.nan)
+        picked = rng.choice(n, labels, replace=False, p=chance / chance.sum())
+        people[picked, 0] = truth[picked]
+        column = LabelColumn("passed", people, undrawn=UNKNOWN_DRAW)
+        return gate_columns(
+            replace(Columns.of({"passed": judged}), labels=column), GateRules(min_pass_rate=0.85)
+        ).passed
 
     return once
 
@@ -125,6 +188,24 @@ def designs() -> Iterator[Design]:
             share(reviewed_rate(0.8, (0.95, 0.7), size)),
             cell=f"rate 0.8, judge 0.95/0.7, {size} drawn, 4% skipped",
             quick=200 if size == 50 else 0,
+        )
+    for labels in (30, 100):
+        yield Design(
+            "rate corrected by labels of complaints",
+            "coverage",
+            COVERAGE,
+            share_or_warned(complaints(labels)),
+            cell=f"{labels} labels of 400 trials, wrong answers three times as likely",
+            quick=6 if labels == 30 else 0,
+            most=400,
+        )
+        yield Design(
+            "floor missed by 5 points, labels of praise",
+            "PASS",
+            GATE_ERRORS,
+            share(gated_complaints(labels)),
+            cell=f"{labels} labels of 1,000 trials, right answers three times as likely",
+            quick=100 if labels == 100 else 0,
         )
     for labels in (20, 50, 100):
         for biased in (False, True):

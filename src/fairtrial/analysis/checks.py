@@ -159,10 +159,10 @@ class _Needed:
     """The number of samples, or of labels, needed for a given true value, and a sentence about it."""
 
     samples: int | None = None
-    labels: int | None = None
     clusters: int | None = None
     assumed: str | None = None
     sentence: str = ""
+    labels: int | None = None
 
 
 def evaluate_checks(checks: Sequence[Check], settings: ComparisonSettings) -> tuple[GateCheck, ...]:
