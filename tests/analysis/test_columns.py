@@ -66,7 +66,8 @@ class TestColumns:
         assert columns.scores("value", "system", worst=None).flat.tolist() == [1.0, 0.6]
 
     def test_metrics_that_some_trials_lack_are_missing_there(self) -> None:
-        columns = read_columns(source(stored([graded(1, f1=0.5), graded(0, f1=0.25, words=90), 1.0])))
+        first = Score(1, metrics=[Metric("f1", 0.5, bounds=(0, 1))])
+        columns = read_columns(source(stored([first, graded(0, f1=0.25, words=90), 1.0])))
         assert columns.scores("f1", "scored").counts.tolist() == [1, 1, 0]
         assert columns.scores("words", "system").flat.tolist() == [90.0]
         assert columns.bounds("f1") == (0.0, 1.0)
@@ -182,7 +183,11 @@ class TestEstimates:
         assert (found["pass@2"].value, found["pass^2"].value) == pytest.approx((2 / 3, 1 / 3))
 
     def test_metrics_have_intervals_in_their_own_range(self) -> None:
-        found = named(stored([graded(1, f1=0.9, words=80), graded(1, f1=0.7, words=120)]).estimates)
+        trials = [
+            Score(1, metrics=[Metric("f1", f1, bounds=(0, 1)), Metric("words", words)])
+            for f1, words in ((0.9, 80), (0.7, 120))
+        ]
+        found = named(stored(trials).estimates)
         assert found["f1"].low is not None
         assert 0 <= found["f1"].low < 0.8 < (found["f1"].high or 0) <= 1
         assert found["words"].value == 100.0

@@ -253,11 +253,13 @@ class TestErrors:
             metrics=["recall", "toxic", "words"],
             lower_is_better=["toxic"],
             higher_is_better=["recall", "words"],
+            bounds={"recall": (0, 1), "toxic": (0, 1)},
         )["terse"]
         assert found["recall"].candidate == pytest.approx(0.6)
         assert found["toxic"].candidate == pytest.approx(0.4)
         assert found["words"].n == 8
-        assert "words has no worst value: 4 failed trials could not be counted in it." in found["words"].notes
+        assert found["words"].uncounted == 4
+        assert any(told.startswith("words has no worst value: 4 failed trials") for told in found.warnings)
 
     def test_a_range_can_be_given(self) -> None:
         base = [graded(1, stars=4.0), graded(1, stars=5.0), graded(1, stars=3.0)]
@@ -349,7 +351,10 @@ class TestEdges:
 
     def test_all_task_errors_on_one_side_are_a_defeat(self) -> None:
         found = one(
-            two([graded(1, f1=0.5)] * 40, ["task_error"] * 40), metrics=["passed", "f1"], higher_is_better="f1"
+            two([graded(1, f1=0.5)] * 40, ["task_error"] * 40),
+            metrics=["passed", "f1"],
+            higher_is_better="f1",
+            bounds={"f1": (0, 1)},
         )["terse"]
         assert [metric.verdict for metric in found.metrics] == ["worse", "worse"]
         assert found["passed"].scored_only is not None

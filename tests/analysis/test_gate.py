@@ -103,7 +103,8 @@ class TestFloors:
 
     def test_a_timeout_is_the_worst_a_ceiling_can_meet(self) -> None:
         trials: list[Trial] = [graded(1, toxic=0.1)] * 20
-        assert gate(stored([*trials, *["timeout"] * 20]), GateRules(ceilings={"toxic": 0.3})).checks[0].value == 0.55
+        rules = GateRules(ceilings={"toxic": 0.3}, bounds={"toxic": (0, 1)})
+        assert gate(stored([*trials, *["timeout"] * 20]), rules).checks[0].value == 0.55
 
     @pytest.mark.parametrize("trials", [[], ["scorer_error"] * 3])
     def test_nothing_decides_nothing(self, trials: Sequence[Trial]) -> None:
@@ -287,7 +288,10 @@ class TestHowManySamplesWouldDecide:
             {"passed": np.maximum(sign * change, 0.0), **{f"m{place}": np.ones(200) for place in range(9)}}
             for sign in (-1, 1)
         ]
-        baseline, candidate = (Columns.of(values, name=name) for values, name in zip(sides, "ab", strict=True))
+        shares = {f"m{place}": (0.0, 1.0) for place in range(9)}
+        baseline, candidate = (
+            Columns.of(values, name=name, ranges=shares) for values, name in zip(sides, "ab", strict=True)
+        )
         assert gate_columns(candidate, GateRules(margin=0.0), baseline).status == "fail"
         floors = {f"m{place}": 0.5 for place in range(9)}
         among = gate_columns(candidate, GateRules(margin=0.0, floors=floors), baseline)

@@ -77,11 +77,12 @@ class TestDirection:
     def test_an_error_is_never_the_best_value(self) -> None:
         outcomes = np.where(np.arange(60) < 30, FAILED, SCORED)
         values = np.where(np.arange(60) < 30, np.nan, HIGH)
-        new = Columns.of({"toxicity": values}, name="new", outcomes=outcomes)
+        new = Columns.of({"toxicity": values}, name="new", outcomes=outcomes, ranges={"toxicity": (0.0, 1.0)})
         old = sides()[0]
-        found = compare_columns(old, [new], metrics=["toxicity"])["new"]["toxicity"]
-        assert found.n == 30
-        assert "declares no direction and so no worst value: 30 failed trials could not be counted" in found.notes[-1]
+        whole = compare_columns(old, [new], metrics=["toxicity"])["new"]
+        assert (whole["toxicity"].n, whole["toxicity"].uncounted) == (30, 30)
+        told = "toxicity declares no direction and so no worst value: 30 failed trials could not be counted"
+        assert any(warning.startswith(told) for warning in whole.warnings)
         lower = ComparisonSettings(lower_is_better=frozenset({"toxicity"}))
         counted = compare_columns(old, [new], metrics=["toxicity"], settings=lower)["new"]["toxicity"]
         assert counted.n == 60

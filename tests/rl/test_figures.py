@@ -46,7 +46,8 @@ def report_of(*samples: Sequence[Sequence[Metric]], said: str = "word") -> EvalR
 
 
 def right(value: float, **tracked: float) -> list[Metric]:
-    return [Metric("right", value, 1.0), *(Metric(name, number) for name, number in tracked.items())]
+    own = Metric("right", value, 1.0, bounds=(min(0.0, value), 1.0))
+    return [own, *(Metric(name, number) for name, number in tracked.items())]
 
 
 class TestDiagnose:

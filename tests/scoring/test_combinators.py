@@ -176,7 +176,7 @@ class TestParts:
         judged = Score(0.5, False, "meh", [Metric("judge", 0.5, metadata={"model": "m"}), Metric("votes", 3)])
         score = all_of(fixed(judged, "judge"), exact_match)(1, 1)
         assert [metric.name for metric in score.metrics] == ["judge", "judge.votes", "exact_match"]
-        assert score.metrics[0] == Metric("judge", 0.5, 0.0, {"model": "m"}, False, "meh", higher_is_better=True)
+        assert score.metrics[0] == Metric("judge", 0.5, 0.0, {"model": "m"}, False, "meh", True, (0.0, 1.0))
 
     @pytest.mark.proves("R9")
     def test_names_never_collide(self) -> None:

@@ -80,6 +80,7 @@ def test_the_reward_is_the_weighted_mean_of_the_metrics_that_have_a_weight() -> 
         "passed": None,
         "reason": "",
         "higher_is_better": None,
+        "bounds": None,
     }
 
 

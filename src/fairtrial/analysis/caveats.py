@@ -24,6 +24,17 @@ still contains the truth in 93% of runs.
 """
 
 
+def _uncounted(metric: MetricComparison) -> str:
+    why, missing = "has no worst value", "bounds"
+    if metric.lower_is_better is None:
+        why, missing = "declares no direction and so no worst value", "direction and its bounds"
+    failures, pairs = count(metric.uncounted, "failed trial"), count(metric.n, "pair")
+    return (
+        f"{metric.metric} {why}: {failures} could not be counted in it, which leaves {pairs}. Declare its {missing} to "
+        "count them."
+    )
+
+
 def about_pairs(
     pairs: Pairs,
     metrics: Sequence[MetricComparison],
@@ -73,6 +84,7 @@ def about_pairs(
             else ": if they differ from the others, the difference is biased."
         )
     yield from dict.fromkeys(note for metric in metrics for note in metric.notes if note.startswith("Only "))
+    yield from (_uncounted(metric) for metric in metrics if metric.uncounted)
     for metric in metrics:
         if metric.scored_only is not None and metric.scored_only.verdict != metric.verdict and metric.same_as is None:
             scored = metric.scored_only

@@ -201,7 +201,7 @@ def _gaps(rule: Check, settings: ComparisonSettings) -> _Gaps:
         return _Gaps(missing, share, None, None)
     if parse_quantile(rule.metric) is not None:
         return _Gaps(missing, share, None, (-_BEYOND, _BEYOND))
-    declared = settings.declared_range(rule.metric)
+    declared = settings.range_of(rule.metric)
     if declared is None:
         return _Gaps(
             missing, share,

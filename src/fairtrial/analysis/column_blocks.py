@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fairtrial.analysis.metrics import REWARD, Range, widen
 from fairtrial.store.column_cache import ColumnHeader
 from fairtrial.store.numbers import BlockState, NumberStore, NumberTexts
-from fairtrial.store.protocol import METRIC_CODES, RunRecord
+from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, split_facts
 from fairtrial.store.rows import SCORED, all_metrics
 
 BLOCK = 1 << 16
@@ -40,6 +41,7 @@ class BlockReader:
         self._experiments, self._repeats = len(run.experiments), run.repeats
         self.metrics: list[dict[str, Occurrence]] = [{} for _ in run.experiments]
         self.directions: list[dict[str, tuple[Occurrence, bool]]] = [{} for _ in run.experiments]
+        self.ranges: list[dict[str, Range | None]] = [{} for _ in run.experiments]
         self._shapes: dict[tuple[int, tuple[str, ...], str | None], int] = {}
         if old is not None:
             # A scored result is final, so what occurred once stays.
@@ -47,6 +49,8 @@ class BlockReader:
                 names.update((name, (ordinal, place)) for name, ordinal, place in found)
             for declared, told in zip(self.directions, old.directions, strict=True):
                 declared.update((name, ((ordinal, place), higher)) for name, higher, ordinal, place in told)
+            for ranges, known in zip(self.ranges, old.ranges, strict=True):
+                ranges.update((name, None if ends is None else (ends[0], ends[1])) for name, ends in known.items())
 
     def read(self, store: NumberStore, run_id: str, start: int, end: int) -> tuple[_Arrays, BlockState]:
         """Return the arrays of the ordinals from `start` to `end`, and the state of what was read."""
@@ -137,7 +141,9 @@ class BlockReader:
                 return
 
     def _note_first(self, experiment: int, names: tuple[str, ...], codes: str | None, ordinal: int) -> None:
-        known, declared = self.metrics[experiment], self.directions[experiment]
+        known, declared, ranges = self.metrics[experiment], self.directions[experiment], self.ranges[experiment]
+        for place, bounds in split_facts(codes)[1].items() if codes else ():
+            widen(ranges, REWARD if place == REWARD_PLACE else names[place], bounds)
         for place, name in enumerate(names):
             if name not in known or known[name] > (ordinal, place):
                 known[name] = (ordinal, place)

@@ -335,6 +335,7 @@ class _FileBuilder:
             totals=totals,
             metrics=reader.metrics_json(),
             directions=reader.directions_json(),
+            ranges=[{name: ends and list(ends) for name, ends in known.items()} for known in reader.ranges],
             codes=samples.codes,
             uncoded=sorted(samples.uncoded),
             arrays={

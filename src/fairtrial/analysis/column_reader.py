@@ -27,13 +27,15 @@ from fairtrial.analysis.metrics import (
     REWARD,
     VALUE,
     VERDICT_PREFIX,
+    Range,
     is_verdict,
     verdict_column,
+    widen,
 )
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import ConfigurationError
 from fairtrial.frozen import EMPTY, FrozenDict
-from fairtrial.store.protocol import METRIC_CODES, RunRecord, ScoreRow
+from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, ScoreRow, split_facts
 from fairtrial.store.rows import OUTCOMES
 from fairtrial.store.sample_hashes import UNKNOWN
 
@@ -88,7 +90,7 @@ def read_columns(
     groups: dict[str, Sequence[Hashable]] = dict(zip(keys, facts, strict=False))
     if inputs:
         groups |= _of_inputs(source, ordinals, inputs)
-    outcomes, values, directions = reader.numbers(ordinals)
+    outcomes, values, directions, ranges = reader.numbers(ordinals)
     note = run.noted.adaptive
     return Columns(
         source.name if name is None else name,
@@ -100,6 +102,7 @@ def read_columns(
         FrozenDict(groups),
         run.dataset_fingerprint,
         None if note is None else int(np.count_nonzero(ordinals < note.samples)),
+        ranges=FrozenDict({name: ends for name, ends in ranges.items() if ends is not None}),
         directions=FrozenDict(directions),
         stopped_by_width=note is not None and note.rule.narrower_than is not None,
         repeated_inputs=repeated,
@@ -112,7 +115,7 @@ def sample_ordinals(source: ExperimentSource) -> IntArray:
     return _reader(source, frozenset(), costs=False).facts(())[0]
 
 
-type _Numbers = tuple[NDArray[np.int8], dict[str, FloatArray], dict[str, bool]]
+type _Numbers = tuple[NDArray[np.int8], dict[str, FloatArray], dict[str, bool], Mapping[str, Range | None]]
 
 
 class _Reader(Protocol):
@@ -127,7 +130,7 @@ class _Reader(Protocol):
         ...
 
     def numbers(self, ordinals: IntArray) -> _Numbers:
-        """Return outcomes and values of these samples, and the directions that metrics declare."""
+        """Return outcomes and values of these samples, and the directions and ranges that metrics declare."""
         ...
 
 
@@ -155,7 +158,7 @@ class _StoreReader:
         table = _Cells(run.dataset_size, run.repeats, len(run.experiments), self.wanted, costs=self.costs)
         for page in batched(store.scores(run.run_id, experiment=self.source.name), _PAGE):
             table.add(page)
-        return *table.arrays(ordinals), table.directions
+        return *table.arrays(ordinals), table.directions, table.ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +234,11 @@ class _FileReader:
                     found[column] = verdicts
         _drop_equal_rewards(found, self.wanted)
         directions = {name: higher for name, higher, *_first in file.header.directions[place]}
+        told = file.header.ranges[place].items()
+        ranges = {name: None if ends is None else (ends[0], ends[1]) for name, ends in told}
         if ordinals.size == run.dataset_size:
-            return classes, found, directions
-        return classes[ordinals], {name: array[ordinals] for name, array in found.items()}, directions
+            return classes, found, directions, ranges
+        return classes[ordinals], {name: array[ordinals] for name, array in found.items()}, directions, ranges
 
     def _wants(self, name: str) -> bool:
         return self.wanted is None or name in self.wanted
@@ -319,6 +324,8 @@ class _Cells:
         self._outcomes = np.zeros(samples * repeats, dtype=np.int8)
         self._values: dict[str, FloatArray] = {}
         self.directions: dict[str, bool] = {}
+        self.ranges: dict[str, Range | None] = {}
+        self._declared: set[tuple[str, tuple[str, ...]]] = set()  # What was added already: most scores are alike.
         self._names: dict[str, None] = {}  # Of metrics, in the order of their first occurrence.
         for name in (PASSED, VALUE):
             if self._wants(name):
@@ -354,18 +361,27 @@ class _Cells:
                 self._set(name, scored, [found.get(name) for found in metrics])
         for row in some:
             if row.verdicts and not row.verdicts.isdigit():
-                self._add_directions(row)
+                self._add_declared(row.verdicts, tuple(row.metrics))
         if self._wants_verdicts:
             self._add_verdicts(scored, some)
 
-    def _add_directions(self, row: ScoreRow) -> None:
-        for name, code in zip(row.metrics, row.verdicts or "", strict=True):
+    def _add_declared(self, facts: str, names: tuple[str, ...]) -> None:
+        if (facts, names) in self._declared:
+            return
+        self._declared.add((facts, names))
+        codes, ranges = split_facts(facts)
+        for name, code in zip(names, codes, strict=True):
             _, higher = METRIC_CODES[code]
             if higher is not None:
                 self.directions.setdefault(name, higher)
+        for place, bounds in ranges.items():
+            widen(self.ranges, REWARD if place == REWARD_PLACE else names[place], bounds)
 
     def _add_verdicts(self, cells: IntArray, rows: Sequence[ScoreRow]) -> None:
-        judged = [dict(zip(row.metrics, row.verdicts, strict=True)) if row.verdicts else _NO_VERDICTS for row in rows]
+        judged = [
+            dict(zip(row.metrics, split_facts(row.verdicts)[0], strict=True)) if row.verdicts else _NO_VERDICTS
+            for row in rows
+        ]
         for criterion in dict.fromkeys(chain.from_iterable(judged)):
             name = verdict_column(criterion)
             if self._wants(name):

@@ -20,15 +20,18 @@ from fairtrial.analysis.metrics import (
     LATENCY,
     MISSING,
     NOT_RUN,
+    REWARD,
     SCORED,
     UNIT,
     VALUE,
+    Range,
     View,
     is_verdict,
 )
 from fairtrial.analysis.stored_ids import StoredIds
 from fairtrial.codec import canonical
-from fairtrial.frozen import EMPTY
+from fairtrial.errors import ConfigurationError
+from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.stats import JudgedTrials, Repeats
 
 type FloatArray = NDArray[np.float64]
@@ -109,9 +112,8 @@ class Columns:
     A value is NaN where a trial has none. `planned` counts all samples of the plan, `ids` those whose names are stored.
     `clusters` numbers the cluster of each sample; None if samples are independent. `groups` maps each slicing key to
     the slice of each sample. `adaptive` is set if the run decided from its own results when to stop: the number of
-    leading samples it had analysed by then (`analysed_prefix`). `limits` are the ranges of metrics over all samples,
-    where these are only some of them: a few small counts must not be taken for shares.
-    `directions` says of metrics that declare it whether more is better. `stopped_by_width`: the adaptive rule looked
+    leading samples it had analysed by then (`analysed_prefix`). `ranges` are the declared bounds of metrics and
+    `directions` says of those that declare it whether more is better. `stopped_by_width`: the adaptive rule looked
     at the width of intervals alone, so that ordinary intervals hold. `labels` correct the judge's verdicts.
     `repeated_inputs` are part of `clusters`. `contents` say what each id means; None if that is not known.
     """
@@ -125,7 +127,7 @@ class Columns:
     groups: Mapping[str, Sequence[Hashable]] = EMPTY
     fingerprint: str = ""
     adaptive: int | None = None
-    limits: Mapping[str, tuple[float, float] | None] = EMPTY
+    ranges: Mapping[str, Range] = EMPTY
     directions: Mapping[str, bool] = EMPTY
     stopped_by_width: bool = False
     labels: LabelColumn | None = None
@@ -144,6 +146,7 @@ class Columns:
         groups: Mapping[str, Sequence[Hashable]] = EMPTY,
         adaptive: int | None = None,
         directions: Mapping[str, bool] = EMPTY,
+        ranges: Mapping[str, Range] = EMPTY,
     ) -> Columns:
         """Create columns from arrays of one score, or one row of repeats, per sample (default: all scored)."""
         arrays: dict[str, FloatArray] = {}
@@ -155,7 +158,7 @@ class Columns:
         known = [str(place) for place in range(shape[0])] if ids is None else list(ids)
         codes = None if clusters is None else codes_of(clusters)
         return cls(
-            name, known, shape[0], classes.reshape(shape), arrays, codes, groups, "", adaptive, EMPTY, directions
+            name, known, shape[0], classes.reshape(shape), arrays, codes, groups, "", adaptive, ranges, directions
         )
 
     @property
@@ -190,13 +193,14 @@ class Columns:
     def gaps(self, metric: str) -> NDArray[np.bool_]:
         """Return the trials without a value in this metric that should have one, cell by cell.
 
-        A failure of the system is none if the metric has a range, because it counts as the worst value there. Nor is an
+        A failure of the system is none if the metric has a worst value, by its range and its direction. Nor is an
         executed trial without a latency, which is a warm-up.
         """
         finite = np.isfinite(self.values.get(metric, np.full((1, 1), np.nan)))
         if metric in COSTS:
             return np.asarray(~finite & ~(self.counted("system") & (metric == LATENCY)))
-        excused = (self.outcomes == FAILED) & (self.bounds(metric) is not None)
+        known = metric in (VALUE, REWARD) or is_verdict(metric) or metric in self.directions
+        excused = (self.outcomes == FAILED) & (known and self.bounds(metric) is not None)
         return np.asarray(~((self.outcomes == SCORED) & finite) & ~excused)
 
     def missing_values(self, metric: str) -> int:
@@ -220,7 +224,6 @@ class Columns:
             values={metric: np.where(gaps, value, np.pad(values, pad))},
             clusters=clusters,
             groups=EMPTY,
-            limits={metric: self.bounds(metric)},
             labels=None if self.labels is None else self.labels.completed(gaps, value),
             contents=None,
         )
@@ -236,7 +239,6 @@ class Columns:
             values={name: array[places] for name, array in self.values.items()},
             clusters=None if self.clusters is None else self.clusters[places],
             groups={name: [labels[place] for place in places.tolist()] for name, labels in self.groups.items()},
-            limits={name: self.bounds(name) for name in self.values},
             labels=None if self.labels is None else self.labels.take(places),
             contents=None if self.contents is None else self.contents.take(places),
         )
@@ -247,7 +249,6 @@ class Columns:
             self,
             outcomes=np.where(rows[:, None], NOT_RUN, self.outcomes).astype(np.int8),
             values={name: np.where(rows[:, None], np.nan, array) for name, array in self.values.items()},
-            limits={name: self.bounds(name) for name in self.values},
         )
 
     def analysed_prefix(self) -> Columns:
@@ -257,17 +258,26 @@ class Columns:
         """
         return self if self.adaptive is None else self.take(np.arange(self.adaptive, dtype=np.intp))
 
-    def bounds(self, metric: str) -> tuple[float, float] | None:
-        """Return the known range of a metric: 0 to 1 for scores, and for metrics never seen outside of it."""
-        if metric == VALUE or is_verdict(metric):
-            return UNIT
-        if metric in self.limits:
-            return self.limits[metric]
-        values = self.values.get(metric)
-        if values is None or metric in COSTS:
-            return None
-        seen = values[np.isfinite(values)]
-        return UNIT if seen.size and seen.min() >= 0 and seen.max() <= 1 else None
+    def bounds(self, metric: str) -> Range | None:
+        """Return the range of a metric: 0 to 1 for scores and verdicts, else the declared one; None without one."""
+        return UNIT if metric == VALUE or is_verdict(metric) else self.ranges.get(metric)
+
+    def outside(self, metric: str, bounds: Range) -> float | None:
+        """Return a value of a metric that lies outside of these bounds; None if there is none."""
+        values = self.values.get(metric, np.empty(0))
+        found = values[(values < bounds[0]) | (values > bounds[1])]
+        return float(found[0]) if found.size else None
+
+    def declare(self, bounds: Mapping[str, Range | None], directions: Mapping[str, bool]) -> Columns:
+        """Return the columns with these ranges (None: none) and directions; a value outside raises an error."""
+        for metric, ends in bounds.items():
+            if ends is not None and (outside := self.outside(metric, ends)) is not None:
+                raise ConfigurationError(
+                    f"bounds.{metric} must contain every number of {self.name} (got {outside:g}, outside of "
+                    f"{ends[0]:g} to {ends[1]:g})"
+                )
+        kept = {name: ends for name, ends in {**self.ranges, **bounds}.items() if ends is not None}
+        return replace(self, ranges=FrozenDict(kept), directions=FrozenDict({**self.directions, **directions}))
 
     def scores(self, metric: str, view: View, *, worst: float | None = 0.0) -> Repeats:
         """Return the scores of the counted trials of every sample; a failure scores `worst`, or nothing if None."""

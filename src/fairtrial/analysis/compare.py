@@ -47,7 +47,7 @@ from fairtrial.analysis.verdicts import (
     verdict_of,
 )
 from fairtrial.errors import ConfigurationError
-from fairtrial.formatting import count, p_text
+from fairtrial.formatting import p_text
 from fairtrial.frozen import EMPTY
 from fairtrial.stats import Heterogeneity, PairedDifference, Undefined, heterogeneity, holm
 
@@ -105,6 +105,7 @@ def compare_columns(
 ) -> ComparisonRecord:
     """Compare columns: a pure function, except that `sources` locate the results."""
     settings = (settings or ComparisonSettings()).declared_by(baseline, *candidates)
+    baseline, *candidates = map(settings.declare, (baseline, *candidates))
     if metrics is None or metrics is DEFAULT_METRICS:
         baseline, *candidates = _with_rewards([baseline, *candidates])
     names = known_metrics([baseline, *candidates], metrics)
@@ -278,10 +279,6 @@ def _record(
     mde = detectable(found, tests, settings, metric.scores.bounds)
     needed = samples_needed(found, tests, settings, matters, metric.scores.repeats)
     notes = [*found.notes, *([found.reason] if found.reason else [])]
-    if metric.scores.left_out:
-        failures = count(metric.scores.left_out, "failed trial")
-        why = "has no worst value" if lower is not None else "declares no direction and so no worst value"
-        notes.append(f"{name} {why}: {failures} could not be counted in it.")
     if not found.n and (absent := _absent(metric.scores, pairs, names)):
         notes = [absent]
     return MetricComparison(
@@ -313,6 +310,7 @@ def _record(
         missing=missing,
         worst=worst,
         drawn=drawn,
+        uncounted=metric.scores.left_out,
     )
 
 
@@ -322,7 +320,7 @@ def _worst_case(metric: _Metric, pairs: Pairs, settings: ComparisonSettings) -> 
     That of a run that used its own results to decide when to stop allows for them already.
     """
     name, interval = metric.scores.metric, metric.found.difference.interval
-    fill = None if pairs.watched else settings.declared_range(name)
+    fill = None if pairs.watched else settings.range_of(name)
     if interval is None or fill is None:
         return None
     whole = difference_with_missing(pairs, name, interval, fill, settings)

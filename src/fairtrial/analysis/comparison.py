@@ -74,6 +74,7 @@ class MetricComparison:
     `drawn` says whether the labelled trials are known to be random samples; else the rates only hold if they are.
     `missing` counts the pairs without a value on one side, and `worst` is the interval that holds whatever these would
     have been: None if none is missing, or if the metric has no declared range. "As good as" must hold for `worst` too.
+    `uncounted` are failures of the system that the metric has no worst value for.
     """
 
     metric: str
@@ -104,6 +105,7 @@ class MetricComparison:
     missing: int = 0
     worst: tuple[float, float] | None = None
     drawn: bool | None = None
+    uncounted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

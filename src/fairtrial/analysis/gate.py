@@ -26,6 +26,7 @@ from fairtrial.analysis.metrics import (
     PASSED,
     SCORED,
     is_verdict,
+    measured_metric,
     unknown_metric,
     verdict_column,
 )
@@ -34,6 +35,7 @@ from fairtrial.analysis.plan_check import check_gate, plan_of_sides
 from fairtrial.analysis.slicing import Slice, cut
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import ConfigurationError
+from fairtrial.frozen import EMPTY
 from fairtrial.store.notes import GateNote
 
 type GateStatus = Literal["pass", "fail", "inconclusive"]
@@ -147,8 +149,8 @@ def gate_columns(
                 f"a margin on {metric!r} needs to know which way is better: name it in lower_is_better or "
                 "higher_is_better, or declare it in the evaluator with Metric(..., higher_is_better=...)"
             )
-    candidate = _declare(candidate, rules)
-    baseline = None if baseline is None else _declare(baseline, rules)
+    candidate = settings.declare(candidate)
+    baseline = None if baseline is None else settings.declare(baseline)
     pairs = None if baseline is None else pair(candidate, baseline)
     checks = evaluate_checks(list(_checks(candidate, pairs, rules)), settings)
     comparison = None
@@ -198,19 +200,6 @@ def _about_unscored(candidate: Columns, checks: Sequence[GateCheck]) -> Iterator
         )
 
 
-def _declare(columns: Columns, rules: GateRules) -> Columns:
-    """Return the columns with the ranges that the rules declare; a value outside raises an error."""
-    for metric, (low, high) in rules.bounds.items():
-        values = columns.values.get(metric, np.empty(0))
-        outside = values[(values < low) | (values > high)]
-        if outside.size:
-            raise ConfigurationError(
-                f"bounds.{metric} must contain every number of {columns.name} (got {outside[0]:g}, outside of "
-                f"{low:g} to {high:g})"
-            )
-    return replace(columns, limits={**columns.limits, **rules.bounds})
-
-
 def _overall(checks: Sequence[GateCheck]) -> GateStatus:
     found = {check.status for check in checks}
     return "fail" if "fail" in found else "inconclusive" if "inconclusive" in found else "pass"
@@ -246,10 +235,10 @@ def _missing(rule: GateRules | SliceRule, rules: GateRules) -> MissingRule:
 def _of(
     rules: GateRules | SliceRule, candidate: Columns, pairs: Pairs | None, name: str | None, missing: MissingRule
 ) -> Iterator[Check]:
-    for metric, least in rules.all_floors.items():
-        yield Floor(metric, name, least, candidate, ceiling=False, missing=missing)
-    for metric, most in rules.ceilings.items():
-        yield Floor(metric, name, most, candidate, ceiling=True, missing=missing)
+    for ceiling, bounds in ((False, rules.all_floors), (True, rules.ceilings)):
+        for metric, bound in bounds.items():
+            told = candidate.declare(EMPTY, {measured_metric(metric): not ceiling})  # The rule says which way is worse.
+            yield Floor(metric, name, bound, told, ceiling=ceiling, missing=missing)
     if pairs is not None:
         for metric, margin in rules.all_margins.items():
             yield Margin(metric, name, margin, pairs, missing)

@@ -41,6 +41,16 @@ CRITERION = "pass_rate:"
 """What begins the name of an estimate that is the pass rate of one criterion."""
 
 
+type Range = tuple[float, float]
+"""The bounds between which a metric lies by nature."""
+
+
+def widen(ranges: dict[str, Range | None], name: str, bounds: Range | None) -> None:
+    """Add bounds that a metric declares, or None if it declares none: then it has none."""
+    known = ranges.get(name, bounds)
+    ranges[name] = None if known is None or bounds is None else (min(known[0], bounds[0]), max(known[1], bounds[1]))
+
+
 def verdict_column(criterion: str) -> str:
     """Return the column with the verdicts on a criterion: "passed:polite"."""
     return VERDICT_PREFIX + criterion

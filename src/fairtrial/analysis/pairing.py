@@ -14,9 +14,21 @@ from fairtrial.analysis.anytime import difference_at_any_time
 from fairtrial.analysis.changed_samples import ChangedSamples
 from fairtrial.analysis.columns import Columns, FloatArray, IntArray, take_ids
 from fairtrial.analysis.contents import ChangedContents, compare_contents
-from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, REWARD, SMALLEST_DIFFERENCE, UNIT, VALUE, View, is_verdict
+from fairtrial.analysis.metrics import (
+    COSTS,
+    FAILED,
+    PASSED,
+    REWARD,
+    SMALLEST_DIFFERENCE,
+    UNIT,
+    VALUE,
+    Range,
+    View,
+    is_verdict,
+    widen,
+)
 from fairtrial.analysis.stored_ids import StoredIds
-from fairtrial.frozen import EMPTY
+from fairtrial.frozen import EMPTY, FrozenDict
 from fairtrial.stats import (
     Interval,
     JudgedTrials,
@@ -41,7 +53,7 @@ class ComparisonSettings:
     alpha: float = 0.05
     power: float = 0.8
     lower_is_better: frozenset[str] = frozenset(COSTS)
-    bounds: Mapping[str, tuple[float, float] | None] = field(default=EMPTY)
+    bounds: Mapping[str, Range | None] = field(default=EMPTY)
     test: Literal["midp", "exact"] = "midp"
     draws: int | None = None
     seed: int = 0
@@ -62,18 +74,42 @@ class ComparisonSettings:
         return False if known else None
 
     def declared_by(self, *sides: Columns) -> ComparisonSettings:
-        """Return the settings with the directions that metrics declare; explicit settings take precedence."""
+        """Return the settings with the directions and ranges that metrics declare on any side.
+
+        Explicit settings take precedence. A range does not hold if a side that does not declare it has left it.
+        """
         found = {name: higher for side in reversed(sides) for name, higher in side.directions.items()}
         unsaid = {name: higher for name, higher in found.items() if self.lower(name) is None}
+        ranges: dict[str, Range | None] = {}
+        for side in sides:
+            for name, ends in side.ranges.items():
+                widen(ranges, name, ends)
+        kept = {
+            name: ends
+            for name, ends in ranges.items()
+            if ends is not None and all(side.outside(name, ends) is None for side in sides)
+        }
         return replace(
             self,
+            bounds=FrozenDict({**kept, **self.bounds}),
             lower_is_better=self.lower_is_better.union(name for name, higher in unsaid.items() if not higher),
             higher_is_better=self.higher_is_better.union(name for name, higher in unsaid.items() if higher),
         )
 
-    def declared_range(self, metric: str) -> tuple[float, float] | None:
+    def declare(self, columns: Columns) -> Columns:
+        """Return columns whose metrics have the ranges and directions of these settings."""
+        named = [name for name in columns.values if self.lower(name) is not None]
+        return columns.declare(self.bounds, {name: not self.lower(name) for name in named})
+
+    def range_of(self, metric: str) -> Range | None:
         """Return the range of a metric if it is declared; scores and verdicts lie between 0 and 1."""
-        return UNIT if metric == VALUE or is_verdict(metric) else self.bounds.get(metric)
+        return self.bounds.get(metric, UNIT if metric == VALUE or is_verdict(metric) else None)
+
+    def worst_of(self, metric: str) -> float | None:
+        """Return what a failure of the system counts as in a metric; None if it has no range or no direction."""
+        bounds, lower = self.range_of(metric), self.lower(metric)
+        # Without a declared direction a failure has no worst value: the least toxicity would be the best.
+        return None if bounds is None or lower is None else bounds[1] if lower else bounds[0]
 
     def matters(self, metric: str, bounds: tuple[float, float] | None) -> float | None:
         """Return the smallest difference in a metric that matters; None for a metric without a range, unless set."""
@@ -297,27 +333,10 @@ def _same_ids(candidate: Sequence[str], baseline: Sequence[str]) -> bool:
     return list(candidate) == list(baseline) and len(set(baseline)) == len(baseline)
 
 
-def range_of(
-    sides: Sequence[Columns], metric: str, settings: ComparisonSettings
-) -> tuple[tuple[float, float] | None, float | None]:
-    """Return the range of a metric (None if it has none) and its worst value, used for failures."""
-    if metric in settings.bounds:
-        bounds = settings.bounds[metric]
-    else:
-        found = [side.bounds(metric) for side in sides if np.isfinite(side.values.get(metric, np.empty(0))).any()]
-        bounds = (
-            UNIT if metric == VALUE or is_verdict(metric) or (found and all(one == UNIT for one in found)) else None
-        )
-    lower = settings.lower(metric)
-    # Without a declared direction a failure has no worst value: the least toxicity would be the best.
-    worst = None if bounds is None or lower is None else bounds[1] if lower else bounds[0]
-    return bounds, worst
-
-
 def scores_of(pairs: Pairs, metric: str, view: View, settings: ComparisonSettings) -> Scores:
     """Return the scores of a metric on both sides; failures count as its worst value, if it has one."""
     sides = (pairs.candidate, pairs.baseline)
-    bounds, worst = range_of(sides, metric, settings)
+    bounds, worst = settings.range_of(metric), settings.worst_of(metric)
     left_out = 0
     if worst is None and view != "scored" and metric not in COSTS:
         left_out = sum(side.count(FAILED) for side in sides)

@@ -322,8 +322,9 @@ def _of_pair(one: HistorySide, two: HistorySide, request: PlanRequest) -> _Sprea
 def _of_side(side: HistorySide, request: PlanRequest) -> _Spread | None:
     """Return the spread of one side alone, assuming an independent second side: twice its variance."""
     columns = side.columns
-    bounds = columns.bounds(request.metric)
-    scores = columns.scores(request.metric, "system", worst=None if bounds is None else bounds[0])
+    settings = ComparisonSettings().declared_by(columns)
+    bounds = settings.range_of(request.metric)
+    scores = columns.scores(request.metric, "system", worst=settings.worst_of(request.metric))
     known = scores.counts > 0
     if np.count_nonzero(known) < 2:
         return None

@@ -24,7 +24,6 @@ from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, is_verdict
 from fairtrial.analysis.pairing import (
     ComparisonSettings,
     changed_samples,
-    range_of,
     shared_clusters,
     without_changed,
 )
@@ -137,7 +136,7 @@ def rank_columns(
         raise ConfigurationError(
             f"baseline must be one of the systems (got {baseline!r})\nthe systems are {', '.join(names)}"
         )
-    parts = [_Part.of(name, sides, metric, settings) for name, sides in suites.items()]
+    parts = [_Part.of(name, [*map(settings.declare, sides)], metric, settings) for name, sides in suites.items()]
     shares = suite_weights(weights, list(suites))
     ranking = rank_systems(
         *(part.scores for part in parts),
@@ -232,7 +231,7 @@ class _Part:
             where = {one: place for place, one in enumerate(side.ids)}
             joined.append(side.take(np.asarray([where[one] for one in order], dtype=np.intp)))
         same, changed = without_changed(joined)
-        bounds, worst = range_of(sides, metric, settings)
+        bounds, worst = settings.range_of(metric), settings.worst_of(metric)
         counted = [side.scores(metric, "system", worst=worst) for side in same]
         usable = np.all([one.counts > 0 for one in counted], axis=0) if order else np.zeros(0, dtype=np.bool_)
         clusters = next((side.clusters for side in joined if side.clusters is not None), None)

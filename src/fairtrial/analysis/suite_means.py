@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fairtrial.analysis.column_reader import read_columns
-from fairtrial.analysis.pairing import ComparisonSettings, range_of
+from fairtrial.analysis.pairing import ComparisonSettings
 from fairtrial.analysis.ranking import refuse_adaptive, suite_weights
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import ConfigurationError
@@ -44,8 +44,9 @@ def mean_over_suites(
                 f"each dataset must be given once (got {name!r} twice)\nname one experiment of each suite"
             )
         columns = read_columns(source, metrics=(metric,))
-        bounds, worst = range_of((columns,), metric, ComparisonSettings().declared_by(columns))
-        scores = columns.scores(metric, "system", worst=worst)
+        settings = ComparisonSettings().declared_by(columns)
+        bounds = settings.range_of(metric)
+        scores = columns.scores(metric, "system", worst=settings.worst_of(metric))
         means[name] = mean_interval(scores, clusters=columns.clusters, bounds=bounds, level=level)
         if not means[name].n:
             raise ConfigurationError(f"no trial of {source.name!r} on {name!r} has a value for {metric!r}")

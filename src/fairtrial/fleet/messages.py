@@ -477,6 +477,8 @@ def _score_tree(score: Score) -> list[Any]:
 
 def _metric_tree(metric: Metric) -> list[Any]:
     tree: list[Any] = [metric.name, metric.value, metric.weight, metric.metadata]
+    if metric.bounds is not None:
+        return [*tree, metric.passed, metric.reason, metric.higher_is_better, list(metric.bounds)]
     if metric.higher_is_better is not None:
         return [*tree, metric.passed, metric.reason, metric.higher_is_better]
     return tree if metric.passed is None and not metric.reason else [*tree, metric.passed, metric.reason]

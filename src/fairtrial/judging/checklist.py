@@ -10,7 +10,7 @@ from fairtrial.errors import ConfigurationError, OutputParseError
 from fairtrial.judging.judge import Judging
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.scoring.evaluator import Case
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,12 @@ class Checklist(Judging):
         value = sum(yes) / len(yes)
         metrics = [
             Metric(
-                f"{answer.question}: {question}", float(good), passed=good, reason=answer.reason, higher_is_better=True
+                f"{answer.question}: {question}",
+                float(good),
+                passed=good,
+                reason=answer.reason,
+                higher_is_better=True,
+                bounds=SHARE,
             )
             for answer, question, good in zip(verdict.answers, self.questions, yes, strict=True)
         ]

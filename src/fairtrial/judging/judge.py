@@ -17,7 +17,7 @@ from fairtrial.models.adapter import Completion, ProviderAdapter
 from fairtrial.models.families import family
 from fairtrial.models.prompt import MarkdownSection, PromptTemplate
 from fairtrial.scoring.evaluator import Case, EvalContext, Scorer, call_by_hand
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.session.events import PromptExecuted
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.session.views import JUDGE, SessionView
@@ -190,7 +190,7 @@ class Judging(Scorer):
         metrics: Iterable[Metric] = (),
     ) -> Score:
         """The judge's score: a criterion of its name that keeps how the verdict came about, and further metrics."""
-        own = Metric(self.name, value, 0.0, details, passed, reason, higher_is_better=True)
+        own = Metric(self.name, value, 0.0, details, passed, reason, higher_is_better=True, bounds=SHARE)
         return Score(value, passed, reason, [own, *(m for m in metrics if m.name != self.name)], name=self.name)
 
     def guarded(self, case: Case) -> Score | None:

@@ -13,7 +13,7 @@ from fairtrial.errors import NothingToScoreError
 from fairtrial.judging.judge import Judging, is_empty, short_name
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.scoring.evaluator import Case
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class PairwiseJudge(Judging):
             why_first if agreed else f"the verdict depends on the order, so it is a tie ({why_first} / {why_second})"
         )
         metrics = [
-            Metric("ours_first", first, metadata=kept_first),
-            Metric("ours_second", second, metadata=kept_second),
-            Metric("consistent", float(agreed)),
+            Metric("ours_first", first, metadata=kept_first, bounds=SHARE),
+            Metric("ours_second", second, metadata=kept_second, bounds=SHARE),
+            Metric("consistent", float(agreed), bounds=SHARE),
         ]
         return self.verdict(value, value >= 0.5, reason, metrics=metrics)
 

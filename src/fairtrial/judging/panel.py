@@ -8,7 +8,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.judging.judge import Judging
 from fairtrial.scoring.combine import Combined
 from fairtrial.scoring.evaluator import Case, Evaluator, Scorer, resolve
-from fairtrial.scoring.score import Metric, Score, mean_value, merge
+from fairtrial.scoring.score import SHARE, Metric, Score, mean_value, merge
 
 
 class JudgePanel(Combined):
@@ -62,4 +62,4 @@ def _majority(parts: Sequence[tuple[str, Score]]) -> Score:
     passed = 2 * passes > len(parts)
     agreement = max(passes, len(parts) - passes) / len(parts)
     merged = merge(parts, value=mean_value(parts), passed=passed)
-    return Score(merged.value, passed, merged.reason, (*merged.metrics, Metric("agreement", agreement)))
+    return Score(merged.value, passed, merged.reason, (*merged.metrics, Metric("agreement", agreement, bounds=SHARE)))

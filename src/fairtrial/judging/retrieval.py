@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from fairtrial.errors import ConfigurationError, NothingToScoreError, OutputParseError
 from fairtrial.judging.judge import Judging, is_empty
-from fairtrial.judging.similarity import cosine
+from fairtrial.judging.similarity import COSINE, cosine
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.models.base import BaseAdapter
 from fairtrial.scoring.evaluator import Case
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.session.events import Retrieved
 from fairtrial.session.views import JUDGE
 
@@ -222,7 +222,10 @@ class AnswerRelevance(Judging):
         evasive = output.evasive == "yes"
         value = 0.0 if evasive else min(max(similar, 0.0), 1.0)
         reason = "the output is evasive" if evasive else f"mean similarity {similar:.3f}, needed {self._pass_at:g}"
-        metrics = [Metric("similarity", similar, higher_is_better=True), Metric("evasive", float(evasive))]
+        metrics = [
+            Metric("similarity", similar, higher_is_better=True, bounds=COSINE),
+            Metric("evasive", float(evasive), higher_is_better=False, bounds=SHARE),
+        ]
         details = self.provenance(case, completion, asked)
         return self.verdict(value, value >= self._pass_at, reason, details, metrics)
 

@@ -12,7 +12,7 @@ from fairtrial.frozen import first_is
 from fairtrial.judging.judge import Judging, material_of
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.scoring.evaluator import Case
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 
 
 @first_is(str)
@@ -82,7 +82,7 @@ class Rubric(Judging):
         share = rubric_share(items, [verdict.met == "yes" for verdict in output.verdicts])
         metrics = [_metric(item, verdict) for item, verdict in zip(items, output.verdicts, strict=True)]
         failed = [f"{metric.name} {metric.reason}".rstrip() for metric in metrics if not metric.passed]
-        metrics.append(Metric("points", share, higher_is_better=True))
+        metrics.append(Metric("points", share, higher_is_better=True, bounds=rubric_bounds(items)))
         value = min(max(share, 0.0), 1.0)
         details = self.provenance(case, completion, asked)
         return self.verdict(value, value >= self._pass_at, "; ".join(failed), details, metrics)
@@ -92,6 +92,11 @@ def rubric_share(items: Sequence[RubricItem], met: Sequence[bool]) -> float:
     """Return the points of the met criteria as a share of the positive points; below 0 if harm outweighs."""
     earned = math.fsum(item.points for item, is_met in zip(items, met, strict=True) if is_met)
     return earned / math.fsum(item.points for item in items if item.points > 0)
+
+
+def rubric_bounds(items: Sequence[RubricItem]) -> tuple[float, float]:
+    """Return the least and the greatest share of points."""
+    return rubric_share(items, [item.points < 0 for item in items]), 1.0
 
 
 def _metric(item: RubricItem, verdict: ItemVerdict) -> Metric:
@@ -104,6 +109,7 @@ def _metric(item: RubricItem, verdict: ItemVerdict) -> Metric:
         passed=good,
         reason=verdict.reason,
         higher_is_better=True,
+        bounds=SHARE,
     )
 
 

@@ -12,7 +12,7 @@ from fairtrial.frozen import first_is
 from fairtrial.judging.judge import Judging, is_empty
 from fairtrial.models.adapter import ProviderAdapter
 from fairtrial.scoring.evaluator import Case
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 
 type ShortAnswerLabel = Literal["correct", "incorrect", "not_attempted"]
 LABELS: tuple[ShortAnswerLabel, ...] = ("correct", "incorrect", "not_attempted")
@@ -57,7 +57,7 @@ class ShortAnswerJudge(Judging):
 
     def _labelled(self, label: ShortAnswerLabel, reason: str, details: dict[str, Any]) -> Score:
         better = {"correct": True, "incorrect": False, "not_attempted": None}
-        metrics = [Metric(each, float(each == label), higher_is_better=better[each]) for each in LABELS]
+        metrics = [Metric(each, float(each == label), higher_is_better=better[each], bounds=SHARE) for each in LABELS]
         passed = label == "correct"
         return self.verdict(float(passed), passed, reason, {"label": label, **details}, metrics)
 

@@ -13,6 +13,9 @@ from fairtrial.scoring.evaluator import Case
 from fairtrial.scoring.score import Metric, Score
 from fairtrial.session.views import JUDGE
 
+COSINE = (-1.0, 1.0)
+"""The bounds of a cosine."""
+
 
 class SemanticSimilarity(Judging):
     """Compares the embeddings of the output and of its references."""
@@ -37,7 +40,7 @@ class SemanticSimilarity(Judging):
         best = max(cosine(vectors[0], reference) for reference in vectors[1:])
         value = min(max(best, 0.0), 1.0)
         details = {"judge_model": model.model}
-        metrics = [Metric("cosine", best, higher_is_better=True)]
+        metrics = [Metric("cosine", best, higher_is_better=True, bounds=COSINE)]
         reason = f"cosine {best:.3f}, needed {self._pass_at:g}"
         return self.verdict(value, value >= self._pass_at, reason, details, metrics)
 
@@ -59,7 +62,7 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
     lengths = math.hypot(*one) * math.hypot(*other)
     if not lengths:
         raise ModelError("an embedding must not be all zeros: it has no direction to compare")
-    return product / lengths
+    return min(max(product / lengths, -1.0), 1.0)  # Rounding may leave the range.
 
 
 def semantic_similarity(

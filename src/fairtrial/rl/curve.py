@@ -135,8 +135,7 @@ def _point(store: RunStore, step: int, run: RunRecord, metric: str, experiment: 
     report: EvalReport = EvalReport(store, run)
     found = sample_values(report if experiment is None else report[experiment], metric)
     values = list(found.values.values())
-    inside = all(0.0 <= value <= 1.0 for one in values for value in one)
-    estimate = mean_interval(values, clusters=found.labels, bounds=(0.0, 1.0) if inside else None, level=level)
+    estimate = mean_interval(values, clusters=found.labels, bounds=found.bounds, level=level)
     return CurvePoint(step, run.name, estimate)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fairtrial.formatting import number, rate
 from fairtrial.report.report import EvalReport, ExperimentReport
 from fairtrial.rl.advantages import AdvantageKind, Convention
-from fairtrial.rl.groups import Group, Rollout, best_at_k, groups, load_group
+from fairtrial.rl.groups import Group, Rollout, best_at_k, groups, load_group, reward_bounds
 from fairtrial.scoring.score import Metric
 from fairtrial.session.trajectory import ChatMessage
 from fairtrial.stats.association import RankCorrelation, rank_correlation
@@ -141,8 +141,8 @@ def diagnose(
         seen.add(load_group(group))
     rewards, counts = sorted(seen.rewards), seen.counts
     size = max((len(group.scored) for group in seen.groups), default=0)
-    bounds = (0.0, 1.0) if all(0.0 <= reward <= 1.0 for reward in rewards) else None
     found = [value for group in seen.groups for value in group.advantages if value is not None]
+    bounds = reward_bounds(seen.groups)
     made = Diagnosis(
         sum(len(group.rollouts) for group in seen.groups),
         len(rewards),

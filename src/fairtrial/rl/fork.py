@@ -154,12 +154,11 @@ async def turn_values(
     """
     places = checkpoints(result)
     report = await _continue(result, suite, places, n, store, seed)
-    rewards = sample_values(report, "reward").values
+    rewards = sample_values(report, "reward")
     estimates: list[MeanEstimate] = []
     for place in places:
-        values = rewards[_child_id(result, place)]
-        bounds = (0.0, 1.0) if all(0.0 <= value <= 1.0 for value in values) else None
-        estimates.append(mean_interval([[value] for value in values], bounds=bounds, level=level))
+        values = rewards.values[_child_id(result, place)]
+        estimates.append(mean_interval([[value] for value in values], bounds=rewards.bounds, level=level))
     ends = [*(estimate.mean for estimate in estimates[1:]), None if result.score is None else result.score.reward]
     messages = result.trajectory.messages
     return [

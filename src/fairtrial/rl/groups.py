@@ -8,6 +8,7 @@ from functools import cached_property
 from math import comb
 from typing import Any, Literal
 
+from fairtrial.analysis.metrics import REWARD, Range, widen
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError, FairtrialError
 from fairtrial.frozen import first_is
@@ -15,6 +16,7 @@ from fairtrial.models.agent import AgentEnded
 from fairtrial.report.report import EvalReport, ExperimentReport
 from fairtrial.rl.advantages import AdvantageKind, Convention, check_kind, group_advantages
 from fairtrial.rl.tokens import TokenRow, stitch
+from fairtrial.rl.values import declared_range
 from fairtrial.scoring.evaluator import Case
 from fairtrial.session.snapshot import restore_session
 from fairtrial.session.tokens import POLICY, TokenCall, TokensMissing, token_calls
@@ -167,12 +169,14 @@ class Group:
         experiment: The experiment.
         rollouts: The rollouts; trials that have no result yet are missing.
         planned: The number of rollouts that the run plans for the group.
+        bounds: The range of the rewards, if it is declared.
     """
 
     sample_id: str
     experiment: str
     rollouts: tuple[Rollout, ...]
     planned: int
+    bounds: Range | None = None
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
@@ -276,7 +280,11 @@ def _group(
         )
         for row in rows
     )
-    return Group(sample_id, experiment, rollouts, repeats)
+    ranges: dict[str, Range | None] = {}
+    for row in rows:
+        if row.reward is not None:
+            widen(ranges, REWARD, declared_range(row, REWARD))
+    return Group(sample_id, experiment, rollouts, repeats, ranges.get(REWARD))
 
 
 def load_group(group: Group) -> Group:
@@ -323,10 +331,18 @@ def best_at_k(groups: Iterable[Group], k: int, *, level: float = 0.95) -> MeanEs
     """
     if k < 1:
         raise ConfigurationError(f"k must be at least 1 (got {k})")
-    rows = [_expected_best([rollout.reward or 0.0 for rollout in group.scored], k) for group in groups]
-    values = [value for row in rows for value in row]
-    bounds = (0.0, 1.0) if all(0.0 <= value <= 1.0 for value in values) else None
-    return mean_interval(rows, bounds=bounds, level=level)
+    found = list(groups)
+    rows = [_expected_best([rollout.reward or 0.0 for rollout in group.scored], k) for group in found]
+    return mean_interval(rows, bounds=reward_bounds(found), level=level)
+
+
+def reward_bounds(groups: Iterable[Group]) -> Range | None:
+    """Return the range that holds the rewards of all these groups, if each of them declares one."""
+    ranges: dict[str, Range | None] = {}
+    for group in groups:
+        if group.scored:
+            widen(ranges, REWARD, group.bounds)
+    return ranges.get(REWARD)
 
 
 def _expected_best(rewards: Sequence[float], k: int) -> list[float]:

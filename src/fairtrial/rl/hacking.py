@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fairtrial.analysis.metrics import Range, widen
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import number
 from fairtrial.frozen import first_is
@@ -102,10 +103,14 @@ def _change(before: SampleValues, after: SampleValues, metric: str, level: float
             f"both runs must have the same samples to compare {metric!r} (they have none in common)"
         )
     labels = [before.clusters[name] for name in common]
+    ranges: dict[str, Range | None] = {}
+    for side in (before, after):
+        widen(ranges, metric, side.bounds)
     return change(
         [before.values[name] for name in common],
         [after.values[name] for name in common],
         labels if len(set(labels)) < len(labels) else None,
+        bounds=ranges[metric],
         level=level,
         seed=seed,
     )
@@ -116,14 +121,12 @@ def change(
     after: Sequence[Sequence[float]],
     clusters: Sequence[str] | None = None,
     *,
+    bounds: Range | None = None,
     level: float = 0.95,
     seed: int = 0,
 ) -> PairedDifference:
     """Return the mean change over samples, each with its repeats."""
-    inside = all(0.0 <= value <= 1.0 for side in (before, after) for values in side for value in values)
-    return paired_difference(
-        after, before, clusters=clusters, bounds=(0.0, 1.0) if inside else None, level=level, seed=seed
-    )
+    return paired_difference(after, before, clusters=clusters, bounds=bounds, level=level, seed=seed)
 
 
 def _shown(change: PairedDifference) -> str:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fairtrial.analysis.metrics import UNIT, Range, widen
 from fairtrial.errors import ConfigurationError
 from fairtrial.report.report import EvalReport, ExperimentReport
-from fairtrial.store.protocol import ScoreRow
+from fairtrial.store.protocol import REWARD_PLACE, ScoreRow, split_facts
 
 BUILT_IN = ("reward", "value", "passed")
 
 
 @dataclass(frozen=True, slots=True)
 class SampleValues:
-    """The scored values of each sample, and its cluster; samples without a value have an empty list."""
+    """The scored values of each sample, and its cluster; samples without a value have an empty list.
+
+    `bounds` are the range of the values, if it is declared.
+    """
 
     values: dict[str, list[float]]
     clusters: dict[str, str]
+    bounds: Range | None
 
     @property
     def labels(self) -> list[str] | None:
@@ -38,6 +44,7 @@ def sample_values(report: EvalReport | ExperimentReport, metric: str) -> SampleV
     values: dict[str, list[float]] = {}
     clusters: dict[str, str] = {}
     names: set[str] = set()
+    ranges: dict[str, Range | None] = {}
     for row in store.scores(run.run_id, experiment=part.name):
         sample_id, label = facts[run.split(row.ordinal)[0]]
         found = values.setdefault(sample_id, [])
@@ -46,10 +53,19 @@ def sample_values(report: EvalReport | ExperimentReport, metric: str) -> SampleV
         value = _value(row, metric)
         if value is not None:
             found.append(value)
+            widen(ranges, metric, declared_range(row, metric))
     if metric not in BUILT_IN and metric not in names:
         known = ", ".join((*BUILT_IN, *sorted(names)))
         raise ConfigurationError(f"no trial of run {run.name} has the metric {metric!r}; there are {known}")
-    return SampleValues(values, clusters)
+    return SampleValues(values, clusters, ranges.get(metric))
+
+
+def declared_range(row: ScoreRow, metric: str) -> Range | None:
+    """Return the range that a scored trial declares for "reward", "value", "passed" or a metric."""
+    ranges: Mapping[int, Range | None] = split_facts(row.verdicts)[1] if row.verdicts else {}
+    if metric in BUILT_IN:
+        return ranges.get(REWARD_PLACE, UNIT) if metric == "reward" else UNIT
+    return ranges.get(list(row.metrics).index(metric))
 
 
 def _value(row: ScoreRow, metric: str) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 from fairtrial.data.sample import Sample
 from fairtrial.frozen import first_is
 from fairtrial.scoring.evaluator import evaluator
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.scoring.text import text_of
 from fairtrial.session.views import SessionView
 
@@ -121,7 +121,7 @@ def multiple_choice(sample: Sample[Any, Any], output: object, session: SessionVi
     chosen = extract_choice(text_of(output, "multiple_choice"), len(presented) or len(_LETTERS), presented)
     passed = chosen == right
     reason = "" if passed else f"chose {chosen}, expected {right}" if chosen else f"no letter found, expected {right}"
-    extracted = Metric("extracted", float(chosen is not None), higher_is_better=True)
+    extracted = Metric("extracted", float(chosen is not None), higher_is_better=True, bounds=SHARE)
     return Score(float(passed), passed, reason, [extracted])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.scoring.evaluator import evaluator
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.scoring.text import reference_text, text_of
 
 _LONGEST = 100_000
@@ -52,7 +52,7 @@ def math_equal(*, decimals: int = 6) -> Callable[[object, object], Score]:
                 raise ValueError(f"math_equal reads outputs of up to {_LONGEST:,} characters (got {len(text):,})")
             answer = parse(_as_latex(text), parsing_timeout=None)
             passed = bool(answer) and bool(verify(gold, answer, float_rounding=decimals, timeout_seconds=None))
-        extracted = Metric("extracted", float(bool(answer)), higher_is_better=True)
+        extracted = Metric("extracted", float(bool(answer)), higher_is_better=True, bounds=SHARE)
         if passed:
             return Score(1.0, True, "", [extracted])
         found = f"{str(answer[0])[:80]} is not equal to {str(gold[0])[:80]}" if answer else "no answer was found"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fairtrial.errors import ConfigurationError, MissingExtraError
 from fairtrial.scoring.evaluator import evaluator
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.scoring.text import text_of
 
 type RougeKind = Literal["rouge1", "rouge2", "rouge3", "rouge4", "rougeL", "rougeLsum"]
@@ -52,8 +52,8 @@ def rouge(kind: RougeKind = "rougeL", *, pass_at: float = 0.5, stem: bool = Fals
             scorer.append(RougeScorer([kind], use_stemmer=stem))
         best = scorer[0].score_multi(_references("rouge", expected), text_of(output, "rouge"))[kind]
         metrics = [
-            Metric("precision", best.precision, higher_is_better=True),
-            Metric("recall", best.recall, higher_is_better=True),
+            Metric("precision", best.precision, higher_is_better=True, bounds=SHARE),
+            Metric("recall", best.recall, higher_is_better=True, bounds=SHARE),
         ]
         return Score(best.fmeasure, best.fmeasure >= pass_at, f"F1 {best.fmeasure:.3f}, needed {pass_at:g}", metrics)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fairtrial.codec import to_json
 from fairtrial.frozen import EMPTY, FrozenDict, freeze
 from fairtrial.types import JSON
+
+SHARE = (0.0, 1.0)
+"""The bounds of a metric that is a share or a score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,9 @@ class Metric:
 
     A metric with a verdict is a criterion: `passed` says whether the output met it, and `reason` why. Without one
     (None), it is a number that nothing was required of. `higher_is_better` declares which way is better; comparisons
-    call nothing better or worse in a metric without a declared direction.
+    call nothing better or worse in a metric without a declared direction. `bounds` declares the range in which it lies
+    by nature, such as (0, 1) for a share: it makes intervals of few samples possible, and failures count as its worst
+    end. No range is ever guessed from values.
     """
 
     name: str
@@ -28,6 +33,7 @@ class Metric:
     passed: bool | None = None
     reason: str = ""
     higher_is_better: bool | None = None
+    bounds: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -46,6 +52,18 @@ class Metric:
             )
         if not isinstance(self.reason, str):
             raise TypeError(f"reason of metric {self.name!r} must be text (got {self.reason!r})")
+        if self.bounds is not None:
+            object.__setattr__(self, "bounds", self._checked_bounds(self.bounds))
+
+    def _checked_bounds(self, bounds: object) -> tuple[float, float]:
+        if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+            raise TypeError(f"bounds of metric {self.name!r} must be a range such as (0, 1) (got {bounds!r})")
+        low, high = (_finite(end, f"an end of the bounds of metric {self.name!r}") for end in bounds)
+        if not low < high:
+            raise ValueError(f"bounds of metric {self.name!r} must ascend, as in (0, 1) (got {bounds!r})")
+        if not low <= self.value <= high:
+            raise ValueError(f"metric {self.name!r} is {self.value}, outside of its bounds {low:g} to {high:g}")
+        return low, high
 
     def _checked_metadata(self) -> dict[str, Any]:
         try:
@@ -131,6 +149,20 @@ class Score:
         return self.value if mean is None else mean
 
     @property
+    def reward_bounds(self) -> tuple[float, float] | None:
+        """The range of the reward, by the bounds of the metrics that have a weight; None if one declares none."""
+        weighted = [metric for metric in self.metrics if metric.weight > 0]
+        if not weighted:
+            return SHARE
+        if any(metric.bounds is None for metric in weighted):
+            return None
+        low, high = (
+            weighted_mean((metric.bounds[end], metric.weight) for metric in weighted if metric.bounds is not None)
+            for end in (0, 1)
+        )
+        return None if low is None or high is None else (low, high)
+
+    @property
     def criterion(self) -> str:
         """The same text as `name`."""
         return self.name
@@ -193,14 +225,11 @@ def merge(
         own = next((m for m in part.metrics if m.name in (name, part.name) and m.value == part.value), None)
         details = EMPTY if own is None else own.metadata
         weight = weights[position] if weights else 0.0
-        metrics.append(Metric(unique, part.value, weight, details, part.passed, part.reason, higher_is_better=True))
+        whole = Metric(unique, part.value, weight, details, part.passed, part.reason)
+        metrics.append(replace(whole, higher_is_better=True, bounds=SHARE))
         # The metrics of a part are kept without a weight; only the parts themselves count towards the reward.
         metrics.extend(
-            Metric(
-                _unused(f"{unique}.{m.name}", used), m.value, 0.0, m.metadata, m.passed, m.reason, m.higher_is_better
-            )
-            for m in part.metrics
-            if m is not own
+            replace(m, name=_unused(f"{unique}.{m.name}", used), weight=0.0) for m in part.metrics if m is not own
         )
         if part.passed is passed and (part.reason or not passed):
             decisive.append(f"{unique}: {part.reason or f'failed with {part.value:g}'}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from fairtrial.errors import ConfigurationError
 from fairtrial.scoring.evaluator import evaluator
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.scoring.text import text_of
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -52,8 +52,8 @@ def squad(pass_at: float | None = None) -> Callable[[object, object], Score]:
         f1 = token_f1(said, best)
         passed = exact if pass_at is None else f1 >= pass_at
         metrics = [
-            Metric("exact_match", float(exact), higher_is_better=True),
-            Metric("f1", f1, higher_is_better=True),
+            Metric("exact_match", float(exact), higher_is_better=True, bounds=SHARE),
+            Metric("f1", f1, higher_is_better=True, bounds=SHARE),
         ]
         return Score(f1, passed, "" if exact else f"F1 {f1:.2f} with {best[:80]!r}", metrics)
 

@@ -9,7 +9,7 @@ from fairtrial.codec import to_json
 from fairtrial.errors import ConfigurationError
 from fairtrial.scoring.behaviour import SessionEvaluator
 from fairtrial.scoring.evaluator import evaluator
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.scoring.structure import same_json
 from fairtrial.session.events import ToolInvoked
 from fairtrial.session.trajectory import ToolCall
@@ -80,7 +80,8 @@ def tool_calls_match(
 
 
 def _score(precision: float, recall: float, f1: float, *, passed: bool, reason: str) -> Score:
-    metrics = (Metric("precision", precision), Metric("recall", recall), Metric("f1", f1))
+    shares = {"precision": precision, "recall": recall, "f1": f1}
+    metrics = [Metric(name, share, higher_is_better=True, bounds=SHARE) for name, share in shares.items()]
     return Score(f1, passed, reason, metrics)
 
 

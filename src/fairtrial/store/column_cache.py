@@ -25,7 +25,7 @@ from fairtrial.codec import digest
 from fairtrial.data.index import cache_folder
 from fairtrial.store.protocol import RunRecord, SampleMeans, Totals
 
-FORMAT = f"fairtrial-columns-3-{sys.byteorder}"
+FORMAT = f"fairtrial-columns-4-{sys.byteorder}"
 MAGIC = b"FTCOLUMN"
 HEAD = struct.Struct("<8sQQI")
 FIRST_ARRAY = 64
@@ -59,9 +59,9 @@ class ColumnHeader:
     that it has. `extent` is the length of its arrays by ordinal: the highest stored ordinal + 1. `blocks` are the
     states of the blocks of ordinals (`BlockState`), `samples` is that of the samples (`SampleState`). `totals` are
     the sums that the store computed. `metrics` lists for each experiment its metrics in the order of their first
-    occurrence ([name, ordinal, place in the score]), and `directions` what they declare ([name, higher is better,
-    ordinal, place]). `codes` has the distinct values, as JSON text, of each coded metadata key; `uncoded` keys have
-    too many.
+    occurrence ([name, ordinal, place in the score]), `directions` what they declare ([name, higher is better, ordinal,
+    place]), and `ranges` their declared bounds by name. `codes` has the distinct values, as JSON text, of each coded
+    metadata key; `uncoded` keys have too many.
     """
 
     store: str
@@ -79,6 +79,7 @@ class ColumnHeader:
     totals: list[dict[str, Any]]
     metrics: list[list[list[Any]]]
     directions: list[list[list[Any]]]
+    ranges: list[dict[str, list[float] | None]]
     codes: dict[str, list[str]]
     uncoded: list[str]
     arrays: dict[str, ArrayPlace] = field(default_factory=dict)

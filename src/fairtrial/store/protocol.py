@@ -6,6 +6,7 @@ reports read lazily.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -14,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
-from fairtrial.frozen import EMPTY, first_is
+from fairtrial.frozen import EMPTY, FrozenDict, first_is
 from fairtrial.session.views import SessionView
 from fairtrial.store.notes import RunNotes
 from fairtrial.store.previews import TrialPreview
@@ -200,6 +201,25 @@ METRIC_CODES: Mapping[str, tuple[bool | None, bool | None]] = {
 """The verdict of a metric and its `higher_is_better`, by the character that encodes both."""
 
 
+REWARD_PLACE = -1
+"""The place of the reward among the bounds of a score's metrics."""
+
+
+@functools.lru_cache(maxsize=1024)
+def split_facts(text: str) -> tuple[str, Mapping[int, tuple[float, float] | None]]:
+    """Return what a score's metrics declare: their codes (`METRIC_CODES`) and, by place, their bounds.
+
+    As in "p+ 0:0.0:1.0". The bounds of the reward are those of a score, unless they are given: None if it has none.
+    """
+    codes, *ranges = text.split(" ")
+    found: dict[int, tuple[float, float] | None] = {}
+    for one in ranges:
+        place, *ends = one.split(":")
+        low, high = map(float, ends) if ends else (0.0, 0.0)
+        found[int(place)] = (low, high) if ends else None
+    return codes, FrozenDict(found)
+
+
 class MetricTotals(NamedTuple):
     """A metric over the scored trials of an experiment that have it.
 
@@ -224,9 +244,7 @@ class ScoreRow(NamedTuple):
     cost_usd: float | None
     metrics: Mapping[str, float]
     reward: float | None
-    verdicts: (
-        str | None
-    )  # One character for each metric, in order (`METRIC_CODES`); None: no metric has a verdict or a direction.
+    verdicts: str | None  # What its metrics declare (`split_facts`); None: nothing.
 
 
 @first_is(TrialKey)

@@ -15,10 +15,10 @@ from fairtrial.codec.escape import MARK, escape_text, restore_text
 from fairtrial.data.sample import NOT_GIVEN, Sample
 from fairtrial.errors import CodecError, StoreError
 from fairtrial.frozen import EMPTY, FrozenDict
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.session.events import TokenUsage
 from fairtrial.session.views import SessionView
-from fairtrial.store.protocol import METRIC_CODES, RunRecord, RunStore, ScoreRow
+from fairtrial.store.protocol import METRIC_CODES, REWARD_PLACE, RunRecord, RunStore, ScoreRow, split_facts
 from fairtrial.store.redact import Redactor, refuse_secret
 from fairtrial.store.sample_hashes import input_hash
 from fairtrial.trials.keys import TrialKey
@@ -330,7 +330,14 @@ _VERDICTS: dict[tuple[bool | None, bool | None], str] = {facts: code for code, f
 
 def _verdicts(score: Score) -> str | None:
     codes = "".join([_VERDICTS[metric.passed, metric.higher_is_better] for metric in score.metrics])
-    return codes if codes.strip("-") else None
+    ranges = [_range(place, metric.bounds) for place, metric in enumerate(score.metrics) if metric.bounds is not None]
+    if (reward := score.reward_bounds) != SHARE:
+        ranges.append(_range(REWARD_PLACE, reward))
+    return codes + "".join(ranges) if ranges or codes.strip("-") else None
+
+
+def _range(place: int, bounds: tuple[float, float] | None) -> str:
+    return f" {place}" if bounds is None else f" {place}:{bounds[0]}:{bounds[1]}"
 
 
 def _other(reward: float, value: float) -> float | None:
@@ -599,7 +606,8 @@ def _score(
         values = read_metrics(metrics)
         # A list that was replaced completely as a secret is text.
         weights, facts, reasons = (_listed(rest.get(name)) for name in ("weights", "metadata", "reasons"))
-        codes = [METRIC_CODES[code] for code in verdicts or "-" * len(values)]
+        told, ranges = split_facts(verdicts or "-" * len(values))
+        codes = [METRIC_CODES[code] for code in told]
         parts = [
             Metric(
                 name,
@@ -609,6 +617,7 @@ def _score(
                 codes[place][0],
                 reasons[place] if reasons else "",
                 codes[place][1],
+                ranges.get(place),
             )
             for place, (name, number) in enumerate(values.items())
         ]

@@ -120,7 +120,7 @@ results = Table(
     Column("execution", BigInteger, nullable=False),
     Column("metrics", Text),
     Column("reward", Double),  # NULL where it equals `value`.
-    Column("verdicts", Text),  # One character for each metric: protocol.METRIC_CODES. NULL: no verdict, no direction.
+    Column("verdicts", Text),  # What metrics declare: protocol.split_facts. NULL: nothing.
     Column("judge_cost_usd", Double),
     Column("cache_hits", Integer, nullable=False, server_default="0"),  # Model calls answered by the response cache.
     Column("unpriced_calls", Integer, nullable=False, server_default="0"),  # Calls of the task with unknown cost.

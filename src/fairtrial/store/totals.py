@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fairtrial.frozen import EMPTY
-from fairtrial.store.protocol import METRIC_CODES, MetricTotals, RunRecord, SampleMeans, Totals
+from fairtrial.store.protocol import METRIC_CODES, MetricTotals, RunRecord, SampleMeans, Totals, split_facts
 from fairtrial.store.rows import EXTRA_USAGE, MAX_TRIALS, OUTCOME_NAMES, RESULT_COLUMNS, read_endings
 from fairtrial.trials.result import Outcome
 
@@ -249,7 +249,7 @@ class MetricSums:
             found[0] += 1
             found[1] += value
         if verdicts is not None:
-            for name, code in zip(metrics, verdicts, strict=True):
+            for name, code in zip(metrics, split_facts(verdicts)[0], strict=True):
                 passed, _ = METRIC_CODES[code]
                 if passed is not None:
                     found = sums[name]

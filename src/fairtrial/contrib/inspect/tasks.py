@@ -11,7 +11,7 @@ from fairtrial.data.sample import Sample
 from fairtrial.errors import ConfigurationError
 from fairtrial.importing.inspect_log import number_of
 from fairtrial.importing.values import experiment_name, suite_name
-from fairtrial.scoring.score import Metric, Score
+from fairtrial.scoring.score import SHARE, Metric, Score
 from fairtrial.session.events import PromptExecuted, TokenUsage, ToolInvoked
 from fairtrial.session.trajectory import ChatMessage, ToolCall
 from fairtrial.suites.suite import EvalSuite
@@ -166,10 +166,8 @@ def _evaluator(wanted: str | None) -> Callable[[Any, Any], Score]:
                 f"the score of {main.name} must be from 0 to 1 to be the value of a trial (got {main.value:g})\n"
                 "name another scorer: suite(task, score=...)"
             )
-        kept = [
-            replace(metric, passed=metric.value >= 0.5, higher_is_better=True) if metric is main else metric
-            for metric in metrics
-        ]
+        decided = replace(main, passed=main.value >= 0.5, higher_is_better=True, bounds=SHARE)
+        kept = [decided if metric is main else metric for metric in metrics]
         return Score(main.value, None, reasons[main.name], kept)
 
     return inspect_scores
