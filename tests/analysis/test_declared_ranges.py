@@ -124,7 +124,7 @@ def test_columns_have_the_declared_ranges(through: str, tmp_path: Path, monkeypa
     report = stored(trials, store=store)
     columns = read_columns(source_of(report["baseline"], ""))
     assert dict(columns.ranges) == {"stars": (0.0, 10.0), "f1": (0.0, 1.0), "reward": (1.0, 5.0)}
-    trials[2] = Score(metrics=[Metric("words", 3, 1.0)])
+    trials.append(Score(metrics=[Metric("words", 3, 1.0)]))
     columns = read_columns(source_of(stored(trials, store=store, run_id="second")["baseline"], ""))
     assert dict(columns.ranges) == {"stars": (0.0, 10.0), "f1": (0.0, 1.0)}
     store.close()

@@ -70,7 +70,7 @@ class GateRules:
             worst; a metric without `bounds` has no worst, so there any missing number makes its rule inconclusive.
         max_missing: Up to this share, leave missing numbers out instead. This assumes that they are missing at random,
             and each reason says so. A slice rule may have its own.
-        bounds: The ranges of metrics that are not 0 to 1 by nature, as in {"f1": (0, 1)}.
+        bounds: The ranges of metrics that do not declare theirs (`Metric.bounds`), as in {"f1": (0, 1)}.
         alpha: The accepted chance of letting a bad run through, or of stopping a good one.
         spend_alpha: Make every further gate of the same code against the same baseline stricter, so that trying until
             it passes does not raise the chance of a wrong decision above alpha.

@@ -113,8 +113,8 @@ def compare(
         smallest_difference_that_matters: One number for shares (.05 by default), or one for each metric by name. Two
             sides whose interval lies within it are reported as equally good, and the number of samples to detect it
             is shown.
-        bounds: Ranges of metrics that are not 0 to 1; None for a metric without limits. By default a metric whose
-            values are all from 0 to 1 has that range.
+        bounds: Ranges of metrics, such as {"f1": (0, 1)}; None for a metric without limits. By default what metrics
+            declare themselves (`Metric.bounds`); no range is guessed from values.
         test: "exact" for McNemar's exact test instead of the mid-p one.
         seed: The seed of the random draws, so that the same data always give the same result.
         labels: People's labels of some trials of every side, which correct the scores of a judge: True for the labels

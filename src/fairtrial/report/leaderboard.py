@@ -56,7 +56,7 @@ def leaderboard(
         lower_is_better: Metrics of which less is better, besides latency, tokens and cost.
         higher_is_better: Metrics of which more is better, besides "passed", "value" and "reward".
         smallest_difference_that_matters: A system whose difference from the baseline is smaller is as good as it.
-        bounds: Ranges of metrics where they are not 0 to 1; None for a metric without limits.
+        bounds: Ranges of metrics that do not declare theirs, such as {"f1": (0, 1)}; None for a metric without limits.
         seed: Of the random draws, so that the same data always give the same answer.
     """
     if not 0 < alpha < 1:
