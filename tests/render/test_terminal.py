@@ -37,7 +37,7 @@ def small(**changes: Any) -> EvalReport:
         if place == 9:
             return None
         good = (place + repeat) % (4 if experiment == "baseline" else 2) != 0
-        metrics = (Metric("brevity", 0.2 + 0.05 * place), Metric("words", 100.0 + 10 * place + repeat))
+        metrics = (Metric("brevity", 0.2 + 0.05 * place, bounds=(0, 1)), Metric("words", 100.0 + 10 * place + repeat))
         return Made(1.0 if good else 0.25, reason="so it seems", metrics=metrics, latency_ms=900 + place, usage=usage)
 
     options: dict[str, Any] = {"samples": 10, "repeats": 2, "experiments": ("baseline", "terse")}
@@ -183,7 +183,7 @@ def test_six_experiments_with_five_metrics_fit_on_two_screens() -> None:
 
     def trial(place: int, experiment: str, repeat: int) -> Made:
         parts = tuple(
-            Metric(name, value := (place * 7 + at + len(experiment)) % 10 / 10, passed=value > 0.5)
+            Metric(name, value := (place * 7 + at + len(experiment)) % 10 / 10, passed=value > 0.5, bounds=(0, 1))
             for at, name in enumerate(metrics)
         )
         return Made(parts[0].value, passed=False, metrics=parts)

@@ -38,7 +38,7 @@ NAMES = ("n", "mean", "std", "min", "max", "mean_score", "pass_rate", "pass_rate
 def judged(polite: float, *, right: bool, turns: int = 3) -> Score:
     metrics = [
         Metric("polite", polite, passed=polite >= 0.75, reason="" if polite >= 0.75 else "curt"),
-        Metric("right", float(right), passed=right, higher_is_better=True),
+        Metric("right", float(right), passed=right, higher_is_better=True, bounds=(0, 1)),
         Metric("turns", turns),
     ]
     passed = right and polite >= 0.75
@@ -93,7 +93,7 @@ class TestCriteria:
         ]  # fmt: skip
         alone = stored([Score(0.5, metrics=[Metric("polite", 0.5, passed=True)]), Score(1.0), Score(0.25)])
         assert "| polite" in alone.to_markdown()
-        whole = [Score(v, metrics=[Metric("polite", v, passed=v >= 0.5)]) for v in (0.5, 1.0, 0.25)]
+        whole = [Score(v, metrics=[Metric("polite", v, passed=v >= 0.5, bounds=(0, 1))]) for v in (0.5, 1.0, 0.25)]
         assert "| polite" not in stored(whole).to_markdown()
 
     @pytest.mark.proves("R126")

@@ -129,7 +129,7 @@ def test_a_report_always_prints_and_its_pass_rate_is_none_if_nothing_was_scored(
 def test_a_report_has_the_median_and_the_95th_percentile_of_what_a_trial_takes() -> None:
     def trial(place: int, *_: Any) -> Made | None:
         usage = TokenUsage(place, 0, 0, 0.001 * place)
-        metrics = (Metric("words", 10.0 * place), Metric("brevity", 0.5))
+        metrics = (Metric("words", 10.0 * place), Metric("brevity", 0.5, bounds=(0, 1)))
         return Made(1.0, latency_ms=100 + place, usage=usage, metrics=metrics)
 
     report = made_report(trial, samples=100)

@@ -873,7 +873,7 @@ class TestNumbers:
         assert list(second.metrics.items()) == [
             ("accuracy", 0.5), ("f1 \0", 0.25), ("polite", 1.0), ("speed", 12.0),
         ]  # fmt: skip
-        assert (second.reward, second.verdicts) == (0.6, "-01-")
+        assert (second.reward, second.verdicts) == (0.6, "-01- -1")
         assert (third.outcome, third.passed, third.value, third.latency_ms) == ("timeout", None, None, None)
         assert (third.reward, third.verdicts) == (None, None)
         assert list(store.scores(run.run_id, experiment="terse")) == []
