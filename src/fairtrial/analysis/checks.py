@@ -601,7 +601,7 @@ def _needed(
     if clusters is not None:
         groups = max(clusters + 1, -(-samples * clusters // n))
         size = f"about {samples_text(groups)} clusters like these ({samples_text(samples)} samples{kind})"
-    return _Needed(samples, groups, assumed, f" If {assumed}, it takes {purpose(size)}.")
+    return _Needed(samples, clusters=groups, assumed=assumed, sentence=f" If {assumed}, it takes {purpose(size)}.")
 
 
 def _needed_labels(needed: int | Undefined, trials: int, assumed: str, show: str) -> _Needed:
