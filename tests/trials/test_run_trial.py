@@ -29,7 +29,7 @@ from fairtrial import (
     tool_call_count,
     tool_not_called,
 )
-from fairtrial.errors import FairtrialError
+from fairtrial.errors import FairtrialError, ModelRefusedError
 from fairtrial.judging import llm_judge
 from fairtrial.models import ScriptedAdapter
 from fairtrial.testing import FakeClock
@@ -490,6 +490,20 @@ async def test_deadlines_are_those_of_the_time_limit() -> None:
     assert (await trial(work, judge, timeout_seconds=50.0)).passed
     assert scoring == [False, True]
     assert all(40 < seconds <= 50 for seconds in left)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+async def test_a_refusal_is_an_error_or_an_output_that_is_scored(isolate: bool) -> None:
+    @task(isolate=isolate)
+    def declines(given: str) -> str:
+        raise ModelRefusedError("declined", refusal="I cannot help.") if given == "q" else ConnectionError("busy")
+
+    scored = await trial(declines, expected="I cannot help.", refusals="score")
+    assert (scored.outcome, scored.output, scored.passed) == ("scored", "I cannot help.", True)
+    error = await trial(declines, expected="I cannot help.")
+    assert (error.outcome, error.stage, error.output) == ("task_error", "task", None)
+    other = await trial(declines, given="another", refusals="score")
+    assert (other.outcome, other.output) == ("task_error", None)
 
 
 async def test_a_continued_trial_counts_its_attempts_on() -> None:
