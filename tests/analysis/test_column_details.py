@@ -28,7 +28,7 @@ from fairtrial.report.report import source_of
 from fairtrial.store import RunStore
 from fairtrial.store.notes import ReviewNote
 from tests.analysis.sides import one, two
-from tests.analysis.test_column_files import BLOCK, assert_equal, both, sample_run, store_run
+from tests.analysis.test_column_files import BLOCK, Trial, assert_equal, both, sample_run, store_run
 from tests.report.build import stored
 
 
@@ -163,6 +163,7 @@ def test_facts_of_samples_are_found_though_others_are_unknown(store: RunStore) -
 def test_a_condition_may_have_one_bound(store: RunStore) -> None:
     columns = TrialColumns.open(store, store_run(store, *sample_run()))
     latencies = [each.latency_ms for each in store.results("r1")]
+    bounds: dict[str, Any]
     for bounds in ({"high": 5}, {"low": 5}, {"low": 5, "high": 5}):
         found = columns.select(Condition("latency_ms", **bounds)).total
         assert found == sum(bounds.get("low", 0) <= one <= bounds.get("high", 99) for one in latencies)
@@ -190,8 +191,9 @@ def test_a_file_is_not_built_for_who_only_looks(store: RunStore) -> None:
 
 def test_the_file_of_an_incomplete_run_is_used_as_long_as_nothing_is_added(store: RunStore) -> None:
     samples, repeats, cells = sample_run(missing=False)
+    never: list[list[Trial]] = [[(None, 0, 0, None, {})] * repeats for _ in cells]
     for last in range(48, 56):  # Blocks are full, or nearly so, or have just begun.
-        given = [*cells[:last], *([[(None, 0, 0, None, {})] * repeats] * (len(cells) - last))]
+        given = [*cells[:last], *never[last:]]
         run = store_run(store, samples, repeats, given, run_id=f"r{last}")
         with mock.patch.object(column_file, "BLOCK", BLOCK):
             built = open_columns(store, run)
@@ -204,7 +206,7 @@ def test_values_of_metadata_cannot_be_changed(store: RunStore) -> None:
     of_lists = [replace(each, metadata={"topic": ["t", place % 2]}) for place, each in enumerate(samples)]
     found = open_columns(store, store_run(store, of_lists, repeats, cells))
     assert found is not None
-    values = found.metadata_values("topic")
+    values: list[Any] = list(found.metadata_values("topic"))
     assert [type(value) for value in values] == [FrozenList] * 2
     assert [list(value) for value in values] == [["t", 0], ["t", 1]]
 

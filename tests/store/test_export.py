@@ -128,7 +128,7 @@ class TestExport:
     def test_text_no_file_takes_is_replaced(self, tmp_path: Path, format: Any) -> None:
         store = open_store("memory:")
         run = store.create_run(run_record())
-        given = {0: Sample("s0", "plain\0", None, {"k\ud800": "v"})}
+        given: dict[int, Sample[Any, Any]] = {0: Sample("s0", "plain\0", None, {"k\ud800": "v"})}
         store.commit("r1", [result(run, 0, output="a \ud800 \0 é 😀")], given)
         path = tmp_path / f"out.{format}"
         export_results(store, "r1", path, format)

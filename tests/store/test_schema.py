@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Dialect
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.dialects.postgresql.base import PGDialect
+from sqlalchemy.dialects.sqlite.base import SQLiteDialect
+from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
 from fairtrial.store import schema
 from fairtrial.store.protocol import METRIC_CODES
@@ -20,13 +21,14 @@ def statements(dialect: Dialect) -> str:
     made = []
     for table in schema.metadata.sorted_tables:
         indexes = sorted(table.indexes, key=lambda index: str(index.name))
-        for part in (CreateTable(table), *map(CreateIndex, indexes)):
+        parts: list[ExecutableDDLElement] = [CreateTable(table), *map(CreateIndex, indexes)]
+        for part in parts:
             text = str(part.compile(dialect=dialect)).strip()
             made.append("\n".join(line.replace("\t", "  ").rstrip() for line in text.splitlines()) + ";\n")
     return "\n".join(made)
 
 
-@pytest.mark.parametrize("dialect", [sqlite.dialect(), postgresql.dialect()], ids=lambda dialect: str(dialect.name))
+@pytest.mark.parametrize("dialect", [SQLiteDialect(), PGDialect()], ids=lambda dialect: str(dialect.name))
 def test_the_tables_are_those_of_this_version(dialect: Dialect) -> None:
     """Who changes a table raises `schema.VERSION`, lists what was added, and changes the file."""
     assert schema.VERSION == 3

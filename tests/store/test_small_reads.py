@@ -118,12 +118,13 @@ def test_a_number_that_most_runs_do_not_have_is_added_up_alone(name: str, tmp_pa
     store = open_store(tmp_path / "runs.db")
     run = store.create_run(run_record())
     usage, plain = TokenUsage(10, 5), result(run, 0)
+    number: dict[str, Any] = {name: 3}
     if name == "unknown_endings":
         given = replace(plain, usage=usage, unknown_endings={"weird": 3})
     elif hasattr(usage, name):
-        given = replace(plain, usage=replace(usage, **{name: 3}))
+        given = replace(plain, usage=replace(usage, **number))
     else:
-        given = replace(plain, usage=usage, **{name: 3})
+        given = replace(plain, usage=usage, **number)
     store.commit("r1", [given], samples([0]))
     (totals,) = (found for found in store.totals("r1") if sum(found.outcomes.values()))
     counted = totals.unknown_endings.get("weird", 0) if name == "unknown_endings" else getattr(totals, name)
