@@ -137,6 +137,15 @@ def test_only_a_number_of_yaml_has_a_limit_of_digits(tmp_path: Path) -> None:
         Dataset.load(path, format="pydantic-evals")
 
 
+def test_a_document_of_yaml_has_at_most_200_levels(tmp_path: Path) -> None:
+    path = tmp_path / "cases.yaml"
+    path.write_text(f"cases:\n- inputs: {'[' * 197}{']' * 197}\n")
+    assert len(Dataset.load(path, format="pydantic-evals")) == 1
+    path.write_text(f"cases:\n- inputs: {'[' * 198}{']' * 198}\n")
+    with pytest.raises(DatasetError, match=r"cases\.yaml:2: nested too deeply: more than 200 levels"):
+        Dataset.load(path, format="pydantic-evals")
+
+
 def test_goldens_in_a_table_are_read_without_their_empty_cells(tmp_path: Path) -> None:
     path = tmp_path / "goldens.csv"
     path.write_text("input,actual_output,expected_output,context\n2+2,,4,\n")
