@@ -433,8 +433,8 @@ class TestTables:
             ("question,answer\n1,2\n", "2: a row needs 'input' (found question, answer)"),
             ("id;input\n1;2\n", "2: a row needs 'input' (found one column, 'id;input')"),
             (
-                'id,input\na,1\nb,"2\n3"\nc,"4\n',
-                "5: not CSV: the row that begins on this line has a quote that is never closed",
+                'id,input\na,1\nb,2\nc,"4\n',
+                "4: not CSV: the row that begins on this line has a quote that is never closed",
             ),
             (
                 'id,input\na,"1\nb,2\n',
