@@ -168,6 +168,18 @@ def test_an_evaluator_says_by_name_or_by_position_what_output_and_expected_value
     assert type(KnownTypes(evaluator=alone).read("shop:Item", {"name": "a"}, "output")) is one
 
 
+def test_types_that_any_parameter_mentions_are_known() -> None:
+    def of_sample(sample: Sample[Problem, Answer], output: str) -> bool:
+        return bool(output)
+
+    def with_default(given: str, ctx: TrialContext, example: Problem = Problem(1, 2)) -> str:  # noqa: B008
+        return given
+
+    for known in (KnownTypes(evaluator=of_sample), KnownTypes(with_default)):
+        assert known.read(PROBLEM, {"a": 1, "b": 2}, "input") == Problem(1, 2)
+    assert KnownTypes(evaluator=of_sample).read(ANSWER, to_json(Answer(3)), "expected") == Answer(3)
+
+
 def test_classes_of_one_name_in_two_modules_are_told_apart() -> None:
     one, other = _named("shop", name=str), _named("stock", name=str)
     known = KnownTypes(input=GenericAlias(list, one), expected=GenericAlias(list, other))

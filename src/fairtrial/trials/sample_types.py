@@ -242,7 +242,7 @@ class KnownTypes:
         }
         self.evaluator_reads_input = bool({"input", "sample"} & set(given))
         mentioned = [kind for kinds in self._places.values() for kind in kinds]
-        mentioned += [kind for name, kind in (*hints.items(), *judged.items()) if name != "return"]
+        mentioned += [*hints.values(), *judged.values()]
         self._types: dict[str, list[Any]] = {}
         for kind in (*_STANDARD, *mentioned, *(kind for value in values for kind in _classes(value))):
             for part in _parts(kind):
