@@ -91,7 +91,7 @@ def test_the_share_of_missing_pairs_is_of_the_plan() -> None:
 def test_pairs_without_errors_are_adjusted_for_the_number_of_tests_too() -> None:
     def sides(*, more: bool) -> tuple[list[Score | str], list[Score | str]]:
         def score(value: float, place: int) -> Score:
-            return Score(value, metrics=[Metric("odd", place % 2)] if more else [])
+            return Score(value, metrics=[Metric("odd", place % 2, bounds=(0, 1))] if more else [])
 
         plain = [score(float(place >= 5), place) for place in range(45)]
         return [*plain, *["task_error"] * 3], [score(1.0, place) for place in range(48)]
