@@ -19,6 +19,7 @@ from fairtrial.store import Label, RunStore
 from fairtrial.store.memory import MemoryStore
 from fairtrial.store.previews import preview_text
 from fairtrial.store.protocol import ScoreRow
+from fairtrial.store.sample_hashes import UNKNOWN
 from fairtrial.store.sql import SqlStore
 from fairtrial.trials.keys import TrialKey
 from fairtrial.trials.result import EvalResult, Outcome
@@ -891,6 +892,23 @@ class TestNumbers:
             (3, "s3", (None, None)),
         ]
         assert [facts for _, _, facts in store.sample_facts(run.run_id)] == [()] * 4
+
+    def test_hashes_of_samples_tell_what_they_ask_and_expect(self, store: RunStore) -> None:
+        asked: list[tuple[Any, ...]] = [({"a": 1, "b": "é"}, {"x": 1, "y": 2}), ({"b": "é", "a": 1}, {"y": 2, "x": 1})]
+        asked += [("q", "1"), ("q", 1), ("q",), ("q", None), ("",), ([],), (None,), (None, "1")]
+        run = store.create_run(run_record(size=11))
+        known = {at: Sample(f"s{at}", *given) for at, given in enumerate(asked)}
+        store.commit(run.run_id, [result(run, run.ordinal(10, 0, 0))], known)
+        found = list(store.sample_hashes(run.run_id))
+        assert [at for at, _, _ in found] == list(range(11))
+        inputs, expected = [one for _, one, _ in found], [one for _, _, one in found]
+        assert inputs[0] == inputs[1] != inputs[2] == inputs[5]
+        assert len({*inputs[5:8], UNKNOWN}) == 4  # "q", empty text, an empty list.
+        assert inputs[8:] == [UNKNOWN] * 3
+        assert expected[0] == expected[1]
+        assert len(set(expected[2:6])) == 4  # Text, a number, none at all, None.
+        assert expected[6] == expected[7] == expected[4]
+        assert (expected[8], expected[9], expected[10]) == (UNKNOWN, expected[2], UNKNOWN)
 
 
 class TestOwnership:
