@@ -163,7 +163,7 @@ class RunningCapital:
 
     def add(self, least: float, most: float) -> None:
         """Count a number that lies between these two."""
-        self._logs += _log_factors(np.asarray([least]), np.asarray([most]))[0]
+        self._logs += _log_factor(least, most)
 
     @property
     def e_value(self) -> float:
@@ -260,6 +260,11 @@ def _log_factors(least: FloatArray, most: FloatArray) -> FloatArray:
     """Return what each number from -1 to 1 makes of the capital against 0, on both sides and at all stakes."""
     stakes = _stakes()[0]
     return np.stack([np.log1p(np.outer(least, stakes)), np.log1p(-np.outer(most, stakes))], axis=1)
+
+
+@lru_cache(maxsize=256)  # Pass/fail outcomes have three differences.
+def _log_factor(least: float, most: float) -> FloatArray:
+    return _log_factors(np.asarray([least]), np.asarray([most]))[0]
 
 
 def _beside_zero(ends: list[float], centre: float) -> list[float]:
