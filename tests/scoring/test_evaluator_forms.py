@@ -33,6 +33,7 @@ from fairtrial import (
     tool_called,
     weighted,
 )
+from fairtrial.isolation import NotSendableError
 from fairtrial.judging import panel
 from fairtrial.scoring import Case, resolve
 from fairtrial.scoring.evaluator import KNOWN_NAMES, OffloadedCall, Scorer, form_of, marks_of
@@ -627,3 +628,14 @@ def test_a_binding_that_the_signature_shows_is_not_warned_about(
 ) -> None:
     resolve(fn)
     assert not caplog.records
+
+
+def test_only_an_isolated_evaluator_must_be_one_that_can_be_sent_to_a_child_process() -> None:
+    verdicts = (verdict for verdict in (True, False))  # A generator belongs to its process.
+
+    def judge(output: str, expected: str) -> bool:
+        return next(verdicts)
+
+    assert resolve(judge).name == "judge"
+    with pytest.raises(NotSendableError, match="evaluator 'judge'"):
+        resolve(evaluator(isolate=True)(judge))
