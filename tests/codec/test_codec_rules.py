@@ -319,6 +319,11 @@ class TestKindsOfTypes:
         for bad in ("a", "aG k=", "aGk=!"):
             assert "damaged bytes" in problem(bytes, f"\ufdd0bytes:{bad}")
 
+    def test_a_key_that_occurs_twice_is_named_where_keys_must_be_unique(self) -> None:
+        assert parse_json('{"a": 1, "b": 2, "b": 3}') == {"a": 1, "b": 3}
+        with pytest.raises(CodecError, match="'b' occurs twice in one object"):
+            parse_json('{"a": 1, "b": 2, "b": 3}', unique_keys=True)
+
     def test_lists_can_be_changed_unless_they_are_asked_for_frozen(self) -> None:
         for kind in (list[int], Any):
             assert type(from_json(kind, [1])) is type(decode(kind, "[1]")) is list
