@@ -62,7 +62,7 @@ def verdict_of(
     that the interval at the adjusted level leaves out 0. Too few clusters have no verdict, whatever the interval.
     """
     interval = found.difference.interval
-    if interval is None or has_few_clusters(found.difference):
+    if interval is None or has_few_clusters(found.difference) or found.difference.heavy_tail:
         return "unknown"
     if interval.contains(0.0) or not _holds_among_others(found, settings):
         # Two one-sided tests: an interval inside the difference that matters rules out both (Schuirmann 1987).
@@ -132,7 +132,7 @@ def samples_needed(
 
     `repeats` is the number of repeats of pass/fail scores, to which a true difference brings variance of its own.
     """
-    if matters is None or found.difference is None or found.test in (BETTING_TEST, LABELS_TEST):
+    if matters is None or found.difference is None or found.heavy_tail or found.test in (BETTING_TEST, LABELS_TEST):
         return None
     if found.wins + found.losses < FEW_UNEQUAL:
         return None

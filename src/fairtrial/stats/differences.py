@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 
 from fairtrial.stats._arrays import FloatArray, IntArray, t_quantile, t_tail, two_sided
-from fairtrial.stats.intervals import FEW_IMPERFECT, ClusteredError, exact_rate_interval, sem, totals_error
+from fairtrial.stats.intervals import FARTHER, FEW_IMPERFECT, ClusteredError, exact_rate_interval, sem, totals_error
 from fairtrial.stats.mcnemar import binary_mde, bonett_price, bonett_price_p, mcnemar_exact, mcnemar_midp
 from fairtrial.stats.power import detectable_shift
 from fairtrial.stats.resampling import (
@@ -249,11 +249,16 @@ class _UnitInference:
         return f"{name} with {self.error.df:.4g} df" if self.error is not None else name
 
     def _pseudo(self) -> list[_Span]:
-        """Bonett and Price's idea for units of any kind: add one with the largest difference each way."""
+        """Bonett and Price's idea for units of any kind: add one with the largest difference each way.
+
+        Without bounds, one that is farther out than all, as for means.
+        """
         units, largest = self.units, self.plan.largest
+        if largest is None:
+            return [] if self.error is None else [self._farther()]
         too_few = self.labels is None and self.least > 1 - self.plan.level
         few = not self.plan.repeated and np.count_nonzero(self.differences) < FEW_IMPERFECT
-        if largest is None or not (few or too_few or self.error is None):
+        if not (few or too_few or self.error is None):
             return []
         size = float(units.sizes.mean())
         total = float(units.sizes.sum()) + 2 * size
@@ -265,6 +270,18 @@ class _UnitInference:
         half = t_quantile(two_sided(self.plan.level), units.count + 1) * se
         p = 2 * t_tail(abs(centre) / se, units.count + 1)
         return [_Span(centre - half, centre + half, "Bonett-Price pseudo-pairs", p)]
+
+    def _farther(self) -> _Span:
+        size = float(self.units.sizes.mean())
+        residuals = self.units.totals - self.units.difference * self.units.sizes
+        farthest = float(residuals[np.argmax(np.abs(residuals))])
+        totals = np.append(self.units.totals, self.units.difference * size + FARTHER * farthest)
+        sizes = np.append(self.units.sizes, size)
+        error = totals_error(totals, sizes)
+        centre = float(totals.sum() / sizes.sum())
+        half = t_quantile(two_sided(self.plan.level), error.df) * error.se
+        p = 2 * t_tail(abs(centre) / error.se, error.df)
+        return _Span(centre - half, centre + half, "one difference farther out", p)
 
 
 def _mde(half: float, scatter: tuple[float, float], units: int, plan: Plan) -> float | Undefined:

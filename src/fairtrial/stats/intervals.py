@@ -43,6 +43,10 @@ HEAVY_SHARES = ((1_000, 0.6), (100, 0.4), (50, 0.35), (0, 0.3))
 """From how many values on which share of the sum, carried by the largest 5%, makes the mean unreliable. By simulation:
 below these, the interval of a lognormal mean lies wholly below it in at most .06 of runs (`benchmarks/coverage.py`)."""
 
+COMPARED_SHARE = 5 / 6
+"""The share of a side's sum at which a difference of means is unreliable, relative to that of a mean: of two sides with
+other tails the lucky draws of one are called a difference."""
+
 FARTHER = 2.0
 """The distance of the added value from the mean, relative to the farthest observed value, for a long tail."""
 
@@ -388,19 +392,27 @@ def _estimate(
 
 def heavy_tail_note(values: FloatArray) -> str | None:
     """Return a note if a few values make up so much of the sum that no interval of the mean is reliable; else None."""
+    found = _heavy_tail(values, 1.0)
+    return found and f"{found}: the interval of the mean is not reliable; use the median or the 95th percentile."
+
+
+def heavy_difference_note(*sides: FloatArray) -> str | None:
+    """Return a note if a side's tail is so long that no interval of a difference of means is reliable; else None."""
+    found = next(filter(None, (_heavy_tail(side, COMPARED_SHARE) for side in sides)), None)
+    return found and f"{found}: a difference of means is not reliable."
+
+
+def _heavy_tail(values: FloatArray, strictness: float) -> str | None:
     total = float(np.sum(values))
     if values.size < 3 or total <= 0 or float(np.min(values)) < 0:
         return None
     count = max(2, ceil(values.size / 20))
     share = float(np.partition(values, values.size - count)[-count:].sum()) / total
     # Of a handful of values two make up much of the sum even if all are equal.
-    limit = next(share for least, share in HEAVY_SHARES if values.size >= least)
+    limit = strictness * next(share for least, share in HEAVY_SHARES if values.size >= least)
     if share <= max(limit, 3 * count / values.size):
         return None
-    return (
-        f"The largest {count:,} of {values.size:,} values make up {share:.0%} of the sum: the interval of the mean is "
-        "not reliable; use the median or the 95th percentile."
-    )
+    return f"The largest {count:,} of {values.size:,} values make up {share:.0%} of the sum"
 
 
 def _unbounded_interval(means: FloatArray, groups: Clusters | None, error: ClusteredError, level: float) -> Interval:

@@ -19,7 +19,7 @@ from fairtrial.stats._arrays import (
     t_tail,
 )
 from fairtrial.stats.differences import Plan, binary_answer, resampled_answer
-from fairtrial.stats.intervals import clustered_error, few_clusters_note, sem
+from fairtrial.stats.intervals import clustered_error, few_clusters_note, heavy_difference_note, sem
 from fairtrial.stats.results import Interval, Undefined
 
 
@@ -30,7 +30,8 @@ class PairedDifference:
     `n` counts the pairs with a score on both sides, `unscored` the others. `sd` is the standard deviation of the
     per-sample differences, `se` the (clustered) error of their mean and `df` its degrees of freedom. `p_value` is the
     largest 1 - level at which the interval still holds 0, so the two cannot disagree; `test` names the test behind it.
-    `effective_clusters` is the number of clusters of equal size with the same information.
+    `effective_clusters` is the number of clusters of equal size with the same information. `heavy_tail`: a few values
+    make up so much of a side's sum that neither interval nor p is reliable.
     """
 
     n: int
@@ -53,6 +54,7 @@ class PairedDifference:
     reason: str | None
     df: float | None = None
     effective_clusters: float | None = None
+    heavy_tail: bool = False
 
     @property
     def differs(self) -> bool | None:
@@ -112,6 +114,8 @@ def paired_difference(
       freedom of `clustered_error`, never narrower than the same samples would be without clusters; of samples, the
       pseudo-units, or t without bounds. Where all units agree, so that p is the least that flipping signs can give, p
       is that of this interval if it is smaller still: several tests at once may need that.
+    - Without bounds the interval also takes in that of t for the data and one more unit, twice as far from the mean as
+      the farthest. Where a few values make up much of a side's sum, neither it nor p is reliable: `heavy_tail`.
     - Fewer than about 4 effective clusters are named in `notes`; one cluster has no interval and no p.
 
     The minimum detectable effect solves Miettinen's equation for pass/fail pairs and is (t_a/2 + t_b) SE elsewhere.
@@ -149,7 +153,8 @@ def paired_difference(
     else:
         answer = resampled_answer(differences, labels, plan)
     worth = answer.effective_clusters
-    note = None if count is None or worth is None else few_clusters_note(count, worth)
+    few = None if count is None or worth is None else few_clusters_note(count, worth)
+    heavy = None if bounds is not None else heavy_difference_note(left.means, right.means)
     n = differences.size
     return PairedDifference(
         n=n,
@@ -168,10 +173,11 @@ def paired_difference(
         se=answer.se,
         mde=answer.mde,
         power=power,
-        notes=() if note is None else (note,),
+        notes=tuple(note for note in (few, heavy) if note is not None),
         reason=" ".join(answer.reasons) or None,
         df=answer.df,
         effective_clusters=worth,
+        heavy_tail=heavy is not None,
     )
 
 
