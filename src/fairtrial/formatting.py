@@ -150,8 +150,10 @@ def end_text(value: float, bound: float, *, percent: bool) -> str:
     return text
 
 
-def margin_text(value: float, *, percent: bool) -> str:
+def margin_text(value: float, *, percent: bool, relative: bool = False) -> str:
     """A margin as it was asked for."""
+    if relative:
+        return bound_text(value, percent=True)
     text = size_text(value, percent=percent)
     if not percent:
         return text if _reads(text) == value else f"{value:,.10g}"
@@ -159,27 +161,30 @@ def margin_text(value: float, *, percent: bool) -> str:
     return text if abs(_reads(points) - 100 * value) < 1e-9 else f"{100 * value:.10g} points"
 
 
-def change_text(value: float | None, *, percent: bool) -> str:
-    """A difference in a sentence: pass rates differ by points of a hundred."""
+def change_text(value: float | None, *, percent: bool, relative: bool = False) -> str:
+    """A difference in a sentence: pass rates differ by points of a hundred, and what is `relative` by a share."""
     if value is None:
         return UNDEFINED
     value += 0.0  # -0 is 0.
+    if relative:
+        return f"{value:+.1%}"
     if not percent:
         return _short(value, "+")
     # An end of an interval that is just beyond 0 must not read as 0.
     return f"{100 * value:+.1f} points" if abs(value) >= 0.0005 or not value else f"{100 * value:+.1g} points"
 
 
-def size_text(value: float, *, percent: bool) -> str:
+def size_text(value: float, *, percent: bool, relative: bool = False) -> str:
     """The size of a difference, without a sign."""
-    return change_text(abs(value), percent=percent).lstrip("+")
+    return change_text(abs(value), percent=percent, relative=relative).lstrip("+")
 
 
-def range_text(low: float | None, high: float | None, *, percent: bool) -> str:
+def range_text(low: float | None, high: float | None, *, percent: bool, relative: bool = False) -> str:
     """An interval of differences in a sentence."""
     if low is None or high is None:
         return UNDEFINED
-    return f"{change_text(low, percent=percent).removesuffix(' points')} to {change_text(high, percent=percent)}"
+    ends = [change_text(end, percent=percent, relative=relative) for end in (low, high)]
+    return f"{ends[0].removesuffix(' points')} to {ends[1]}"
 
 
 def p_text(p: float | None) -> str:

@@ -311,7 +311,9 @@ class TestHowManySamplesWouldDecide:
     def test_less_being_better_needs_as_many(self) -> None:
         change = np.repeat([1.0, -1.0, 0.0], [8, 14, 178])
         up, down = (
-            Columns.of({"passed": np.ones(200), "hit": np.maximum(sign * change, 0.0)}, name=name)
+            Columns.of(
+                {"passed": np.ones(200), "hit": np.maximum(sign * change, 0.0)}, name=name, ranges={"hit": (0.0, 1.0)}
+            )
             for name, sign in (("b", 1), ("a", -1))
         )
         more = gate_columns(up, GateRules(margins={"hit": 0.03}, higher_is_better=("hit",)), down)

@@ -141,9 +141,10 @@ class TestNames:
         with pytest.raises(ConfigurationError, match=r"must be median or p0\.1 to p99\.9 of a metric"):
             GateRules(ceilings={name: 2000})
 
-    def test_a_margin_on_a_quantile_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="margins must name metrics"):
-            GateRules(margins={"p95:latency_ms": 100})
+    def test_a_margin_may_be_about_a_quantile(self) -> None:
+        assert GateRules(margins={"p95:latency_ms": 100}).metrics == ("latency_ms",)
+        with pytest.raises(ConfigurationError, match="a quantile in margins must be median or"):
+            GateRules(margins={"p100:latency_ms": 100})
 
 
 class TestMeansThatAFewValuesMakeUp:

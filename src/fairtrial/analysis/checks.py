@@ -8,7 +8,7 @@ from typing import Literal
 
 from fairtrial.analysis.columns import Columns, LabelColumn
 from fairtrial.analysis.estimates import corrected_of, mean_of, quantile_of
-from fairtrial.analysis.metrics import PASSED, UNIT, is_verdict, measured_metric, parse_quantile
+from fairtrial.analysis.metrics import PASSED, UNIT, is_ratio, is_verdict, measured_metric, parse_quantile
 from fairtrial.analysis.pairing import (
     ComparisonSettings,
     Pairs,
@@ -199,7 +199,7 @@ def _gaps(rule: Check, settings: ComparisonSettings) -> _Gaps:
         )  # fmt: skip
     if rule.missing.at_random or watched:  # Intervals that hold at any time already allow for every outcome.
         return _Gaps(missing, share, None, None)
-    if parse_quantile(rule.metric) is not None:
+    if isinstance(rule, Floor) and parse_quantile(rule.metric) is not None:
         return _Gaps(missing, share, None, (-_BEYOND, _BEYOND))
     declared = settings.range_of(rule.metric)
     if declared is None:
@@ -406,11 +406,12 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
     metric, percent = rule.metric, is_verdict(rule.metric)
     gaps = _gaps(rule, settings)
     found, interval = _difference(rule, gaps, settings)
+    relative = is_ratio(metric)
     sides = (rule.pairs.candidate, rule.pairs.baseline)
     columns = [column for side in sides if (column := side.labels_of(metric)) is not None]
     labels = tuple(column.count for column in columns)
     gaps, drawn = _of_drawn(gaps, columns)
-    if gaps.refusal is None and has_few_clusters(found):
+    if gaps.refusal is None and (has_few_clusters(found) or found.heavy_tail):
         gaps = replace(gaps, refusal=" ".join(found.notes))
     if found.difference is None or interval is None:
         why = gaps.refusal or found.reason or "there is no interval."
@@ -421,17 +422,19 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
     lower = bool(settings.lower(metric))
     worst, best = _turned(interval, lower=lower)
     figures = (
-        f"{rule.what}: {change_text(found.difference, percent=percent)} ({level(settings.level)} interval "
-        f"{range_text(interval.low, interval.high, percent=percent)}, {count(found.n, 'pair')}"
+        f"{rule.what}: {change_text(found.difference, percent=percent, relative=relative)} ({level(settings.level)} "
+        f"interval {range_text(interval.low, interval.high, percent=percent, relative=relative)}, "
+        f"{count(found.n, 'pair')}"
         f"{_by_labels(labels)}{_completed(gaps)})"
     )
-    margin = margin_text(rule.margin, percent=percent)
+    margin = margin_text(rule.margin, percent=percent, relative=relative)
     needed = _Needed()
     status: CheckStatus = "inconclusive"
     if gaps.refusal is not None:
         told = f"cannot be decided: {gaps.refusal}"
     elif worst > -rule.margin:
-        at_worst = "no worse at all" if worst >= 0 else f"at worst {size_text(worst, percent=percent)} worse"
+        size = size_text(worst, percent=percent, relative=relative)
+        at_worst = "no worse at all" if worst >= 0 else f"at worst {size} worse"
         status, told = "pass", f"{at_worst}, within the margin of {margin}.{_unseen_losses(rule, found, settings)}"
     elif best < -rule.margin:
         strict = interval
@@ -439,7 +442,8 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
             strict = _difference(rule, gaps, replace(settings, alpha=settings.alpha / checks))[1] or strict
         if _turned(strict, lower=lower)[1] < -rule.margin:
             allowed = f"more than the {margin} allowed" if rule.margin else "and no loss is allowed"
-            status, told = "fail", f"at least {size_text(best, percent=percent)} worse, {allowed}."
+            size = size_text(best, percent=percent, relative=relative)
+            status, told = "fail", f"at least {size} worse, {allowed}."
         else:
             told = f"beyond the margin of {margin} alone, but not clearly enough for one of {checks} rules."
     elif best < 0:

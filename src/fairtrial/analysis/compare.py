@@ -22,7 +22,18 @@ from fairtrial.analysis.comparison import (
     SliceTest,
 )
 from fairtrial.analysis.labels import LabelUse, attach_labels
-from fairtrial.analysis.metrics import BUILT_IN, COSTS, FAILED, PASSED, REWARD, SCORED, VALUE, unknown_metric
+from fairtrial.analysis.metrics import (
+    BUILT_IN,
+    COSTS,
+    FAILED,
+    PASSED,
+    REWARD,
+    SCORED,
+    VALUE,
+    is_mean,
+    measured_metric,
+    unknown_metric,
+)
 from fairtrial.analysis.pairing import (
     ComparisonSettings,
     Pairs,
@@ -65,7 +76,7 @@ def read_sides(
     """Read the columns of a baseline and its candidates; groups are read once, from the baseline."""
     needed = needs(normalize_slices(slice_by))
     about = () if labels is None else (labels.metric,)
-    read = None if metrics is None else {*metrics, *needed.metrics, *about, PASSED}
+    read = None if metrics is None else {*map(measured_metric, metrics), *needed.metrics, *about, PASSED}
     columns = [
         read_columns(
             source,
@@ -168,7 +179,7 @@ class _Compared:
                 self.metrics.append(_Metric(scores, twin.found, twin.scored, twin.scores.metric))
                 continue
             found = scored = difference(scores, pairs, settings)
-            if failures and scored_too and name not in COSTS:
+            if failures and scored_too and measured_metric(name) not in COSTS:
                 scored = difference(scores_of(pairs, name, "scored", settings), pairs, settings)
             self.metrics.append(_Metric(scores, AdjustedDifference(found), AdjustedDifference(scored), None))
 
@@ -233,7 +244,7 @@ def _slice_tests(
             for code, part in enumerate(part for part in parts if part.by == by):
                 codes[part.rows] = code
             for metric in one.metrics:
-                if metric.same_as is None and metric.scores.labelled is None:
+                if metric.same_as is None and metric.scores.labelled is None and is_mean(metric.scores.metric):
                     tested = _heterogeneity(one.pairs, metric.scores, codes, settings)
                     if isinstance(tested, Heterogeneity):
                         found.append((place, by, metric.scores.metric, tested))
@@ -378,7 +389,7 @@ def known_metrics(sides: Sequence[Columns], metrics: Sequence[str] | None) -> li
         raise ConfigurationError("name at least one metric to compare, such as passed")
     names = list(dict.fromkeys(metrics))
     for name in names:
-        if name not in known and name not in (PASSED, VALUE, *COSTS):
+        if measured_metric(name) not in (*known, PASSED, VALUE, *COSTS):
             raise unknown_metric(name, known)
     return names
 

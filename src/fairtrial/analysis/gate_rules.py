@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fairtrial.analysis.metrics import PASSED, SMALLEST_DIFFERENCE, measured_metric, parse_quantile
+from fairtrial.analysis.metrics import PASSED, SMALLEST_DIFFERENCE, is_ratio, measured_metric, parse_quantile
 from fairtrial.errors import ConfigurationError
 from fairtrial.foreign import load_toml
 from fairtrial.frozen import EMPTY, FrozenDict
@@ -258,10 +258,10 @@ def _check(rules: GateRules | SliceRule, what: str) -> None:
                     f"{what}: a quantile in {name} must be median or p0.1 to p99.9 of a metric, such as p95:latency_ms "
                     f"(got {metric})"
                 )
-            if quantile is not None and name == "margins":
+            if is_ratio(metric) and name != "margins":
                 raise ConfigurationError(
-                    f"{what}: margins must name metrics, which are compared by their means (got the quantile "
-                    f"{metric}); quantiles can have floors and ceilings"
+                    f"{what}: {name} must name metrics or quantiles (got {metric}, which compares with a baseline); "
+                    f"use margins, or median:{measured_metric(metric)}"
                 )
         object.__setattr__(rules, name, FrozenDict(table))
     for one, many in (("min_pass_rate", "floors"), ("margin", "margins")):

@@ -78,10 +78,26 @@ def parse_quantile(name: str) -> tuple[str, float] | None:
     return (found[2], share) if 0 < share < 1 else None
 
 
+GEOMETRIC = "geomean:"
+"""What begins the name of a ratio of geometric means, as in "geomean:latency_ms"."""
+
+
+def is_ratio(name: str) -> bool:
+    """True for the name of a ratio of geometric means, whose differences are shares of the baseline."""
+    return name.startswith(GEOMETRIC) and name != GEOMETRIC
+
+
 def measured_metric(name: str) -> str:
-    """Return the metric of a name: "latency_ms" for "p95:latency_ms", else the name itself."""
+    """Return the metric of a name: "latency_ms" for "p95:latency_ms" or "geomean:latency_ms", else the name itself."""
+    if is_ratio(name):
+        return name.removeprefix(GEOMETRIC)
     quantile = parse_quantile(name)
     return name if quantile is None else quantile[0]
+
+
+def is_mean(name: str) -> bool:
+    """True if a name is a metric itself, which is compared by its mean."""
+    return measured_metric(name) == name
 
 
 def unknown_metric(name: str, known: Iterable[str]) -> ConfigurationError:

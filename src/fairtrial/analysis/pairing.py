@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from fairtrial.analysis.contents import ChangedContents, compare_contents
 from fairtrial.analysis.metrics import (
     COSTS,
     FAILED,
+    GEOMETRIC,
     PASSED,
     REWARD,
     SMALLEST_DIFFERENCE,
@@ -24,7 +25,12 @@ from fairtrial.analysis.metrics import (
     VALUE,
     Range,
     View,
+    is_mean,
+    is_ratio,
     is_verdict,
+    measured_metric,
+    parse_quantile,
+    quantile_name,
     widen,
 )
 from fairtrial.analysis.stored_ids import StoredIds
@@ -36,8 +42,10 @@ from fairtrial.stats import (
     Repeats,
     Undefined,
     corrected_difference,
+    geometric_ratio,
     labels_to_detect,
     paired_difference,
+    quantile_difference,
 )
 
 _NAMED = 3  # Changed samples of a kind that are named.
@@ -68,6 +76,7 @@ class ComparisonSettings:
 
     def lower(self, metric: str) -> bool | None:
         """Return True if lower is better for a metric; None if the direction is not declared."""
+        metric = measured_metric(metric)
         if metric in self.lower_is_better:
             return True
         known = metric in (PASSED, VALUE, REWARD) or is_verdict(metric) or metric in self.higher_is_better
@@ -103,11 +112,15 @@ class ComparisonSettings:
 
     def range_of(self, metric: str) -> Range | None:
         """Return the range of a metric if it is declared; scores and verdicts lie between 0 and 1."""
+        if not is_mean(metric):
+            return None
         return self.bounds.get(metric, UNIT if metric == VALUE or is_verdict(metric) else None)
 
     def worst_of(self, metric: str) -> float | None:
         """Return what a failure of the system counts as in a metric; None if it has no range or no direction."""
-        bounds, lower = self.range_of(metric), self.lower(metric)
+        if is_ratio(metric):
+            return None
+        bounds, lower = self.range_of(measured_metric(metric)), self.lower(metric)
         # Without a declared direction a failure has no worst value: the least toxicity would be the best.
         return None if bounds is None or lower is None else bounds[1] if lower else bounds[0]
 
@@ -158,10 +171,15 @@ class Scores:
         return max(1, *(int(side.counts.max(initial=0)) for side in sides))
 
     def same_as(self, other: Scores) -> bool:
-        """True if two metrics have the same numbers: then they are one test."""
-        return (self.labelled is None) == (other.labelled is None) and all(
-            np.array_equal(mine.counts, its.counts) and np.array_equal(mine.flat, its.flat)
-            for mine, its in ((self.candidate, other.candidate), (self.baseline, other.baseline))
+        """True if two metrics have the same numbers, compared in the same way: then they are one test."""
+        ways = [one.metric.removesuffix(measured_metric(one.metric)) for one in (self, other)]
+        return (
+            ways[0] == ways[1]
+            and (self.labelled is None) == (other.labelled is None)
+            and all(
+                np.array_equal(mine.counts, its.counts) and np.array_equal(mine.flat, its.flat)
+                for mine, its in ((self.candidate, other.candidate), (self.baseline, other.baseline))
+            )
         )
 
 
@@ -249,6 +267,7 @@ class Pairs:
 
     def missing_values(self, metric: str) -> int:
         """Count planned pairs with at least one trial without a value in this metric."""
+        metric = measured_metric(metric)
         gaps = self.candidate.gaps(metric).any(axis=1) | self.baseline.gaps(metric).any(axis=1)
         return int(np.count_nonzero(gaps)) + self.planned - self.rows
 
@@ -337,10 +356,10 @@ def scores_of(pairs: Pairs, metric: str, view: View, settings: ComparisonSetting
     """Return the scores of a metric on both sides; failures count as its worst value, if it has one."""
     sides = (pairs.candidate, pairs.baseline)
     bounds, worst = settings.range_of(metric), settings.worst_of(metric)
-    left_out = 0
-    if worst is None and view != "scored" and metric not in COSTS:
+    left_out, measured = 0, measured_metric(metric)
+    if worst is None and view != "scored" and measured not in COSTS:
         left_out = sum(side.count(FAILED) for side in sides)
-    candidate, baseline = (side.scores(metric, view, worst=worst) for side in sides)
+    candidate, baseline = (side.scores(measured, view, worst=worst) for side in sides)
     both_counted = (candidate.counts > 0) & (baseline.counts > 0)
     labelled = _labelled(pairs, metric, view, worst, both_counted)
     return Scores(metric, candidate, baseline, bounds, left_out, labelled, view)
@@ -376,17 +395,27 @@ def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> Pa
         )
     if scores.labelled is not None:
         return _corrected(scores, scores.labelled, settings)
-    return paired_difference(
-        scores.candidate,
-        scores.baseline,
-        clusters=pairs.clusters,
-        bounds=scores.bounds,
-        level=settings.level,
-        power=settings.power,
-        test=settings.test,
-        draws=settings.draws,
-        seed=settings.seed,
-    )
+    sides = (scores.candidate, scores.baseline)
+    common = _Common(clusters=pairs.clusters, level=settings.level, power=settings.power, draws=settings.draws)
+    if (quantile := parse_quantile(scores.metric)) is not None:
+        return quantile_difference(*sides, quantile[1], seed=settings.seed, **common)
+    if is_ratio(scores.metric):
+        return geometric_ratio(*sides, seed=settings.seed, **common)
+    found = paired_difference(*sides, bounds=scores.bounds, test=settings.test, seed=settings.seed, **common)
+    if not found.heavy_tail:
+        return found
+    name = scores.metric
+    way_on = f"Compare {quantile_name(name, 0.5)}, {quantile_name(name, 0.95)} or {GEOMETRIC}{name} instead."
+    return replace(found, notes=(*found.notes, way_on))
+
+
+class _Common(TypedDict):
+    """What every way to compare two sides is told."""
+
+    clusters: IntArray | None
+    level: float
+    power: float
+    draws: int | None
 
 
 def difference_with_missing(

@@ -11,7 +11,7 @@ import numpy as np
 from fairtrial.analysis.column_reader import read_columns
 from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.compare import side_names
-from fairtrial.analysis.metrics import PASSED, UNIT, VALUE, is_verdict
+from fairtrial.analysis.metrics import PASSED, UNIT, VALUE, is_mean, is_verdict, measured_metric
 from fairtrial.analysis.pairing import ComparisonSettings, Pairs, pair, scores_of
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.analysis.verdicts import FEW_UNEQUAL, added_variance
@@ -212,6 +212,10 @@ def plan_columns(
     sides: Sequence[HistorySide], request: PlanRequest, *, suite: str = "", costs: TrialCosts | None = None
 ) -> SamplePlanRecord:
     """Plan from columns: a pure function. The observed difference is not used."""
+    if not is_mean(request.metric):
+        raise ConfigurationError(
+            f"a plan is about a mean (got {request.metric!r})\nname {measured_metric(request.metric)!r} itself"
+        )
     latest = sides[0].columns if sides else None
     if request.tests is None:
         graded = any(not _agree(side.columns) for side in sides) or (not sides and request.metric == VALUE)

@@ -20,7 +20,7 @@ from fairtrial.analysis.leaderboard import (
     RankedSuite,
     SystemPair,
 )
-from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, is_verdict
+from fairtrial.analysis.metrics import COSTS, FAILED, PASSED, is_mean, is_verdict, measured_metric
 from fairtrial.analysis.pairing import (
     ComparisonSettings,
     changed_samples,
@@ -125,6 +125,10 @@ def rank_columns(
         )
     settings = (settings or ComparisonSettings()).declared_by(*everything)
     known_metrics(everything, [metric])
+    if not is_mean(metric):
+        raise ConfigurationError(
+            f"a leaderboard ranks by means (got {metric!r})\nname {measured_metric(metric)!r}, or compare two systems"
+        )
     lower = settings.lower(metric)
     if lower is None:
         raise ConfigurationError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fairtrial.analysis.comparison import Verdict
-from fairtrial.analysis.metrics import OVERSTATED, is_verdict
+from fairtrial.analysis.metrics import OVERSTATED, is_ratio, is_verdict
 from fairtrial.analysis.pairing import ComparisonSettings
 from fairtrial.formatting import change_text, count, level, mean_text, p_text, range_text, samples_text, size_text
 from fairtrial.stats import (
@@ -171,15 +171,15 @@ def sentence(
 ) -> str:
     """Return the verdict on one metric as a sentence."""
     candidate, baseline = names
-    one, percent = found.difference, is_verdict(metric)
+    one, percent, relative = found.difference, is_verdict(metric), is_ratio(metric)
     if one.difference is None or one.interval is None:
         why = " ".join(notes) or "there is no interval."
         return f"{metric}: {candidate} and {baseline} cannot be compared: {why}"
     among = f", adjusted for {found.tests} tests" if found.tests > 1 else ""
     figures = (
         f"{mean_text(one.mean_a, percent=percent)} against {mean_text(one.mean_b, percent=percent)}, "
-        f"{change_text(one.difference, percent=percent)} "
-        f"({level(settings.level)} interval {range_text(one.interval.low, one.interval.high, percent=percent)}), "
+        f"{change_text(one.difference, percent=percent, relative=relative)} ({level(settings.level)} interval "
+        f"{range_text(one.interval.low, one.interval.high, percent=percent, relative=relative)}), "
         f"{p_text(one.p_value if found.adjusted is None else found.adjusted)}{among}"
     )
     if labels is not None:
@@ -187,7 +187,7 @@ def sentence(
         figures += "" if drawn else ", if these were drawn at random"
     if verdict == "unknown":
         return f"{metric}: no verdict on {candidate} and {baseline}: {figures}. {' '.join(one.notes)}"
-    size_that_matters = "" if matters is None else size_text(matters, percent=percent)
+    size_that_matters = "" if matters is None else size_text(matters, percent=percent, relative=relative)
     if verdict in ("higher", "lower"):
         return (
             f"{metric}: {candidate} is {verdict} than {baseline}: {figures}. Declare which way is better with "
@@ -218,9 +218,8 @@ def sentence(
     if mde is None:
         parts.append(f"With {size}, even the largest possible difference might be missed.")
     else:
-        parts.append(
-            f"With {size}, differences below {size_text(mde, percent=percent)} would probably not be detected."
-        )
+        least = size_text(mde, percent=percent, relative=relative)
+        parts.append(f"With {size}, differences below {least} would probably not be detected.")
     if needed is not None and needed > one.n:
         enough = f"{samples_text(needed)} samples"
         if one.clusters is not None:

@@ -17,7 +17,7 @@ from fairtrial.analysis.comparison import (
     SliceComparison,
 )
 from fairtrial.analysis.experiment import ExperimentAnalysis
-from fairtrial.analysis.metrics import is_verdict, verdict_column
+from fairtrial.analysis.metrics import is_ratio, is_verdict, verdict_column
 from fairtrial.render import plots
 from fairtrial.render.document import (
     Bar,
@@ -129,9 +129,14 @@ def span(metric: str, low: float | None, high: float | None) -> str:
     """Format an interval of differences."""
     if low is None or high is None:
         return formatting.UNDEFINED
-    return (
-        f"{formatting.signed(low, percent=is_verdict(metric))} to {formatting.signed(high, percent=is_verdict(metric))}"
-    )
+    return f"{change(metric, low)} to {change(metric, high)}"
+
+
+def change(metric: str, value: float | None) -> str:
+    """Format a difference in a metric: in points, in percent of the baseline, or as a number."""
+    if is_ratio(metric):
+        return formatting.change_text(value, percent=False, relative=True)
+    return formatting.signed(value, percent=is_verdict(metric))
 
 
 def _matched(candidate: CandidateComparison) -> str:
@@ -205,7 +210,7 @@ def _differences(comparison: ComparisonRecord) -> Table:
                 metric.metric,
                 mean_of(metric.metric, metric.baseline),
                 mean_of(metric.metric, metric.candidate),
-                Cell(formatting.signed(metric.difference, percent=is_verdict(metric.metric)), TONES[metric.verdict]),
+                Cell(change(metric.metric, metric.difference), TONES[metric.verdict]),
                 span(metric.metric, metric.low, metric.high),
                 Cell(SHORT[metric.verdict], TONES[metric.verdict]),
                 *_wins_and_losses(metric, named=not undeclared),
@@ -263,7 +268,7 @@ def _tests(comparison: ComparisonRecord) -> Table:
                 f"{metric.n:,}",
                 formatting.p_value(metric.p),
                 *([formatting.p_value(metric.adjusted_p)] if several else []),
-                formatting.signed(metric.mde, percent=is_verdict(metric.metric)).lstrip("+"),
+                change(metric.metric, metric.mde).lstrip("+"),
                 formatting.UNDEFINED if metric.needed is None else formatting.samples_text(metric.needed),
             ),
         )
@@ -302,7 +307,7 @@ def _slice(part: SliceComparison, metric: MetricComparison, scale: float, *, nam
         part.name,
         f"{metric.n:,}",
         *_wins_and_losses(metric, named=named),
-        Cell(formatting.signed(metric.difference, percent=is_verdict(metric.metric)), TONES[metric.verdict]),
+        Cell(change(metric.metric, metric.difference), TONES[metric.verdict]),
         span(metric.metric, metric.low, metric.high),
         Cell(SHORT[metric.verdict], TONES[metric.verdict]),
         _bar(metric, scale),
@@ -379,7 +384,7 @@ def _scored_only(metric: MetricComparison) -> str:
     scored = metric.scored_only
     if scored is None:
         return ""
-    difference = formatting.signed(scored.difference, percent=is_verdict(metric.metric))
+    difference = change(metric.metric, scored.difference)
     return (
         f"{metric.metric} on the {scored.n:,} pairs scored on both sides: {difference} "
         f"({span(metric.metric, scored.low, scored.high)}), p {formatting.p_value(scored.p)}: {scored.verdict}."
@@ -429,7 +434,7 @@ def _parts(comparison: ComparisonRecord) -> list[ExperimentAnalysis]:
 
 
 def _describe(metric: MetricComparison) -> str:
-    difference = formatting.signed(metric.difference, percent=is_verdict(metric.metric))
+    difference = change(metric.metric, metric.difference)
     return f"{difference} ({span(metric.metric, metric.low, metric.high)})"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fairtrial import formatting
 from fairtrial.analysis.checks import GateCheck
 from fairtrial.analysis.gate import GateRecord
-from fairtrial.analysis.metrics import is_verdict
+from fairtrial.analysis.metrics import is_ratio, is_verdict
 from fairtrial.formatting import bound_text, end_text, margin_text, open_range
-from fairtrial.render.comparison_document import comparison_document, span
+from fairtrial.render.comparison_document import change, comparison_document, span
 from fairtrial.render.document import Bar, Block, Cell, Column, Conclusion, Document, Remarks, Table, Tone
 
 _TONES: dict[str, Tone] = {"pass": "good", "fail": "bad", "inconclusive": "unsure"}
@@ -41,14 +41,15 @@ def rule(check: GateCheck) -> str:
     """Return the requirement of a rule as text."""
     where = "" if check.slice is None else f"{check.slice}: "
     if check.kind == "margin":
-        return f"{where}{check.metric} at most {margin_text(check.bound, percent=is_verdict(check.metric))} worse"
+        margin = margin_text(check.bound, percent=is_verdict(check.metric), relative=is_ratio(check.metric))
+        return f"{where}{check.metric} at most {margin} worse"
     bound = bound_text(check.bound, percent=is_verdict(check.metric))
     return f"{where}{check.metric} at {'most' if check.kind == 'ceiling' else 'least'} {bound}"
 
 
 def _value(check: GateCheck, value: float | None) -> str:
     if check.kind == "margin":
-        return formatting.signed(value, percent=is_verdict(check.metric))
+        return change(check.metric, value)
     return formatting.rate(value) if is_verdict(check.metric) else formatting.number(value)
 
 

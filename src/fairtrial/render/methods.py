@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from fairtrial.analysis.analysis_plan import PlanCheck, date_text
 from fairtrial.analysis.comparison import ComparisonRecord, MetricComparison
-from fairtrial.analysis.metrics import is_verdict
+from fairtrial.analysis.metrics import is_ratio, is_verdict
 from fairtrial.formatting import count, level, range_text, size_text
 from fairtrial.render.comparison_document import count_tests
 from fairtrial.render.safe_text import plain
@@ -129,11 +129,11 @@ def _size(comparison: ComparisonRecord) -> Iterator[str]:
     sizes = dict.fromkeys((metric.metric, metric.smallest_difference) for metric in _distinct(comparison))
     for name, size in () if adaptive else sizes:
         if size is not None:
-            within = size_text(size, percent=is_verdict(name))
+            within = size_text(size, percent=is_verdict(name), relative=is_ratio(name))
             yield f"Sides whose interval in {name} lies within {within} of 0 are called equally good."
     first = next((metric for metric in _distinct(comparison) if metric.mde is not None), None)
     if first is not None and first.mde is not None:
-        found = size_text(first.mde, percent=is_verdict(first.metric))
+        found = size_text(first.mde, percent=is_verdict(first.metric), relative=is_ratio(first.metric))
         yield f"A true difference of {found} in {first.metric} would have been detected with a power of {_POWER:g}."
 
 

@@ -78,6 +78,7 @@ from fairtrial.stats.power import (
     smallest_detectable,
 )
 from fairtrial.stats.preferences import BradleyTerry, Preference, Strength, bradley_terry
+from fairtrial.stats.quantile_differences import geometric_ratio, quantile_difference
 from fairtrial.stats.ranking import Ranking, SimultaneousDifferences, SystemScores, rank_systems
 from fairtrial.stats.repeats import (
     VarianceSplit,
@@ -147,6 +148,8 @@ __all__ = [
     "mcnemar_midp",
     "noninferiority",
     "paired_difference",
+    "geometric_ratio",
+    "quantile_difference",
     "paired_se",
     "signflip",
     "signflip_interval",

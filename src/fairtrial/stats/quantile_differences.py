@@ -45,9 +45,10 @@ def quantile_difference(
     """Compare a quantile of `a` with that of `b` on the same samples; `mean_a` and `mean_b` are the two quantiles.
 
     The interval is the percentile interval of 1,999 paired bootstrap draws of whole samples (or clusters), widened as t
-    is against z for as many values as lie beyond the quantile, and p the largest 1 - level at which it holds 0. With fewer than 10 values (or clusters) beyond the quantile the bootstrap
-    does not hold: then it is the difference of the ends of both sides' `quantile_interval`, each at half of 1 - level,
-    which holds for all distributions and dependencies, and is wide. Wins and losses compare the means of samples.
+    is against z for as many values as lie beyond the quantile, and p the largest 1 - level at which it holds 0. With
+    fewer than 10 values (or clusters) beyond the quantile the bootstrap does not hold: then it is the difference of the
+    ends of both sides' `quantile_interval`, each at half of 1 - level, which holds for all distributions and
+    dependencies, and is wide. Wins and losses compare the means of samples.
     """
     check_level(level)
     if not 0 < share < 1:
@@ -131,9 +132,7 @@ def geometric_ratio(
         mean_a=float(np.exp(found.mean_a)),
         mean_b=float(np.exp(found.mean_b)),
         difference=float(np.expm1(found.difference)),
-        interval=None
-        if ends is None
-        else replace(ends, low=float(np.expm1(ends.low)), high=float(np.expm1(ends.high))),
+        interval=None if ends is None else Interval(*np.expm1([ends.low, ends.high]).tolist(), level, ends.method),
         mde=None if found.mde is None else float(np.expm1(found.mde)),
         heavy_tail=False,
         notes=tuple(note for note in found.notes if "difference of means" not in note),

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairtrial.stats._arrays import FloatArray, IntArray, Labels, as_clusters, as_values, check_bounds, check_level
-from fairtrial.stats.intervals import FEW_IMPERFECT, few_clusters_note, totals_error
+from fairtrial.stats.intervals import FEW_IMPERFECT, few_clusters_note, heavy_difference_note, totals_error
 from fairtrial.stats.resampling import CELLS, RESAMPLE_CLUSTERS_UP_TO, RESAMPLE_UP_TO, draws_for
 from fairtrial.stats.results import Undefined
 from fairtrial.stats.weighted import normalize_weights
@@ -103,7 +103,8 @@ def rank_systems(
     those without spread. Differences from `baseline` alone have a c of their own (as Dunnett 1955).
 
     Several suites are resampled each on its own. Means and errors are then sum(w mean) and sqrt(sum(w^2 SE^2)), with
-    `weights` scaled to sum to 1; by default equal ones. With too few clusters no rank is determined, as `notes` say.
+    `weights` scaled to sum to 1; by default equal ones. With too few clusters, or a long tail, no rank is determined,
+    as `notes` say.
     """
     check_level(level)
     tables = [suite if isinstance(suite, SystemScores) else SystemScores(suite) for suite in suites]
@@ -394,7 +395,7 @@ def _stratum(table: SystemScores, weight: float, pairs: SystemPairs) -> _Stratum
     if n < 2:
         return Undefined("A ranking needs at least two samples that all systems have.")
     shift = float(scores.mean())
-    note = None
+    note = None if table.bounds is not None else heavy_difference_note(*scores.T)
     totals, sizes = scores - shift, np.ones(n)
     if table.clusters is not None:
         groups = as_clusters(table.clusters, n)
@@ -403,7 +404,7 @@ def _stratum(table: SystemScores, weight: float, pairs: SystemPairs) -> _Stratum
         sizes = groups.sizes
         totals = np.column_stack([groups.totals(column) for column in (scores - shift).T])
         error = totals_error(totals[:, 0], sizes)
-        note = few_clusters_note(groups.count, error.effective)
+        note = few_clusters_note(groups.count, error.effective) or note
     apart = pairs.differences(scores)
     apart[np.abs(apart) <= _ROUNDING * max(1.0, float(np.max(np.abs(scores))))] = 0.0
     pseudo = np.zeros(pairs.first.size)

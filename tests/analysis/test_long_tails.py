@@ -1,0 +1,155 @@
+"""Long tails: no verdict on means that a few values decide, and medians, percentiles and ratios as the way on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fairtrial import GateRules, compare
+from fairtrial.analysis.columns import Columns
+from fairtrial.analysis.compare import compare_columns
+from fairtrial.analysis.comparison import MetricComparison
+from fairtrial.analysis.gate import gate_columns
+from fairtrial.analysis.metrics import is_mean, measured_metric
+from fairtrial.analysis.pairing import ComparisonSettings
+from fairtrial.analysis.planning import PlanRequest, plan_columns
+from fairtrial.analysis.ranking import rank_columns
+from fairtrial.errors import ConfigurationError
+from fairtrial.render.comparison_document import comparison_document
+from tests.report.build import graded, stored
+
+RNG = np.random.default_rng(51)
+
+
+def side(name: str, latency: Any, **changes: Any) -> Columns:
+    return Columns.of({"passed": np.ones(len(latency)), "latency_ms": latency}, name=name, **changes)
+
+
+def heavy(sigma: float, n: int) -> np.ndarray:
+    return 1000 * np.exp(sigma * RNG.normal(size=n) - sigma**2 / 2)
+
+
+OLD, NEW = heavy(2, 300), heavy(0.5, 300)
+
+
+def compared(metric: str, old: Any = OLD, new: Any = NEW, **settings: Any) -> MetricComparison:
+    found = compare_columns(
+        side("old", old), [side("new", new)], metrics=[metric], settings=ComparisonSettings(**settings)
+    )
+    return found["new"][metric]
+
+
+class TestCompare:
+    def test_means_that_a_few_values_decide_have_no_verdict(self) -> None:
+        found = compared("latency_ms")
+        assert found.verdict == "unknown"
+        assert found.needed is None
+        assert found.sentence.startswith("latency_ms: no verdict on new and old: ")
+        assert found.sentence.endswith(
+            "of the sum: a difference of means is not reliable. Compare median:latency_ms, p95:latency_ms or "
+            "geomean:latency_ms instead."
+        )
+
+    def test_medians_and_percentiles_are_compared(self) -> None:
+        median, p95 = compared("median:latency_ms"), compared("p95:latency_ms")
+        assert (median.verdict, p95.verdict) == ("worse", "better")
+        assert median.baseline == np.quantile(OLD, 0.5, method="inverted_cdf")
+        assert median.lower_is_better is True
+        assert "p95:latency_ms: new is better than old: " in p95.sentence
+
+    def test_ratios_of_geometric_means_are_shares(self) -> None:
+        found = compared("geomean:latency_ms", OLD, 0.8 * OLD * np.exp(0.05 * RNG.normal(size=300)))
+        assert found.verdict == "better"
+        assert "geomean:latency_ms: new is better than old: " in found.sentence
+        assert "-20." in found.sentence or "-19." in found.sentence
+        assert "% (95% interval -2" in found.sentence
+
+    def test_different_figures_of_one_metric_are_different_tests(self) -> None:
+        names = ["latency_ms", "median:latency_ms", "p95:latency_ms", "geomean:latency_ms"]
+        record = compare_columns(side("old", OLD), [side("new", NEW)], metrics=names)
+        assert [metric.same_as for metric in record["new"].metrics] == [None] * 4
+        assert record.tests == 4
+
+    def test_they_are_named_as_metrics_are_and_mistakes_are_too(self) -> None:
+        with pytest.raises(ConfigurationError, match="no metric 'median:speed'"):
+            compared("median:speed")
+        assert [measured_metric(name) for name in ("geomean:x", "p95:x", "geomean:", "x")] == [
+            "x",
+            "x",
+            "geomean:",
+            "x",
+        ]
+        assert [is_mean(name) for name in ("geomean:x", "median:x", "x")] == [False, False, True]
+
+    def test_a_page_shows_ratios_in_percent(self) -> None:
+        record = compare_columns(
+            side("old", OLD), [side("new", 0.8 * OLD)], metrics=["geomean:latency_ms", "median:latency_ms"]
+        )
+        assert "-20.0%" in str(comparison_document(record, 0))
+
+    def test_failures_count_in_quantiles_of_what_has_a_worst_value(self) -> None:
+        report = stored({"old": [graded(1, f1=0.5)] * 40, "new": [*[graded(1, f1=0.5)] * 10, *["timeout"] * 30]})
+        found = compare(
+            report["old"], report["new"], metrics=["median:f1"], bounds={"f1": (0, 1)}, higher_is_better="f1"
+        )
+        assert found["new"]["median:f1"].candidate == 0.0
+
+    def test_slices_have_no_test_of_quantiles_against_each_other(self) -> None:
+        groups = {"topic": ["a", "b"] * 150}
+        record = compare_columns(
+            side("old", OLD, groups=groups), [side("new", NEW)], metrics=["median:latency_ms"], slice_by="topic"
+        )
+        assert record["new"].slice_tests == ()
+        assert [part["median:latency_ms"].n for part in record["new"].slices] == [150, 150]
+
+
+class TestGate:
+    def test_a_margin_of_a_mean_with_a_long_tail_is_not_decided(self) -> None:
+        found = gate_columns(side("new", OLD), GateRules(margins={"latency_ms": 1e6}), side("old", NEW))
+        assert found.status == "inconclusive"
+        assert "a difference of means is not reliable. Compare median:latency_ms" in found.reasons[0]
+
+    @pytest.mark.parametrize(
+        ("margins", "status", "reason"),
+        [
+            ({"median:latency_ms": 10_000.0}, "pass", "within the margin of 10,000"),
+            ({"median:latency_ms": 1.0}, "fail", "more than the 1.000 allowed"),
+            ({"geomean:latency_ms": 50.0}, "pass", "within the margin of 5000.0%"),
+            ({"geomean:latency_ms": 0.05}, "fail", "% worse, more than the 5.0% allowed"),
+        ],
+    )
+    def test_margins_of_medians_and_ratios(self, margins: dict[str, float], status: str, reason: str) -> None:
+        found = gate_columns(side("new", NEW), GateRules(margins=margins), side("old", OLD))
+        assert found.status == status
+        assert reason in found.checks[0].reason
+
+    def test_a_missing_value_leaves_it_open(self) -> None:
+        latency = NEW.copy()
+        latency[0] = np.nan
+        rules = GateRules(margins={"median:latency_ms": 10_000.0})
+        outcomes = np.full(300, 1)
+        outcomes[0] = 0
+        found = gate_columns(side("new", latency, outcomes=outcomes), rules, side("old", OLD))
+        assert found.status == "inconclusive"
+        assert "without declared bounds it could be anything" in found.reasons[0]
+
+    def test_a_ratio_is_no_floor(self) -> None:
+        with pytest.raises(
+            ConfigurationError, match="which compares with a baseline\\); use margins, or median:latency_ms"
+        ):
+            GateRules(ceilings={"geomean:latency_ms": 2})
+
+
+def test_leaderboards_and_plans_are_about_means() -> None:
+    with pytest.raises(ConfigurationError, match="a leaderboard ranks by means"):
+        rank_columns({"d": [side("old", OLD), side("new", NEW)]}, metric="median:latency_ms")
+    with pytest.raises(ConfigurationError, match="a plan is about a mean"):
+        plan_columns([], PlanRequest(metric="median:latency_ms", difference=10))
+
+
+def test_a_leaderboard_of_means_with_a_long_tail_is_open() -> None:
+    found = rank_columns({"d": [side("old", OLD), side("new", NEW)]}, metric="latency_ms")
+    assert "the order of 2 systems is open: The largest 15 of 300 values" in found.sentence
+    assert [entry.rank_low for entry in found.systems] == [1, 1]
