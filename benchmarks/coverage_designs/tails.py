@@ -1,4 +1,4 @@
-"""Two systems whose latency or cost has a long tail: differences and margins of means, quantiles and geometric means."""
+"""Systems whose latency or cost has a long tail: differences and margins of means, quantiles and geometric means."""
 
 from __future__ import annotations
 

@@ -163,8 +163,8 @@ def test_facts_of_samples_are_found_though_others_are_unknown(store: RunStore) -
 def test_a_condition_may_have_one_bound(store: RunStore) -> None:
     columns = TrialColumns.open(store, store_run(store, *sample_run()))
     latencies = [each.latency_ms for each in store.results("r1")]
-    bounds: dict[str, Any]
-    for bounds in ({"high": 5}, {"low": 5}, {"low": 5, "high": 5}):
+    several: list[dict[str, Any]] = [{"high": 5}, {"low": 5}, {"low": 5, "high": 5}]
+    for bounds in several:
         found = columns.select(Condition("latency_ms", **bounds)).total
         assert found == sum(bounds.get("low", 0) <= one <= bounds.get("high", 99) for one in latencies)
 

@@ -119,8 +119,19 @@ def geometric_ratio(
     if wrong:
         counted = paired_difference(left, right, clusters=labels, bounds=None, level=level, power=power, draws=99)
         reason = f"A geometric mean needs values above 0 ({wrong:,} are not)."
-        nothing = {"mean_a": None, "mean_b": None, "difference": None, "interval": None, "p_value": None, "mde": None}
-        return replace(counted, **nothing, unscored=unscored, notes=(), reason=reason, heavy_tail=False)
+        return replace(
+            counted,
+            unscored=unscored,
+            mean_a=None,
+            mean_b=None,
+            difference=None,
+            interval=None,
+            p_value=None,
+            mde=None,
+            notes=(),
+            reason=reason,
+            heavy_tail=False,
+        )
     logs = [Repeats(np.log(side.flat), side.counts) for side in (left, right)]
     found = paired_difference(*logs, clusters=labels, bounds=None, level=level, power=power, draws=draws, seed=seed)
     if found.difference is None or found.mean_a is None or found.mean_b is None:
@@ -131,12 +142,17 @@ def geometric_ratio(
         unscored=unscored,
         mean_a=float(np.exp(found.mean_a)),
         mean_b=float(np.exp(found.mean_b)),
-        difference=float(np.expm1(found.difference)),
-        interval=None if ends is None else Interval(*np.expm1([ends.low, ends.high]).tolist(), level, ends.method),
-        mde=None if found.mde is None else float(np.expm1(found.mde)),
+        difference=_relative(found.difference),
+        interval=None if ends is None else replace(ends, low=_relative(ends.low), high=_relative(ends.high)),
+        mde=None if found.mde is None else _relative(found.mde),
         heavy_tail=False,
         notes=tuple(note for note in found.notes if "difference of means" not in note),
     )
+
+
+def _relative(logarithm: float) -> float:
+    """Return a difference of logarithms as a change relative to the second side."""
+    return float(np.expm1(logarithm))
 
 
 def _paired(a: Samples, b: Samples, clusters: Labels | None) -> tuple[Repeats, Repeats, IntArray | None, int]:

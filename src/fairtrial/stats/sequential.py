@@ -264,7 +264,8 @@ def _log_factors(least: FloatArray, most: FloatArray) -> FloatArray:
 
 @lru_cache(maxsize=256)  # Pass/fail outcomes have three differences.
 def _log_factor(least: float, most: float) -> FloatArray:
-    return _log_factors(np.asarray([least]), np.asarray([most]))[0]
+    factors: FloatArray = _log_factors(np.asarray([least]), np.asarray([most]))[0]
+    return factors
 
 
 def _beside_zero(ends: list[float], centre: float) -> list[float]:
