@@ -16,6 +16,7 @@ def rate(value: float | None) -> str:
     """A share in percent. Only an exact 0 or 1 reads as one: 9,999 of 10,000 is not "100.0%"."""
     if value is None:
         return UNDEFINED
+    value = round(value, 12)  # 71 of 80 is 88.8%, however it was added up.
     if 0 < value < 0.0005:
         return "<0.1%"
     if 0.9995 <= value < 1:

@@ -330,7 +330,7 @@ class TestEdges:
         found = one(two([0.0], [1.0]))["terse"]
         assert found["passed"].verdict == "no detectable difference"
         assert "With 1 sample, even the largest possible difference might be missed." in found["passed"].sentence
-        assert "Only 1 pair: only large differences can be detected." in found.warnings
+        assert not any("only large differences can be detected" in line for line in found.warnings)
 
     @pytest.mark.parametrize("value", [1.0, 0.0])
     def test_all_pass_or_all_fail(self, value: float) -> None:

@@ -109,7 +109,7 @@ class TestOrder:
 
     def test_the_only_system_that_may_be_best_is_named_and_so_is_an_open_order(self) -> None:
         one = leaderboard(stored({"a": passes(0.95), "b": passes(0.5), "c": passes(0.4)}))
-        assert one.sentence == "passed: a is the best of 3 systems with 97.0% (its rank interval is 1 to 1 at 95%)."
+        assert one.sentence == "passed: a is the best of 3 systems with 97.0% (at 95%, no other may be)."
         none = leaderboard(stored({"a": [1.0, 0.0] * 5, "b": [0.0, 1.0] * 4 + [1.0, 1.0]}))
         assert none.sentence == "passed: any of 2 systems may be the best; b leads with 60.0%."
         assert none.warnings == ("Only 10 samples: only large differences can be detected.",)

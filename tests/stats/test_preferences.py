@@ -121,7 +121,7 @@ class TestComparisons:
         assert found.notes == ("a won every comparison: its strength has no upper end.",)
 
     def test_groups_of_which_one_never_lost_to_the_other_are_named(self) -> None:
-        within = [("a", "b", "a"), ("a", "b", "b"), ("c", "d", "c"), ("c", "d", "d")] * 5
+        within = [("a", "b", "a"), ("b", "a", "b"), ("c", "d", "c"), ("d", "c", "d")] * 5
         found = fitted([*within, *[("a", "c", "a"), ("d", "b", "b")] * 5])
         assert len(found.notes) == 1
         assert "Some systems never lost to others (" in found.notes[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fairtrial.analysis.comparison import MetricComparison, SliceComparison
+from fairtrial.analysis.comparison import MetricComparison, SliceComparison, Verdict
 from fairtrial.analysis.contents import ChangedContents
 from fairtrial.analysis.metrics import COSTS, is_verdict
 from fairtrial.analysis.pairing import Pairs, changed_samples
@@ -22,6 +22,16 @@ MISSING_WARNED, MISSING_OF_WIDTH = 0.05, 0.1
 Missing outcomes that were all failures move the difference by their share; by a fifth of the half-width, the interval
 still contains the truth in 93% of runs.
 """
+
+
+FEWEST_PAIRS = 6
+"""Below this many pairs no difference of pass rates can be detected, however large."""
+
+OPEN: tuple[Verdict, ...] = ("no detectable difference", "as good as")
+
+
+def _beyond_0(metric: MetricComparison) -> bool:
+    return metric.low is not None and metric.high is not None and not metric.low <= 0 <= metric.high
 
 
 def _uncounted(metric: MetricComparison) -> str:
@@ -64,7 +74,7 @@ def about_pairs(
     if repeated is not None:
         yield repeated.remark
     most = max((metric.n for metric in metrics), default=pairs.matched)
-    if 0 < most < FEW_PAIRS:
+    if FEWEST_PAIRS <= most < FEW_PAIRS:
         yield f"Only {count(most, 'pair')}: only large differences can be detected."
     widths = [
         one.high - one.low
@@ -94,6 +104,13 @@ def about_pairs(
                 if scored.n
                 else "; no pair is scored on both sides."
             )
+    equal = [metric.metric for metric in metrics if metric.verdict == "as good as" and metric.same_as is None]
+    if len(equal) > 1:
+        yield f"Each of {count(len(equal), 'metric')} is shown to be as good on its own, not all of them together."
+    apart = [part for part in slices for one in part.metrics if _beyond_0(one) and one.verdict in OPEN]
+    if apart:
+        those = "1 slice has" if len(apart) == 1 else f"{len(apart):,} slices have"
+        yield f"{those} an interval without 0 and no verdict: among so many slices that may be chance."
     small = [part for part in slices if part.n < SMALL_SLICE]
     if small:
         shown = ", ".join(f"{part.name} ({part.n})" for part in small[:5])

@@ -147,11 +147,18 @@ def _estimates(columns: Columns, level: float) -> Iterator[Estimate]:
         # A sample counts if it has all its repeats.
         whole = replace(whole, counts=np.where(trials.counts == columns.repeats, trials.counts, 0))
         for name, formula in (("pass@", mean_pass_at_k), ("pass^", mean_pass_hat_k)):
+            ends: list[float] = []  # With k, pass@k cannot fall and pass^k cannot rise.
             for k in range(2, columns.repeats + 1):
                 found = formula(whole, k, clusters=columns.clusters, level=level)
                 found = _with_reason(columns, replace(found, trials=found.n * columns.repeats))
                 if columns.watched:
                     found = replace(found, interval=None, notes=(), reason=LOOKED)
+                if found.interval is not None and name == "pass@":
+                    ends.append(found.interval.low)
+                    found = replace(found, interval=replace(found.interval, low=max(ends)))
+                elif found.interval is not None:
+                    ends.append(found.interval.high)
+                    found = replace(found, interval=replace(found.interval, high=min(ends)))
                 yield _named(f"{name}{k}", PASSED, "system", found)
     metrics = [metric for metric in columns.values if metric not in BUILT_IN and not is_verdict(metric)]
     for metric in sorted(metrics, key=lambda metric: verdict_column(metric) not in columns.values):  # Criteria first.

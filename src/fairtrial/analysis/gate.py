@@ -194,8 +194,8 @@ def _about_unscored(candidate: Columns, checks: Sequence[GateCheck]) -> Iterator
             else (f"{unscored:,} trials have scorer errors or are dead letters")
         )
         yield (
-            f"{trials}. That says nothing about the system: the gate counts it as missing and other errors as "
-            'failures. The report shows the pass rate of scored trials, and under "with errors as failures" counts '
+            f"{trials}. Whether they would have passed is not known: the gate counts them as missing and other errors "
+            'as failures. The report shows the pass rate of scored trials, and under "with errors as failures" counts '
             "every error."
         )
 

@@ -287,7 +287,8 @@ def _spread(sides: Sequence[HistorySide], request: PlanRequest) -> tuple[_Spread
             f"a plan for the metric {request.metric!r} needs an earlier run that has it: nothing else tells how much "
             "it varies"
         )
-    line = "No earlier run: worst case assumed. Both sides pass half of the samples and agree no more than chance."
+    known = "The earlier runs have too few samples in common" if sides else "No earlier run"
+    line = f"{known}: worst case assumed. Both sides pass half of the samples and agree no more than chance."
     return _Spread(_WORST_UNEQUAL, None, 0.0, 0, None, 0.0, 0, percent, True, False, ("", "")), [line]
 
 
@@ -539,11 +540,16 @@ def _sentence(chosen: PlanOption, request: PlanRequest, present: int | None) -> 
     if present is None:
         return text
     if chosen.samples <= present:
-        return f"{text} The {present:,} existing samples are enough with {count(chosen.repeats, 'repeat')}."
+        are = "sample is" if present == 1 else "samples are"
+        return f"{text} The {present:,} existing {are} enough with {count(chosen.repeats, 'repeat')}."
+    existing = f"the {count(present, 'existing sample')}"
     if chosen.detectable is not None:
         seen = size_text(chosen.detectable, percent=percent)
-        return f"{text} With {count(chosen.repeats, 'repeat')}, the {present:,} existing samples detect {seen} or more."
-    return f"{text} With the {present:,} existing samples, even the largest difference might be missed."
+        text = f"{text} With {count(chosen.repeats, 'repeat')}, {existing} {'detects' if present == 1 else 'detect'} "
+        text += f"{seen} or more."
+        # Half of a difference in pass rates is assumed to flip whole samples.
+        return f"{text} That is an upper bound: what flips few samples shows sooner." if percent else text
+    return f"{text} With {existing}, even the largest difference might be missed."
 
 
 def _about_repeats(spread: _Spread, best: float | None, request: PlanRequest) -> list[str]:
@@ -554,7 +560,7 @@ def _about_repeats(spread: _Spread, best: float | None, request: PlanRequest) ->
     total = spread.between + spread.within
     if total <= 0:
         return ["Repeats and samples agreed every time."]
-    share = rate(spread.within / total)
+    share = f"{'' if spread.between > 0 else 'up to '}{rate(spread.within / total)}"
     line = f"Differences between repeats of one sample are {share} of the variance. More repeats reduce only this part."
     if best is not None:
         line += f" At {money(request.sample_cost_usd)} for a new sample, {best:.1f} repeats cost least."

@@ -348,15 +348,17 @@ def _sentence(metric: str, entries: Sequence[LeaderboardEntry], ranking: Ranking
     """Return a sentence on which systems may be the best."""
     percent = is_verdict(metric)
     systems = f"{len(entries)} systems"
-    leads = f"{entries[0].name} leads with {mean_text(entries[0].mean, percent=percent)}"
+    ahead = [one.name for one in entries if one.rank == entries[0].rank]
+    names = ahead[0] if len(ahead) == 1 else f"{', '.join(ahead[:-1])} and {ahead[-1]}"
+    leads = f"{names} {'leads' if len(ahead) == 1 else 'lead'} with {mean_text(entries[0].mean, percent=percent)}"
     if not ranking.decided:
         return f"{metric}: the order of {systems} is open: {' '.join(ranking.notes)} {leads}."
     first = [one for one in entries if one.rank_low == 1]
     if len(first) == 1:
         best = first[0]
         return (
-            f"{metric}: {best.name} is the best of {systems} with {mean_text(best.mean, percent=percent)} (its rank "
-            f"interval is 1 to {best.rank_high} at {level(ranking.level)})."
+            f"{metric}: {best.name} is the best of {systems} with {mean_text(best.mean, percent=percent)} (at "
+            f"{level(ranking.level)}, no other may be)."
         )
     if len(first) == len(entries):
         return f"{metric}: any of {systems} may be the best; {leads}."

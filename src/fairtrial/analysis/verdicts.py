@@ -179,9 +179,10 @@ def sentence(
     figures = (
         f"{mean_text(one.mean_a, percent=percent)} against {mean_text(one.mean_b, percent=percent)}, "
         f"{change_text(one.difference, percent=percent, relative=relative)} ({level(settings.level)} interval "
-        f"{range_text(one.interval.low, one.interval.high, percent=percent, relative=relative)}), "
-        f"{p_text(one.p_value if found.adjusted is None else found.adjusted)}{among}"
+        f"{range_text(one.interval.low, one.interval.high, percent=percent, relative=relative)})"
     )
+    if verdict != "unknown":  # Where nothing is decided, a p-value would only seem to decide.
+        figures += f", {p_text(one.p_value if found.adjusted is None else found.adjusted)}{among}"
     if labels is not None:
         figures += f", by {count(labels[0], 'label')} of {candidate} and {labels[1]:,} of {baseline}"
         figures += "" if drawn else ", if these were drawn at random"

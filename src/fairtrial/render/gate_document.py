@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from fairtrial import formatting
 from fairtrial.analysis.checks import GateCheck
 from fairtrial.analysis.gate import GateRecord
@@ -9,6 +11,9 @@ from fairtrial.analysis.metrics import is_ratio, is_verdict
 from fairtrial.formatting import bound_text, end_text, margin_text, open_range
 from fairtrial.render.comparison_document import change, comparison_document, span
 from fairtrial.render.document import Bar, Block, Cell, Column, Conclusion, Document, Remarks, Table, Tone
+
+MOST_REASONS = 6
+"""So many reasons beside the first are shown; of more, how many there are."""
 
 _TONES: dict[str, Tone] = {"pass": "good", "fail": "bad", "inconclusive": "unsure"}
 
@@ -19,7 +24,7 @@ def gate_document(result: GateRecord, cases: int) -> Document:
     first, *rest = result.reasons or ("",)
     blocks: list[Block] = [
         Conclusion(result.status, first, _TONES[result.status]),
-        Remarks(tuple(rest)),
+        Remarks(tuple(_summed_up(rest, result))),
         _checks(result),
         Remarks((*(() if plan is None else plan.lines), *result.warnings, *_exact(result))),
     ]
@@ -35,6 +40,17 @@ def _exact(result: GateRecord) -> tuple[str, ...]:
     """Say why the interval of a rate is not that of its report."""
     differs = any("(exact " in reason for reason in result.reasons)
     return ("Gates use the exact interval of a rate, which is not that of reports.",) if differs else ()
+
+
+def _summed_up(reasons: Sequence[str], result: GateRecord) -> Iterator[str]:
+    """Yield the first reasons and, of a gate with many slices, how many there are in all: the table has each."""
+    if len(reasons) <= MOST_REASONS:
+        yield from reasons
+        return
+    yield from reasons[: MOST_REASONS - 1]
+    counted = [(status, sum(check.status == status for check in result.checks)) for status in ("fail", "inconclusive")]
+    said = " and ".join(f"{number:,} {status}" for status, number in counted if number)
+    yield f"In all, of {len(result.checks):,} rules {said}; the table lists each."
 
 
 def rule(check: GateCheck) -> str:

@@ -111,7 +111,9 @@ def bradley_terry(
       both orders, or by several pairs of systems, are not independent.
     - Ranks are those of `rank_systems`, by draws of normal strengths with that covariance.
 
-    Systems that no chain of comparisons connects cannot be ranked together: refused. Undefined below two clusters.
+    A system that was always shown first, or always second, has its place and its strength mixed up: without
+    `order_effect` no rank is determined, as `notes` say. Systems that no chain of comparisons connects cannot be ranked
+    together: refused. Undefined below two clusters.
     """
     check_level(level)
     given = [one if isinstance(one, Preference) else Preference(*one) for one in preferences]
@@ -140,7 +142,7 @@ def bradley_terry(
         clusters=data.clusters,
         draws=draws,
         method="max-T of normal strengths",
-        notes=(),
+        notes=() if order_effect else data.one_sided(),
     )
     half = t_quantile(two_sided(level), df) * np.sqrt(np.diag(own))
     systems = []
@@ -170,7 +172,7 @@ def bradley_terry(
         level=level,
         pairs=ranking.pairs,
         names=data.names,
-        notes=tuple(_notes(data, systems)),
+        notes=(*(() if order_effect else data.one_sided()), *_notes(data, systems)),
     )
 
 
@@ -199,6 +201,17 @@ class _Comparisons:
     outcome: IntArray
     codes: IntArray
     clusters: int
+
+    def one_sided(self) -> tuple[str, ...]:
+        """Say of systems that were always shown in the same place that their ranks are not determined."""
+        found = []
+        for place, name in enumerate(self.names):
+            counts = int(np.count_nonzero(self.first == place)), int(np.count_nonzero(self.second == place))
+            if not all(counts) and sum(counts) > 1:
+                where = "first" if counts[0] else "second"
+                way_on = "ask in both orders, or set order_effect"
+                found.append(f"{name} was always shown {where}, and judges prefer places: {way_on}.")
+        return tuple(found)
 
     @property
     def ties(self) -> bool:
