@@ -13,7 +13,7 @@ from fairtrial.analysis.compare import compare_columns
 from fairtrial.analysis.comparison import MetricComparison
 from fairtrial.analysis.gate import gate_columns
 from fairtrial.analysis.metrics import is_mean, measured_metric
-from fairtrial.analysis.pairing import ComparisonSettings
+from fairtrial.analysis.pairing import ComparisonSettings, pair, scores_of
 from fairtrial.analysis.planning import PlanRequest, plan_columns
 from fairtrial.analysis.ranking import rank_columns
 from fairtrial.errors import ConfigurationError
@@ -153,3 +153,25 @@ def test_a_leaderboard_of_means_with_a_long_tail_is_open() -> None:
     found = rank_columns({"d": [side("old", OLD), side("new", NEW)]}, metric="latency_ms")
     assert "the order of 2 systems is open: The largest 15 of 300 values" in found.sentence
     assert [entry.rank_low for entry in found.systems] == [1, 1]
+
+
+def test_failures_are_left_out_only_where_a_metric_has_no_value_for_them() -> None:
+    outcomes = np.repeat([2, 1], [5, 95])
+    values = {"passed": np.where(outcomes == 2, np.nan, 1.0), "words": np.where(outcomes == 2, np.nan, 9.0)}
+    latency = np.arange(100.0)
+    sides = [
+        Columns.of({**values, "latency_ms": latency + shift}, name=name, outcomes=outcomes, directions={"words": True})
+        for name, shift in (("old", 0), ("new", 1))
+    ]
+    assert not any("could not be counted" in line for line in rank_columns({"d": sides}).warnings)
+    timed = rank_columns({"d": sides}, metric="latency_ms")
+    assert not any("could not be counted" in line for line in timed.warnings)
+    words = rank_columns({"d": sides}, metric="words")
+    assert "words has no worst value: 10 failed trials could not be counted in it." in words.warnings
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_verdicts_know_how_often_samples_were_repeated(repeats: int) -> None:
+    passed = np.tile([[1.0], [0.0]], (10, repeats))
+    pairs = pair(*(Columns.of({"passed": passed}, name=name) for name in ("new", "old")))
+    assert scores_of(pairs, "passed", "system", ComparisonSettings()).repeats == repeats

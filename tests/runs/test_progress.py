@@ -273,3 +273,9 @@ def test_progress_in_a_notebook_is_one_line_that_changes(
     assert line.texts[0] == "starting"
     assert line.texts[-1].startswith("letters: 2 of 2 trials")
     assert capsys.readouterr().err == ""
+
+
+def test_the_first_line_is_as_wide_as_the_terminal() -> None:
+    tally = Tally()
+    started(tally)
+    assert [len(lines(tally, width)[0].rstrip()) for width in (60, 100)] == [60, 100]

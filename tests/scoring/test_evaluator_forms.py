@@ -639,3 +639,19 @@ def test_only_an_isolated_evaluator_must_be_one_that_can_be_sent_to_a_child_proc
     assert resolve(judge).name == "judge"
     with pytest.raises(NotSendableError, match="evaluator 'judge'"):
         resolve(evaluator(isolate=True)(judge))
+
+
+@pytest.mark.parametrize(
+    ("given", "spoken"),
+    [
+        ("Hello", [("user", "Hello"), ("assistant", "Hi")]),
+        (7, [("user", "7"), ("assistant", "Hi")]),
+        (
+            [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hello"}],
+            [("system", "Be brief"), ("user", "Hello"), ("assistant", "Hi")],
+        ),
+    ],
+)
+def test_without_messages_the_input_and_the_output_are_the_conversation(given: Any, spoken: list[Any]) -> None:
+    messages = Case(Sample("s", given), "Hi").trajectory.messages
+    assert [(message.role, message.content) for message in messages] == spoken

@@ -325,7 +325,6 @@ class _Cells:
         self._values: dict[str, FloatArray] = {}
         self.directions: dict[str, bool] = {}
         self.ranges: dict[str, Range | None] = {}
-        self._declared: set[tuple[str, tuple[str, ...]]] = set()  # What was added already: most scores are alike.
         self._names: dict[str, None] = {}  # Of metrics, in the order of their first occurrence.
         for name in (PASSED, VALUE):
             if self._wants(name):
@@ -359,16 +358,15 @@ class _Cells:
             # A built-in metric takes precedence over one with the same name.
             if self._wants(name) and name not in BUILT_IN and not is_verdict(name):
                 self._set(name, scored, [found.get(name) for found in metrics])
-        for row in some:
-            if row.verdicts and not row.verdicts.isdigit():
-                self._add_declared(row.verdicts, tuple(row.metrics))
+        # Most scores are alike; in the order in which they came, since the first declared direction counts.
+        kinds = dict.fromkeys((row.verdicts, tuple(row.metrics)) for row in some)
+        for facts, declared in kinds:
+            if facts and not facts.isdigit():
+                self._add_declared(facts, declared)
         if self._wants_verdicts:
             self._add_verdicts(scored, some)
 
     def _add_declared(self, facts: str, names: tuple[str, ...]) -> None:
-        if (facts, names) in self._declared:
-            return
-        self._declared.add((facts, names))
         codes, ranges = split_facts(facts)
         for name, code in zip(names, codes, strict=True):
             _, higher = METRIC_CODES[code]

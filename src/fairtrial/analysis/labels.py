@@ -56,7 +56,7 @@ class CollectedLabels:
     unknown: int = 0
     unjudged: int = 0
     rounded: int = 0
-    tied: int = 0
+    tied: int = field(init=False)  # Set by `majority_labels`.
 
     @property
     def annotators(self) -> tuple[str, ...]:
