@@ -112,7 +112,7 @@ class Display:
         tally = self.tally
         if not tally.planned:
             return Text("starting", style="dim")
-        head = Table.grid(padding=(0, 1), expand=True)
+        head = Table.grid(padding=(0, 1))
         head.add_column(no_wrap=True, overflow="ellipsis", max_width=30)
         head.add_column(ratio=1)
         for _ in range(3):
