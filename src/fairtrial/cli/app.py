@@ -143,10 +143,13 @@ def _usage(error: typer.TyperException) -> int:
     if message.startswith("Usage:"):  # Called without arguments: the message is the help.
         typer.echo(message, err=True)
         return int(ExitCode.USAGE)
+    option = str(getattr(error, "option_name", ""))
+    hint = None if context is None else _ELSEWHERE.get((context.info_name, option))
+    if hint is not None:
+        message = message.partition(" (Possible options:")[0]  # Whatever is spelled alike is not what was meant.
     sentence(err(), f"error: {message[:1].lower()}{message[1:]}", style="bold red")
     if context is not None:
-        option = str(getattr(error, "option_name", ""))
-        if hint := _ELSEWHERE.get((context.info_name, option)):
+        if hint is not None:
             sentence(err(), f"  use: {hint}")
         sentence(err(), f"  see: {context.command_path} --help")
     return int(ExitCode.USAGE)
