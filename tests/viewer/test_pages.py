@@ -302,7 +302,8 @@ def test_samples_of_another_order_are_compared_by_their_ids(tmp_path: Path) -> N
     store = open_store(tmp_path / "runs.db")
     add_support_runs(store)
     run = store.create_run(record("reversed-run", "reversed", 5, experiments=("baseline",)))
-    samples = {place: Sample(f"q{8 - place:02}", "Where is it?", "Friday") for place in range(4)}
+    known = {sample.id: sample for _, sample in store.samples("support-run-2")}
+    samples = {place: known[f"q{8 - place:02}"] for place in range(4)}
     samples[4] = Sample("q99", "Where is it?", "Friday")
     results = []
     for place, sample in samples.items():
