@@ -7,7 +7,9 @@ compatible endpoint spells `malformed_function_call` in this way, and that vLLM 
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -148,10 +150,8 @@ async def test_only_complete_answers_are_cached(tmp_path: Path, wire: Wire, endi
 
 
 def test_a_cache_of_an_earlier_format_is_not_read(tmp_path: Path) -> None:
-    import sqlite3
-
     path = tmp_path / "cache.db"
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute("CREATE TABLE responses (key TEXT PRIMARY KEY, created REAL, size INTEGER, reply TEXT)")
         database.execute("INSERT INTO responses VALUES ('k', 0, 2, '{}')")
         database.execute("PRAGMA user_version=1")
