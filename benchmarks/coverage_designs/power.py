@@ -120,7 +120,10 @@ def made(values: list[dict[str, Array]], clusters: np.ndarray[tuple[int], np.dty
         first = next(iter(one.values()))
         passed = first if bool(np.all((first == 0) | (first == 1))) else np.ones(first.shape)
         columns = {"passed": passed, **one}
-        sides.append(Columns.of(columns, name=name, clusters=clusters, directions=dict.fromkeys(one, True)))
+        shares = {metric: (0.0, 1.0) for metric, drawn in one.items() if drawn.min() >= 0 and drawn.max() <= 1}
+        sides.append(
+            Columns.of(columns, name=name, clusters=clusters, directions=dict.fromkeys(one, True), ranges=shares)
+        )
     return sides[0], sides[1]
 
 

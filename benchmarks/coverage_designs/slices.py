@@ -71,7 +71,7 @@ def many_metrics(rng: Rng) -> bool:
     for name in "ab":
         values = {f"passes{place}": draw_outcomes(rng, chance) for place, chance in enumerate(chances)}
         values |= {f"score{place}": np.clip(base + rng.normal(0, 0.1, n), 0, 1) for place, base in enumerate(bases)}
-        sides.append(Columns.of(values, name=name))
+        sides.append(Columns.of(values, name=name, ranges=dict.fromkeys(values, (0.0, 1.0))))
     made = compare_columns(sides[0], sides[1:], metrics=tuple(sides[0].values), settings=ComparisonSettings(draws=999))
     return any(metric.verdict in CALLED for metric in made.candidates[0].metrics)
 
