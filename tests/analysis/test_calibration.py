@@ -163,7 +163,10 @@ class TestLabelsInTheStore:
         interval = stats.krippendorff_alpha_interval([[1, 1, 0], [1, 0, 0], [0, None, 0]])
         assert isinstance(interval, stats.Interval)
         assert (panel.krippendorff.low, panel.krippendorff.high) == (interval.low, interval.high)
-        assert any("1 trials on which the annotators are evenly split" in line for line in calibration.warnings)
+        assert any(
+            "1 trial on which the annotators are evenly split is left out, a hard one: one more label" in line
+            for line in calibration.warnings
+        )
         assert "annotators: Fleiss' kappa" in str(calibration)
 
     def test_a_panel_of_fixed_size_has_fleiss_kappa(self) -> None:
@@ -180,8 +183,8 @@ class TestLabelsInTheStore:
         calibration = calibrate(report)
         assert calibration.labelled == 1
         assert calibration.notes == (
-            "1 labels are of trials that this run does not have; they are left out.",
-            "1 labels are of trials that the judge has not scored; they are left out.",
+            "1 label is of a trial that this run does not have, and left out.",
+            "1 label is of a trial that the judge has not scored, and left out.",
         )
         assert any(line.startswith("1 label is too few") for line in calibration.warnings)
 
@@ -369,7 +372,7 @@ class TestGraded:
     def test_numbers_between_pass_and_fail_are_rounded_and_said_to_be(self) -> None:
         calibration = calibrate(run([1, 0, 1]), {"s0": 0.7, "s1": 0.2})
         assert calibration.label_rate.value == 0.5
-        assert calibration.notes == ("2 labels are numbers between 0 and 1: from 0.5 on they count as a pass.",)
+        assert calibration.notes == ("2 labels are numbers between 0 and 1: from 0.5 on, a label counts as a pass.",)
         assert UNKNOWN_DRAW.format(option="drawn=True, --labels-drawn") in calibration.warnings
 
     def test_a_metric_beyond_0_to_1_is_taken_as_it_is(self) -> None:

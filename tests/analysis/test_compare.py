@@ -395,7 +395,7 @@ class TestEdges:
         clusters = [{"cluster": 0 if place < 150 else place % 4 + 1} for place in range(190)]
         found = one(two([1.0] * 150 + [0.0] * 40, [0.0] * 150 + [0.0] * 40, metadata=clusters))["terse"]
         assert found.verdict == "unknown"
-        assert "Only 5 clusters, worth 1.6 of equal size: about 4 are the least for a verdict." in found.warnings
+        assert any(line.startswith("Only 5 clusters, worth 1.6 of equal size because some") for line in found.warnings)
 
     @pytest.mark.parametrize("clusters", [6, 7, 8])
     @pytest.mark.parametrize("tests", [2, 8])

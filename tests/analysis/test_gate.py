@@ -376,7 +376,7 @@ class TestSlicesAndSeveralRules:
         alone, among = (gate(report["terse"], GateRules(slices=(rule,)), report["plain"]) for rule in (one, every))
         assert alone.status == "fail"
         assert among.status == "inconclusive"
-        assert any("alone, but not clearly enough for one of 10 rules" in text for text in among.reasons)
+        assert any("on its own, but not clearly enough for one of 10 rules" in text for text in among.reasons)
 
     def test_all_rules_must_be_met(self) -> None:
         report = changed(400, 12, 10)

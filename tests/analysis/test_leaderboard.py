@@ -151,13 +151,16 @@ class TestSamples:
         assert (found.n, found["a"].failures, found["b"].missing) == (99, 2, 1)
         kept = [0.0, 0.0, *passes(0.9, 98)]
         assert found["a"].mean == pytest.approx(np.mean([*kept[:2], *kept[3:]]))
-        assert "1 sample without a score of every system are left out." in found.warnings
+        assert "1 sample without a score of every system is left out." in found.warnings
 
     def test_errors_that_make_the_order_are_named(self) -> None:
         rows = passes(0.9, 100)
         found = leaderboard(stored({"a": [*["task_error"] * 30, *rows[30:]], "b": passes(0.8, 100)}))
         assert found.systems[0].name == "b"
-        assert "Without task errors and timeouts, which count as failures here, a would lead." in found.warnings
+        assert (
+            "Without task errors and timeouts, which count as failures here, a would lead with 92.9%."
+            in found.warnings
+        )
 
     def test_failures_without_a_worst_value_are_named(self) -> None:
         columns = [

@@ -94,8 +94,8 @@ class TestHistory:
         found = plan(stored([1.0] * 80 + [0.0] * 20))
         assert found.unequal == pytest.approx(2 * 0.8 * 0.2)
         assert found.assumptions[0].startswith(
-            "No two earlier runs share samples: the other side is assumed to be like baseline and to agree with it no "
-            "more than chance."
+            "No two earlier runs have enough samples in common: the other side is assumed to be like baseline and to "
+            "agree with it no more than chance."
         )
 
     def test_a_perfect_run_alone_is_not_taken_to_be_certain(self) -> None:

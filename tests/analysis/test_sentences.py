@@ -105,7 +105,7 @@ class TestComparisons:
         assert len(apart) == 1
         assert apart[0]["passed"].verdict == "no detectable difference"
         assert (
-            "1 slice has an interval without 0 and no verdict: among so many slices that may be chance."
+            "1 slice has an interval without 0 and no verdict of a difference: among 40 slices that may be chance."
             in found.warnings
         )
 
@@ -139,7 +139,7 @@ class TestOneOrder:
 
 
 @pytest.mark.parametrize(
-    ("slices", "said"), [(7, None), (50, "In all, of 50 rules 50 inconclusive; the table lists each.")]
+    ("slices", "said"), [(7, None), (50, "Of all 50 rules, the decision is: 50 inconclusive; the table lists each.")]
 )
 def test_a_gate_of_many_slices_sums_up_its_reasons(slices: int, said: str | None) -> None:
     n = 10 * slices

@@ -62,9 +62,9 @@ def test_the_methods_follow_what_was_done() -> None:
     for part in (
         "terse was compared with plain on 60 samples that both have, with 1 trial of each sample and side.",
         "tests and intervals are based on 20 clusters",
-        "The p-values of 2 tests were adjusted by Holm's method, for 0.05 over all of them.",
+        "The p-values of 2 tests were adjusted by Holm's method, at 0.05 over all of them.",
         "repeated on 2 slices by topic; their 4 p-values were adjusted by Benjamini and Hochberg's method",
-        "1 trial that ended in a task error or timeout counted as a failure.",
+        "1 trial ended in a task error or timeout and counted as a failure.",
         "1 trial was not run or not scored, and left out of means and intervals.",
         "Sides whose interval in passed lies within 5.0 points of 0 are called equally good.",
         "No analysis plan was stored with the runs.",

@@ -225,7 +225,7 @@ def test_repeats_show_pass_at_k_and_where_the_variance_lies() -> None:
             [[1.0, 0.0, 1.0]] * 6 + [[1.0] * 3] * 6 + [[0.0] * 3] * 6,
             "Repeats of a sample differ: more of them narrow the interval",
         ),
-        ([[1.0, 0.0]] * 12, "Repeats differ as much as samples do: more of either narrow the interval."),
+        ([[1.0, 0.0]] * 12, "Repeats differ as much as samples do: more of either narrows the interval."),
         ([[1.0] * 9] * 30 + [[0.0] * 9] * 29 + [[1.0] * 8 + [0.0]], "More repeats would hardly narrow the interval;"),
     ],
 )

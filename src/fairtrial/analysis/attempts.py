@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fairtrial.analysis.metrics import is_verdict
+from fairtrial.analysis.metrics import is_ratio, is_verdict
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.formatting import margin_text
 from fairtrial.store.notes import GateNote
@@ -84,17 +84,16 @@ def _about_margins(earlier: Sequence[GateNote], margins: Mapping[str, float]) ->
     """Return a line for each metric whose margin was another one in an earlier gate of the same code."""
     lines = []
     for metric in dict.fromkeys(name for one in (*(note.margins or {} for note in earlier), margins) for name in one):
-        percent = is_verdict(metric)
         before = dict.fromkeys(note.margins.get(metric) for note in earlier if note.margins is not None)
-        texts = [_margin(value, percent=percent) for value in before if value != margins.get(metric)]
+        texts = [_margin(metric, value) for value in before if value != margins.get(metric)]
         if texts:
-            now = _margin(margins.get(metric), percent=percent)
+            now = _margin(metric, margins.get(metric))
             lines.append(f"An earlier gate of this code had another margin: {', '.join(texts)} in {metric}; now {now}.")
     return lines
 
 
-def _margin(value: float | None, *, percent: bool) -> str:
-    return "none" if value is None else margin_text(value, percent=percent)
+def _margin(metric: str, value: float | None) -> str:
+    return "none" if value is None else margin_text(value, percent=is_verdict(metric), relative=is_ratio(metric))
 
 
 def spent_alpha(alpha: float, attempt: int) -> float:

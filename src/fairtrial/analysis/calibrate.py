@@ -22,6 +22,7 @@ from fairtrial.analysis.metrics import PASSED, SCORED, VALUE
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.codec import dumps
 from fairtrial.errors import ConfigurationError
+from fairtrial.formatting import count
 from fairtrial.stats.agreement import Measurement
 
 type _Array = NDArray[np.float64]
@@ -388,7 +389,7 @@ def _warnings(
     elif not draw.drawn:
         yield draw.remark
     if data.y.size < _FEW:
-        few = "1 label is" if data.y.size == 1 else f"{data.y.size} labels are"
+        few = count(int(data.y.size), "label is", "labels are")
         yield f"{few} too few to assess a judge: start with {_FEW} to 100."
     if source.run.noted.is_adaptive:
         yield "The run could stop early; the intervals here assume a fixed number of samples."
@@ -398,18 +399,22 @@ def _warnings(
             "answers too high."
         )
     if found.tied:
+        left_out = "is left out, a hard one" if found.tied == 1 else "are left out, which are the hard ones"
         yield (
-            f"{found.tied:,} trials on which the annotators are evenly split are left out, and they are the hard ones: "
-            "one more label on each would decide."
+            f"{count(found.tied, 'trial')} on which the annotators are evenly split {left_out}: one more label on "
+            "each would decide."
         )
 
 
 def _notes(found: CollectedLabels, data: _Data, draw: LabelDraw) -> Iterator[str]:
     if found.unknown:
-        yield f"{found.unknown:,} labels are of trials that this run does not have; they are left out."
+        of = count(found.unknown, "label is of a trial", "labels are of trials")
+        yield f"{of} that this run does not have, and left out."
     if found.unjudged:
-        yield f"{found.unjudged:,} labels are of trials that the judge has not scored; they are left out."
+        of = count(found.unjudged, "label is of a trial", "labels are of trials")
+        yield f"{of} that the judge has not scored, and left out."
     if found.rounded:
-        yield f"{found.rounded:,} labels are numbers between 0 and 1: from 0.5 on they count as a pass."
+        numbers = count(found.rounded, "label is a number", "labels are numbers")
+        yield f"{numbers} between 0 and 1: from 0.5 on, a label counts as a pass."
     if draw.drawn and data.rest.size:
         yield draw.remark

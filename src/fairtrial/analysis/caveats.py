@@ -10,7 +10,7 @@ from fairtrial.analysis.metrics import COSTS, is_verdict
 from fairtrial.analysis.pairing import Pairs, changed_samples
 from fairtrial.analysis.slicing import SMALL_SLICE
 from fairtrial.analysis.source import ExperimentSource, code_versions
-from fairtrial.formatting import count, number_word, range_text
+from fairtrial.formatting import count, number_word, range_text, rate
 from fairtrial.store.protocol import RESUMABLE, RunRecord
 
 FEW_PAIRS = 30
@@ -56,8 +56,8 @@ def about_pairs(
     candidate, baseline = names
     if pairs.repeated_ids:
         yield (
-            f"{count(pairs.repeated_ids, 'sample id')} occurs more than once on a side: nothing tells which results "
-            "belong together, so they are left out."
+            f"{count(pairs.repeated_ids, 'sample id occurs', 'sample ids occur')} more than once on a side: nothing "
+            "tells which results belong together, so these results are left out."
         )
     changed = changed_samples(pairs.baseline.ids, pairs.changed)
     if changed is not None:
@@ -68,7 +68,7 @@ def about_pairs(
     elif pairs.only_baseline or pairs.only_candidate:
         yield (
             f"{count(pairs.only_baseline, 'sample')} only in {baseline} and {pairs.only_candidate:,} only in "
-            f"{candidate} are left out; {pairs.matched:,} are compared."
+            f"{candidate} are left out; {count(pairs.matched, 'is', 'are')} compared."
         )
     repeated = pairs.baseline.repeated_inputs or pairs.candidate.repeated_inputs
     if repeated is not None:
@@ -88,8 +88,8 @@ def about_pairs(
             for metric in metrics
             if metric.worst is not None and metric.same_as is None
         )
-        yield f"{share:.1%} of the trials or pairs are missing (not run, or not scored{of_changed})" + (
-            f". Whatever they would have been, the difference is {worst}."
+        yield f"{rate(share)} of the trials or pairs are missing (not run, or not scored{of_changed})" + (
+            f". Whatever they would have been, the interval of the difference is {worst}."
             if worst
             else ": if they differ from the others, the difference is biased."
         )
@@ -107,10 +107,11 @@ def about_pairs(
     equal = [metric.metric for metric in metrics if metric.verdict == "as good as" and metric.same_as is None]
     if len(equal) > 1:
         yield f"Each of {count(len(equal), 'metric')} is shown to be as good on its own, not all of them together."
-    apart = [part for part in slices for one in part.metrics if _beyond_0(one) and one.verdict in OPEN]
+    apart = sum(any(_beyond_0(one) and one.verdict in OPEN for one in part.metrics) for part in slices)
     if apart:
-        those = "1 slice has" if len(apart) == 1 else f"{len(apart):,} slices have"
-        yield f"{those} an interval without 0 and no verdict: among so many slices that may be chance."
+        those = count(apart, "slice has", "slices have")
+        among = f"among {len(slices):,} slices that may be chance"
+        yield f"{those} an interval without 0 and no verdict of a difference: {among}."
     small = [part for part in slices if part.n < SMALL_SLICE]
     if small:
         shown = ", ".join(f"{part.name} ({part.n})" for part in small[:5])

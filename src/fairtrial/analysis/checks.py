@@ -193,8 +193,8 @@ def _gaps(rule: Check, settings: ComparisonSettings) -> _Gaps:
     if share > rule.missing.limit:
         return _Gaps(
             missing, share,
-            f"{missing:,} of {count(planned, of)} ({share:.1%}) {'has' if missing == 1 else 'have'} no number for it, "
-            f"more than the {rule.missing.limit:.1%} that is allowed: {_remedy(rule)}.",
+            f"{missing:,} of {count(planned, of)} ({rate(share)}) {'has' if missing == 1 else 'have'} no number for "
+            f"it, more than the {bound_text(rule.missing.limit, percent=True)} that is allowed: {_remedy(rule)}.",
             None,
         )  # fmt: skip
     if rule.missing.at_random or watched:  # Intervals that hold at any time already allow for every outcome.
@@ -435,7 +435,8 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
     elif worst > -rule.margin:
         size = size_text(worst, percent=percent, relative=relative)
         at_worst = "no worse at all" if worst >= 0 else f"at worst {size} worse"
-        status, told = "pass", f"{at_worst}, within the margin of {margin}.{_unseen_losses(rule, found, settings)}"
+        within = f", within the margin of {margin}" if rule.margin else ""
+        status, told = "pass", f"{at_worst}{within}.{_unseen_losses(rule, found, settings)}"
     elif best < -rule.margin:
         strict = interval
         if checks > 1:
@@ -445,12 +446,13 @@ def _margin(rule: Margin, checks: int, settings: ComparisonSettings) -> GateChec
             size = size_text(best, percent=percent, relative=relative)
             status, told = "fail", f"at least {size} worse, {allowed}."
         else:
-            told = f"beyond the margin of {margin} alone, but not clearly enough for one of {checks} rules."
+            told = f"beyond the margin of {margin} on its own, but not clearly enough for one of {checks} rules."
     elif best < 0:
         told = f"it is worse, but whether by more than {margin} is inconclusive."
     else:
         needed = _samples_for_margin(rule, found, settings)
-        told = f"it may or may not be worse by more than {margin}.{needed.sentence}"
+        by = f" by more than {margin}" if rule.margin else ""
+        told = f"it may or may not be worse{by}.{needed.sentence}"
     told += _assumption(rule, gaps)
     return GateCheck(
         "margin", metric, rule.slice, status, rule.margin, float(found.difference), float(interval.low),
@@ -479,7 +481,8 @@ def _unseen_losses(rule: Margin, found: PairedDifference, settings: ComparisonSe
     if seen or is_mcnemar(found) or found.test in (BETTING_TEST, LABELS_TEST):
         return ""
     of = "pair" if found.clusters is None else "cluster"
-    return f" A large loss in fewer than {UNSEEN / units:.1%} of the {of}s may not be among these {units:,}."
+    rare = f"fewer than {rate(min(1.0, UNSEEN / units))} of the {of}s"
+    return f" A large loss in {rare} may not be among these {units:,}."
 
 
 def _turned(interval: Interval, *, lower: bool) -> tuple[float, float]:
@@ -560,7 +563,7 @@ def _samples_for_margin(rule: Margin, found: PairedDifference, settings: Compari
     """Return the samples needed to show that the candidate keeps the margin, if both are equal."""
     if rule.pairs.watched:
         return _Needed(sentence=f" {_ENDED}")
-    margin = margin_text(rule.margin, percent=is_verdict(rule.metric))
+    margin = margin_text(rule.margin, percent=is_verdict(rule.metric), relative=is_ratio(rule.metric))
     if found.test == LABELS_TEST:
         labels = labels_needed(rule.pairs, rule.metric, found, rule.margin, settings)
         show = f"labels of each side to show that within {margin}"

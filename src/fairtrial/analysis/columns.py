@@ -102,7 +102,7 @@ class RepeatedInputs:
         if self.across:
             shared = "1 input is" if self.across == 1 else f"{self.across:,} inputs are"
             return f"{said}; {shared} in more than one declared cluster, which count as independent."
-        return f"{said}; they count as clusters."
+        return f"{said}; {'they count as clusters' if self.samples > 1 else 'the two count as a cluster'}."
 
 
 @dataclass(frozen=True, slots=True, eq=False)

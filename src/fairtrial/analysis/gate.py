@@ -188,15 +188,13 @@ def _about_unscored(candidate: Columns, checks: Sequence[GateCheck]) -> Iterator
     """Yield why the pass rate of the report differs: scorer errors and dead letters are missing here."""
     unscored = candidate.count(MISSING)
     if unscored and any(check.kind != "margin" and is_verdict(check.metric) for check in checks):
-        trials = (
-            "1 trial has a scorer error or is a dead letter"
-            if unscored == 1
-            else (f"{unscored:,} trials have scorer errors or are dead letters")
-        )
+        trials, they, them = "1 trial has a scorer error or is a dead letter", "it", "it"
+        if unscored > 1:
+            trials, they, them = f"{unscored:,} trials have scorer errors or are dead letters", "they", "them"
         yield (
-            f"{trials}. Whether they would have passed is not known: the gate counts them as missing and other errors "
-            'as failures. The report shows the pass rate of scored trials, and under "with errors as failures" counts '
-            "every error."
+            f"{trials}. Whether {they} would have passed is not known: the gate counts {them} as missing and other "
+            'errors as failures. The report shows the pass rate of scored trials, and under "with errors as failures" '
+            "counts every error."
         )
 
 

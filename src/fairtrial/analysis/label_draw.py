@@ -74,10 +74,11 @@ def label_draw(
         lost &= _skipped(reviewed, columns, name)
     if np.count_nonzero(lost) > MANY_SKIPS * np.count_nonzero(drawn):
         count, size = int(np.count_nonzero(lost)), int(np.count_nonzero(drawn))
-        what = "were skipped" if stored else "are not among these labels"
+        was, are = ("was", "is") if count == 1 else ("were", "are")
+        lack = f"{was} skipped" if stored else f"{are} not among these labels"
         return LabelDraw(
             False,
-            f"{count:,} of the {size:,} trials that the review {name!r} drew {what}: the rest is no random sample.",
+            f"{count:,} of the {size:,} trials that the review {name!r} drew {lack}: the rest is no random sample.",
         )
     return LabelDraw(True, f"The review {name!r} drew the trials with labels at random.")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fairtrial.analysis.analysis_plan import AnalysisPlan, PlanCheck, date_text
 from fairtrial.analysis.comparison import ComparisonRecord, MetricComparison
 from fairtrial.analysis.gate_rules import GateRules
-from fairtrial.analysis.metrics import is_verdict
+from fairtrial.analysis.metrics import is_ratio, is_verdict
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import bound_text, count, margin_text, rate, size_text
@@ -139,7 +139,7 @@ def _of_metric(plan: AnalysisPlan, metric: MetricComparison) -> Iterator[str]:
     name, percent = metric.metric, is_verdict(metric.metric)
     used, wanted = metric.smallest_difference, plan.smallest_difference(metric.metric)
     if name in plan.metrics and used is not None and used != wanted:
-        texts = [size_text(value, percent=percent) for value in (used, wanted)]
+        texts = [size_text(value, percent=percent, relative=is_ratio(name)) for value in (used, wanted)]
         yield f"the smallest difference in {name} that matters is {texts[0]}, planned was {texts[1]}"
     if metric.labels is not None:
         yield f"labels correct {name}, which was not planned"
@@ -183,13 +183,19 @@ def _of_gate(planned: RunPlan, rules: GateRules, sources: Sequence[ExperimentSou
 
 
 def _of_rule(kind: str, metric: str, used: float | None, wanted: float | None) -> Iterator[str]:
-    text, percent = margin_text if kind == "margin" else bound_text, is_verdict(metric)
+    percent = is_verdict(metric)
+
+    def text(value: float) -> str:
+        if kind == "margin":
+            return margin_text(value, percent=percent, relative=is_ratio(metric))
+        return bound_text(value, percent=percent)
+
     if used is None:
         yield f"the planned {kind} of {metric} is not checked"
     elif wanted is None:
         yield f"a {kind} of {metric} was not planned"
     elif used != wanted:
-        yield f"the {kind} of {metric} is {text(used, percent=percent)}, planned was {text(wanted, percent=percent)}"
+        yield f"the {kind} of {metric} is {text(used)}, planned was {text(wanted)}"
 
 
 def _missing_rule(rules: GateRules) -> tuple[str, str]:

@@ -278,8 +278,8 @@ def _spread(sides: Sequence[HistorySide], request: PlanRequest) -> tuple[_Spread
     single = next((spread for side in sides if (spread := _of_side(side, request)) is not None), None)
     if single is not None:
         line = (
-            f"No two earlier runs share samples: the other side is assumed to be like {single.names[0]} and to agree "
-            "with it no more than chance."
+            "No two earlier runs have enough samples in common: the other side is assumed to be like "
+            f"{single.names[0]} and to agree with it no more than chance."
         )
         return single, [line]
     if not percent and request.metric != VALUE:
@@ -407,7 +407,7 @@ def _pooled(found: Sequence[_Spread], *, percent: bool) -> tuple[_Spread, list[s
         if len(found) == 1
         else f"In {number_word(len(found))} earlier comparisons, the two sides"
     )
-    line = f"{sides} differed on {unequal:,} of {n:,} samples."
+    line = f"{sides} differed on {unequal:,} of {count(n, 'sample' if len(found) == 1 else 'pair')}."
     if found[0].same_system:
         line = f"{line} Those were runs of the same code: a change of the system may differ on more."
     if unequal < FEW_UNEQUAL:
@@ -563,17 +563,17 @@ def _about_repeats(spread: _Spread, best: float | None, request: PlanRequest) ->
     share = f"{'' if spread.between > 0 else 'up to '}{rate(spread.within / total)}"
     line = f"Differences between repeats of one sample are {share} of the variance. More repeats reduce only this part."
     if best is not None:
-        line += f" At {money(request.sample_cost_usd)} for a new sample, {best:.1f} repeats cost least."
+        cheapest = "1 repeat costs" if best < 1.05 else f"{best:.1f} repeats cost"
+        line += f" At {money(request.sample_cost_usd)} for a new sample, {cheapest} least."
     return [line]
 
 
 def _about_clusters(spread: _Spread) -> list[str]:
     if spread.clusters is None:
         return []
-    size = mean_text(spread.n / spread.clusters, percent=False).rstrip("0").rstrip(".")
-    return [
-        f"New samples come in new clusters like the {spread.clusters:,} that were seen ({size} samples on average)."
-    ]
+    size = spread.n / spread.clusters
+    text = count(round(size), "sample") if size == round(size) else f"{mean_text(size, percent=False)} samples"
+    return [f"New samples come in new clusters like the {spread.clusters:,} that were seen ({text} on average)."]
 
 
 def _about_costs(costs: TrialCosts | None) -> list[str]:

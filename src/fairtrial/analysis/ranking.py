@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fairtrial.analysis.caveats import FEW_PAIRS, MISSING_WARNED, about_runs, about_unknown
+from fairtrial.analysis.caveats import FEW_PAIRS, FEWEST_PAIRS, MISSING_WARNED, about_runs, about_unknown
 from fairtrial.analysis.changed_samples import ChangedSamples
 from fairtrial.analysis.columns import Columns, FloatArray, IntArray
 from fairtrial.analysis.compare import known_metrics, read_sides
@@ -349,8 +349,8 @@ def _sentence(metric: str, entries: Sequence[LeaderboardEntry], ranking: Ranking
     percent = is_verdict(metric)
     systems = f"{len(entries)} systems"
     ahead = [one.name for one in entries if one.rank == entries[0].rank]
-    names = ahead[0] if len(ahead) == 1 else f"{', '.join(ahead[:-1])} and {ahead[-1]}"
-    leads = f"{names} {'leads' if len(ahead) == 1 else 'lead'} with {mean_text(entries[0].mean, percent=percent)}"
+    lead = "leads" if len(ahead) == 1 else "lead"
+    leads = f"{_named(ahead)} {lead} with {mean_text(entries[0].mean, percent=percent)}"
     if not ranking.decided:
         return f"{metric}: the order of {systems} is open: {' '.join(ranking.notes)} {leads}."
     first = [one for one in entries if one.rank_low == 1]
@@ -367,6 +367,12 @@ def _sentence(metric: str, entries: Sequence[LeaderboardEntry], ranking: Ranking
     return f"{metric}: {len(first)} of {systems} may be the best: {named}{more}."
 
 
+def _named(names: Sequence[str]) -> str:
+    """Return names as a list in words, of many only the first."""
+    *most, last = names if len(names) <= _NAMED else (*names[:_NAMED], f"{len(names) - _NAMED} more")
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def _warnings(
     parts: Sequence[_Part], metric: str, entries: Sequence[LeaderboardEntry], ranking: Ranking, lower: bool
 ) -> Iterator[str]:
@@ -375,23 +381,26 @@ def _warnings(
         where = f"{part.name}: " if several else ""
         if part.repeated_ids:
             yield (
-                f"{where}{count(part.repeated_ids, 'sample id')} occurs more than once in a run: nothing tells which "
-                "results belong together, so they are left out."
+                f"{where}{count(part.repeated_ids, 'sample id occurs', 'sample ids occur')} more than once in a run: "
+                "nothing tells which results belong together, so these results are left out."
             )
         if part.left_out:
-            samples = count(part.left_out, "sample")
-            yield f"{where}{samples} that not every system has are left out; {part.n:,} are used."
+            not_shared = f"that not every system has {'is' if part.left_out == 1 else 'are'} left out"
+            yield f"{where}{count(part.left_out, 'sample')} {not_shared}; {count(part.n, 'is', 'are')} used."
         if part.changed is not None:
             yield f"{where}{part.changed.remark}"
         yield from (f"{where}{line}" for line in part.unknown)
         if part.missing:
             share = part.missing / (part.n + part.missing)
             care = ": if they differ from the others, the order is biased" if share > MISSING_WARNED else ""
-            yield f"{where}{count(part.missing, 'sample')} without a score of every system are left out{care}."
+            are = "is" if part.missing == 1 else "are"
+            yield f"{where}{count(part.missing, 'sample')} without a score of every system {are} left out{care}."
         if part.uncounted:
             failures = count(part.uncounted, "failed trial")
             yield f"{where}{metric} has no worst value: {failures} could not be counted in it."
-    if ranking.n < FEW_PAIRS:
+    if ranking.n < FEWEST_PAIRS:
+        yield f"Only {count(ranking.n, 'sample')}: even the largest possible difference might be missed."
+    elif ranking.n < FEW_PAIRS:
         yield f"Only {count(ranking.n, 'sample')}: only large differences can be detected."
     means = [
         None if None in own else float(np.mean([one for one in own if one is not None]))
@@ -399,8 +408,8 @@ def _warnings(
     ]
     if metric not in COSTS and any(entry.failures for entry in entries) and None not in means and not several:
         known = [one for one in means if one is not None]
-        leader = int(np.argmin(known) if lower else np.argmax(known))
-        name = parts[0].sides[leader].name
-        ahead = next(entry for entry in entries if entry.name == name)
-        if ahead.rank > 1:
-            yield f"Without task errors and timeouts, which count as failures here, {name} would lead."
+        best = min(known) if lower else max(known)
+        names = [side.name for side, mean in zip(parts[0].sides, known, strict=True) if np.isclose(mean, best)]
+        if all(entry.rank > 1 for entry in entries if entry.name in names):
+            lead = f"{_named(names)} would lead with {mean_text(best, percent=is_verdict(metric))}"
+            yield f"Without task errors and timeouts, which count as failures here, {lead}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairtrial.analysis.metrics import OVERSTATED
-from fairtrial.formatting import change_text, count, range_text
+from fairtrial.formatting import change_text, count, range_text, rate
 from fairtrial.store.protocol import RunRecord
 
 
@@ -19,9 +19,10 @@ def adaptive_remarks(run: RunRecord) -> list[str]:
     lines = [first]
     for name, part in note.experiments.items():
         label = f"{name}: " if len(note.experiments) > 1 else ""
-        estimate = "-" if part.estimate is None else f"{part.estimate:.1%}"
-        missing = f", {part.missing:,} not scored and taken at their worst" if part.missing else ""
-        lines.append(f"{label}pass rate {estimate} ({part.low:.1%} to {part.high:.1%}{missing})")
+        estimate = "-" if part.estimate is None else rate(part.estimate)
+        worst = "its" if part.missing == 1 else "their"
+        missing = f", {part.missing:,} not scored and taken at {worst} worst" if part.missing else ""
+        lines.append(f"{label}pass rate {estimate} ({rate(part.low)} to {rate(part.high)}{missing})")
     pair = note.pair
     if pair is not None:
         percent = not pair.graded
@@ -36,5 +37,7 @@ def adaptive_remarks(run: RunRecord) -> list[str]:
         if pair.verdict and note.stopped:
             lines.append(OVERSTATED)
     if note.beyond:
-        lines.append(f"{count(note.beyond, 'result')} after those samples are stored and are not in these figures.")
+        beyond = count(note.beyond, "result")
+        are = "is" if note.beyond == 1 else "are"
+        lines.append(f"{beyond} after those samples {are} stored, but not in these figures.")
     return lines

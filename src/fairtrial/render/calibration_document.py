@@ -16,6 +16,7 @@ def calibration_document(calibration: CalibrationRecord, cases: int) -> Document
     judges = f", judged by {', '.join(calibration.judge_models)}" if calibration.judge_models else ""
     people = len(calibration.annotators)
     by = f" by {people} annotators" if people > 1 else ""
+    judged = formatting.count(calibration.judged, "judged trial")
     rows = _rows(calibration)
     blocks: list[Block] = [] if calibration.confusion is None else [_confusion(calibration.confusion)]
     remarks = (
@@ -25,7 +26,7 @@ def calibration_document(calibration: CalibrationRecord, cases: int) -> Document
     )
     return Document(
         f"judge against labels  run {calibration.run_id}, {calibration.experiment}, {calibration.metric}{judges}",
-        (*_sentence(calibration), f"{calibration.labelled:,} of {calibration.judged:,} judged trials labelled{by}"),
+        (*_sentence(calibration), f"{calibration.labelled:,} of {judged} labelled{by}"),
         (*blocks, _figures(calibration, rows), Remarks(remarks)),
     )
 
@@ -122,7 +123,7 @@ def _figures(calibration: CalibrationRecord, rows: list[_Row]) -> Table:
         Column(f"{formatting.level(calibration.level)} interval"),
         Column("n"),
     )
-    rests_on = f"{calibration.labelled:,} labels, {calibration.judged:,} judged"
+    rests_on = f"{formatting.count(calibration.labelled, 'label')}, {calibration.judged:,} judged"
     return Table(
         "",
         columns,

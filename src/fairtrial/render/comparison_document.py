@@ -386,8 +386,8 @@ def _scored_only(metric: MetricComparison) -> str:
         return ""
     difference = change(metric.metric, scored.difference)
     return (
-        f"{metric.metric} on the {scored.n:,} pairs scored on both sides: {difference} "
-        f"({span(metric.metric, scored.low, scored.high)}), p {formatting.p_value(scored.p)}: {scored.verdict}."
+        f"{metric.metric} on the {formatting.count(scored.n, 'pair')} scored on both sides: {difference} "
+        f"({span(metric.metric, scored.low, scored.high)}), {formatting.p_text(scored.p)}: {scored.verdict}."
     )
 
 

@@ -50,7 +50,7 @@ def _summed_up(reasons: Sequence[str], result: GateRecord) -> Iterator[str]:
     yield from reasons[: MOST_REASONS - 1]
     counted = [(status, sum(check.status == status for check in result.checks)) for status in ("fail", "inconclusive")]
     said = " and ".join(f"{number:,} {status}" for status, number in counted if number)
-    yield f"In all, of {len(result.checks):,} rules {said}; the table lists each."
+    yield f"Of all {len(result.checks):,} rules, the decision is: {said}; the table lists each."
 
 
 def rule(check: GateCheck) -> str:

@@ -19,12 +19,17 @@ def leaderboard_document(leaderboard: LeaderboardRecord, cases: int) -> Document
     if len(leaderboard.suites) > 1:
         parts = ", ".join(f"{suite.name} {formatting.rate(suite.weight)}" for suite in leaderboard.suites)
         remarks.insert(0, f"Means are over {len(leaderboard.suites)} datasets, weighted: {parts}.")
-    remarks += _probably_best(leaderboard)
+    remarks += _probably_best(leaderboard) if _some_are_not_best(leaderboard) else ()
     return Document(
         f"{len(leaderboard.systems)} systems by {leaderboard.metric}",
         (_about(leaderboard),),
         (Conclusion(leaderboard.metric, sentence, tone), _table(leaderboard), Remarks(tuple(remarks))),
     )
+
+
+def _some_are_not_best(leaderboard: LeaderboardRecord) -> bool:
+    """Return whether to show P(best): where any system may be the best, it looks like a ranking that is none."""
+    return len(leaderboard.may_be_best) < len(leaderboard.systems)
 
 
 def _probably_best(leaderboard: LeaderboardRecord) -> Iterator[str]:
@@ -53,10 +58,11 @@ def _table(leaderboard: LeaderboardRecord) -> Table:
         Column("system", "left", name=True),
         Column(leaderboard.metric),
     ]
+    chance = [Column("P(best)")] if _some_are_not_best(leaderboard) else []
     if leaderboard.baseline is None:
-        columns += [Column(f"{level} interval"), Column("P(best)")]
+        columns += [Column(f"{level} interval"), *chance]
     else:
-        columns += [Column("P(best)"), Column("change"), Column(f"{level} interval"), Column("verdict", "left")]
+        columns += [*chance, Column("change"), Column(f"{level} interval"), Column("verdict", "left")]
     rows = tuple(_row(entry, leaderboard) for entry in leaderboard.systems)
     against = "" if leaderboard.baseline is None else f" and changes against {leaderboard.baseline}"
     caption = f"Ranks{against}, with simultaneous intervals"
@@ -71,18 +77,18 @@ def _row(entry: LeaderboardEntry, leaderboard: LeaderboardRecord) -> tuple[Conte
         entry.name,
         mean_of(metric, entry.mean),
     )
-    best = formatting.rate(entry.best)
+    best = (formatting.rate(entry.best),) if _some_are_not_best(leaderboard) else ()
     if leaderboard.baseline is None:
         ends = entry.low is not None and f"{mean_of(metric, entry.low)} to {mean_of(metric, entry.high)}"
-        return (*row, ends or formatting.UNDEFINED, best)
+        return (*row, ends or formatting.UNDEFINED, *best)
     difference = entry.against_baseline
     if difference is None:
-        return (*row, best, formatting.UNDEFINED, formatting.UNDEFINED, "baseline")
+        return (*row, *best, formatting.UNDEFINED, formatting.UNDEFINED, "baseline")
     tone = TONES[difference.verdict]
     change = formatting.signed(difference.difference, percent=is_verdict(metric))
     return (
         *row,
-        best,
+        *best,
         Cell(change, tone),
         span(metric, difference.low, difference.high),
         Cell(SHORT[difference.verdict], tone),

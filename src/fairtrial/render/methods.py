@@ -82,7 +82,7 @@ def _adjustment(comparison: ComparisonRecord) -> Iterator[str]:
             how = f"adjusted by Holm's method for {others} tests" if others > 1 else "tested"
             yield f"Other metrics were {how} at a further {alpha}."
     elif comparison.tests > 1:
-        yield f"The p-values of {comparison.tests} tests were adjusted by Holm's method, for {alpha} over all of them."
+        yield f"The p-values of {comparison.tests} tests were adjusted by Holm's method, at {alpha} over all of them."
     elif comparison.tests:
         yield f"The level of the test is {alpha}."
 
@@ -105,10 +105,9 @@ def _missing(comparison: ComparisonRecord) -> Iterator[str]:
     sides = [comparison.baseline, *(one.candidate for one in comparison.candidates)]
     failures, missing = sum(side.failures for side in sides), sum(side.missing for side in sides)
     if failures:
-        ended = "1 trial that ended" if failures == 1 else f"{failures:,} trials that ended"
-        yield f"{ended} in a task error or timeout counted as {'a failure' if failures == 1 else 'failures'}."
+        yield f"{count(failures, 'trial')} ended in a task error or timeout{_counted(comparison, failures)}."
         yield from dict.fromkeys(
-            note for metric in _distinct(comparison) for note in metric.notes if "could not be counted" in note
+            line for one in comparison.candidates for line in one.warnings if "could not be counted" in line
         )
     else:
         yield "No trial ended in a task error or timeout."
@@ -121,7 +120,14 @@ def _missing(comparison: ComparisonRecord) -> Iterator[str]:
         for metric in one.metrics:
             if metric.worst is not None and metric.same_as is None:
                 worst = range_text(*metric.worst, percent=is_verdict(metric.metric))
-                yield f"Whatever they would have been, {one.name} differs by {worst} in {metric.metric}."
+                whose = f"the interval of the difference of {one.name} in {metric.metric}"
+                yield f"Whatever they would have been, {whose} is {worst}."
+
+
+def _counted(comparison: ComparisonRecord, failures: int) -> str:
+    if all(metric.uncounted for metric in _distinct(comparison)):
+        return ""
+    return f" and counted as {'a failure' if failures == 1 else 'failures'}"
 
 
 def _size(comparison: ComparisonRecord) -> Iterator[str]:

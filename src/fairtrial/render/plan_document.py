@@ -31,7 +31,7 @@ def _options(plan: SamplePlanRecord) -> Table:
         *(
             []
             if present is None
-            else [Column(f"SE with\n{present:,} samples"), Column(f"detectable with\n{present:,} samples")]
+            else [Column(f"{what} with\n{formatting.count(present, 'sample')}") for what in ("SE", "detectable")]
         ),
         *([Column("cost of\nthese")] if present is not None and priced else []),
     )

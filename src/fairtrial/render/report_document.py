@@ -513,8 +513,8 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis], versions: int)
         yield f"{answers} ended with the unknown reason {plain(name)!r}: counted as complete."
     if run.status == "unscored":
         count = sum(part.errors.get("scorer_error", 0) for part in parts)
-        trials = formatting.count(count, "trial")
-        yield f"{trials} could not be scored; run the same command again to score them without calling the task."
+        trials, them = formatting.count(count, "trial"), "it" if count == 1 else "them"
+        yield f"{trials} could not be scored; run the same command again to score {them} without calling the task."
     stopped = run.noted.stopped
     if stopped:
         yield f"ended early: {stopped}"
@@ -547,7 +547,7 @@ def _split(figures: Figures) -> Iterator[str]:
     if left > 1 - _HARDLY:
         yield "More repeats would hardly narrow the interval; more samples do."
     elif left < _HARDLY:
-        yield "Repeats differ as much as samples do: more of either narrow the interval."
+        yield "Repeats differ as much as samples do: more of either narrows the interval."
     else:
         yield (
             f"Repeats of a sample differ: more of them narrow the interval by up to {1 - left:.0%}; more "

@@ -245,8 +245,8 @@ def few_clusters_note(count: int, effective: float) -> str | None:
     """Return a note if there are too few clusters, or one is too large, for a verdict; else None."""
     if effective >= FEW_CLUSTERS:
         return None
-    worth = "" if effective > count - 0.05 else f", worth {effective:.1f} of equal size"
-    return f"Only {count} clusters{worth}: about 4 are the least for a verdict."
+    worth = "" if effective > count - 0.05 else f", worth {effective:.1f} of equal size because some are much larger"
+    return f"Only {count} cluster{'s' if count > 1 else ''}{worth}: about 4 are the least for a verdict."
 
 
 def t_interval(
@@ -481,7 +481,8 @@ def quantile_interval(
     high = float(array[last - 1]) if last <= trials else None
     reason = None
     if low is None or high is None:
-        reason = f"{trials:,} values do not bound this quantile on both sides."
+        values = "1 value does" if trials == 1 else f"{trials:,} values do"
+        reason = f"{values} not bound this quantile on both sides."
     return QuantileEstimate(n, trials, count, share, value, low, high, method, reason, notes, worth, worth_n)
 
 

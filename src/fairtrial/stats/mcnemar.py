@@ -110,7 +110,7 @@ def pairs_mde(n: int, cancelling: float, *, level: float = 0.95, power: float = 
 
     missing = shortfall if n > _ENUMERATED else shortfall_of_power
     if missing(1.0) > 0:
-        return Undefined(f"With {n} pairs even the largest possible difference might be missed.")
+        return Undefined(f"With {n} pair{'s' if n > 1 else ''}, even the largest possible difference might be missed.")
     return find_root(missing, 0.0, 1.0, xtol=1e-6)
 
 

@@ -78,7 +78,9 @@ def quantile_difference(
         test = "order statistics of both sides"
         p = None if interval is None else _p_by_levels(left, right, share, labels)
     if interval is None:
-        reason = f"{number:,} {'samples' if labels is None else 'clusters'} do not bound this quantile on both sides."
+        unit = "sample" if labels is None else "cluster"
+        few = f"1 {unit} does" if number == 1 else f"{number:,} {unit}s do"
+        reason = f"{few} not bound this quantile on both sides."
     mde = None if not se else se * detectable_shift(number - 1, units=number, level=level, power=power)
     return replace(
         counted,
@@ -118,7 +120,7 @@ def geometric_ratio(
     wrong = sum(int(np.count_nonzero(side.flat <= 0)) for side in (left, right))
     if wrong:
         counted = paired_difference(left, right, clusters=labels, bounds=None, level=level, power=power, draws=99)
-        reason = f"A geometric mean needs values above 0 ({wrong:,} are not)."
+        reason = f"A geometric mean needs values above 0 ({wrong:,} {'is' if wrong == 1 else 'are'} not)."
         return replace(
             counted,
             unscored=unscored,

@@ -109,4 +109,4 @@ def _too_few(n: int, passes: int, k: int) -> Undefined | None:
         raise ValueError(f"k must be at least 1 (got {k}).")
     if n < 0 or not 0 <= passes <= n:
         raise ValueError(f"passes must be from 0 to the number of repeats (got {passes} of {n}).")
-    return Undefined(f"k = {k} needs at least {k} repeats; there are {n}.") if n < k else None
+    return Undefined(f"k = {k} needs at least {k} repeats (got {n}).") if n < k else None

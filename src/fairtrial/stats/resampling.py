@@ -170,7 +170,8 @@ def signflip_interval_units(units: Units, *, level: float, draws: int | None, se
     rounding = 1e-11 * float(np.abs(units.totals).sum()) / size
     lower, upper = (0.0 if abs(end) <= rounding else end for end in (lower, upper))
     if not (np.isfinite(lower) and np.isfinite(upper)):
-        return Undefined(f"{units.count} units are too few for a sign-flip interval at {100 * level:g}%.")
+        few = "1 unit is" if units.count == 1 else f"{units.count} units are"
+        return Undefined(f"{few} too few for a sign-flip interval at {100 * level:g}%.")
     return Interval(lower, upper, level, "inverted sign-flip test")
 
 
