@@ -158,8 +158,7 @@ class TestSamples:
         found = leaderboard(stored({"a": [*["task_error"] * 30, *rows[30:]], "b": passes(0.8, 100)}))
         assert found.systems[0].name == "b"
         assert (
-            "Without task errors and timeouts, which count as failures here, a would lead with 92.9%."
-            in found.warnings
+            "Without task errors and timeouts, which count as failures here, a would lead with 92.9%." in found.warnings
         )
 
     def test_failures_without_a_worst_value_are_named(self) -> None:

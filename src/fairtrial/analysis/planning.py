@@ -37,6 +37,7 @@ REPEATS = (1, 3, 5)
 
 _WORST_UNEQUAL = 0.5  # Two systems with a pass rate of one half that agree only by chance.
 _DEFAULT_CONCURRENCY = 10
+_MOST_SAMPLES = 10**12  # No plan names more; the search for a number ends at 2**50, which then would be taken for it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +444,7 @@ def _option(
 ) -> PlanOption:
     present = None if latest is None else latest.planned
     needed, detectable = _by_pairs(repeats, spread, unequal, request, present)
-    samples = None if needed is None else round_samples(needed)
+    samples = None if needed is None or needed > _MOST_SAMPLES else round_samples(needed)
     clusters = None
     if samples is not None and spread.clusters is not None:
         clusters = math.ceil(samples * spread.clusters / spread.n)
@@ -528,7 +529,7 @@ def _sentence(chosen: PlanOption, request: PlanRequest, present: int | None) -> 
     aim = f"a true difference of {size_text(request.difference, percent=percent)} in {name}"
     often = "four times in five" if abs(request.power - 0.8) < 1e-9 else f"in {level(request.power)} of runs"
     if chosen.samples is None:
-        return f"No number of samples is enough to detect {aim} {often}."
+        return f"No feasible number of samples is enough to detect {aim} {often}."
     size = count(chosen.samples, "sample")
     if chosen.clusters is not None:
         size = f"{count(chosen.clusters, 'cluster')} like these ({size})"

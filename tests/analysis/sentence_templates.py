@@ -1,0 +1,67 @@
+"""The sentence templates of the source, as text with {} for each placeholder, and as regular expressions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import fairtrial
+
+SOURCE = Path(fairtrial.__file__).parent
+RENDERED = (
+    "adaptive_remarks", "calibration_document", "comparison_document", "gate_document", "leaderboard_document",
+    "methods", "plan_document", "report_document",
+)  # fmt: skip
+"""The modules of `render` that word statistical figures; the others only lay out what these say."""
+
+_NAMED = re.compile(r"\{\w+\}")  # A placeholder of str.format in a constant.
+
+
+@cache
+def templates() -> frozenset[tuple[str, str]]:
+    """Return module and text of every template: strings with a placeholder and two words, or a word between three.
+
+    Arguments of exceptions are messages for programmers and have tests of their own; a `__repr__` is no sentence.
+    """
+    files = [*sorted(SOURCE.glob("analysis/*.py")), *sorted(SOURCE.glob("stats/*.py"))]
+    files += [SOURCE / "render" / f"{name}.py" for name in RENDERED]
+    return frozenset((str(file.relative_to(SOURCE).with_suffix("")), text) for file in files for text in _texts(file))
+
+
+def _texts(file: Path) -> Iterator[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    left_out = {id(inner) for node in ast.walk(tree) if _no_sentence(node) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAMED.search(node.value):
+            text = _NAMED.sub("{}", node.value)
+        else:
+            continue
+        words = re.findall(r"[a-zA-Z]{2,}", text)
+        if " " in text.strip() and (len(words) > 1 or (words and text.count("{}") > 2)):
+            yield text
+
+
+def _no_sentence(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        return bool(name.endswith("Error"))
+    docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return docstring or isinstance(node, ast.Raise) or (isinstance(node, ast.FunctionDef) and node.name == "__repr__")
+
+
+@cache
+def pattern(text: str) -> re.Pattern[str]:
+    """Return the expression that matches what a template prints: whole words, with anything for a placeholder."""
+    first, *rest = filter(None, text.split("{}"))
+    start = r"(?<!\w)" if text[:1].isalnum() else ""
+    end = r"(?!\w)" if text[-1:].isalnum() else ""
+    # Atomic groups: what comes between two placeholders is sought once, so that long lines cost no backtracking.
+    found = "".join(f"(?>.*?{re.escape(part)})" for part in rest)
+    return re.compile(start + re.escape(first) + found + end)
