@@ -497,7 +497,7 @@ def deviations_from_a_plan() -> Iterator[str]:
     yield from shown(compare(planned(GRADED, AnalysisPlan("calm"), run_id="r5")["plain"], other["terse"]))
     yield from shown(compare(stored(GRADED, run_id="r6")["plain"], other["terse"], cluster=""))
     yield from shown(report)
-    looked = stopped(StopWhen(decides=("old", "new")), 0.4, 0.9, n=30, plan=AnalysisPlan())
+    looked = stopped(StopWhen(decides=("old", "new")), 0.4, 0.9, n=10, plan=AnalysisPlan())
     yield from shown(looked)
 
 
@@ -525,7 +525,7 @@ def stopped(
 @case
 def early_stops() -> Iterator[str]:
     for rates in ((0.4, 0.9), (0.7, 0.7)):
-        report = stopped(StopWhen(decides=("old", "new")), *rates, n=60)
+        report = stopped(StopWhen(decides=("old", "new")), *rates, n=40)
         yield from shown(report)
         comparison = compare(report["old"], report["new"])
         yield from shown(comparison)

@@ -176,10 +176,9 @@ def reports() -> Iterator[str]:
     yield from shown(stored({"new": [1.0, 0.0, "scorer_error"]}, status="unscored"))
     yield from shown(stored({"new": [1.0, 0.0]}, notes={"code_changed": True}))
     yield from shown(_with_endings())
-    parts = [Metric("polite", at / 8, passed=at > 4) for at in range(8)]
-    yield from shown(
-        stored([Score(1.0, metrics=[part, Metric("turns", at, bounds=(0, 9))]) for at, part in enumerate(parts)])
-    )
+    parts = [[Metric("polite", 1.0, passed=at > 2), Metric("turns", 7.0)] for at in range(48)]
+    ended = [{"cluster": at % 12} for at in range(48)]
+    yield from shown(stored([Score(1.0, metrics=part) for part in parts], metadata=ended))
     grouped = [{"cluster": at // 5} for at in range(50)]
     yield from shown(stored({"new": (np.arange(50) % 7 > 0).astype(float).tolist()}, metadata=grouped))
 

@@ -32,11 +32,12 @@ def templates() -> frozenset[tuple[str, str]]:
 
 
 def _texts(file: Path) -> Iterator[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    left_out = {id(inner) for node in ast.walk(tree) if _no_sentence(node) for inner in ast.walk(node)}
-    for node in ast.walk(tree):
-        if id(node) in left_out:
+    nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    while nodes:
+        node = nodes.pop()
+        if _no_sentence(node):
             continue
+        nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.JoinedStr):
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAMED.search(node.value):

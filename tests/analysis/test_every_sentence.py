@@ -39,6 +39,7 @@ OTHERS = {
     ("render/comparison_document", "{} by slice, {}{}"): "the title of a drawing",
     ("render/comparison_document", "{} with {}{}\n{}"): "one trial and its output",
     ("render/report_document", "Only the first {} of {} errors were grouped."): "needs thousands of errors",
+    ("render/report_document", "mean of {}"): "the name of a figure",
     ("render/report_document", "{}, started {}{}{}"): "the heading of a run",
 }
 """Templates that are no sentences about figures, with the reason."""
