@@ -100,7 +100,7 @@ class TestRatio:
     def test_it_needs_values_above_0(self) -> None:
         found = geometric_ratio([1.0, 0.0, 2.0], [1.0, 1.0, 1.0])
         assert (found.difference, found.interval, found.p_value) == (None, None, None)
-        assert found.reason == "A geometric mean needs values above 0 (1 are not)."
+        assert found.reason == "A geometric mean needs values above 0 (1 is not)."
 
 
 class TestLongTails:
