@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,8 +142,10 @@ def reviews() -> Iterator[str]:
             value: Any = bool(TRUTH[at]) if name == "helpful" else "cannot tell"
             report.store.label(Label(TrialKey(report.run_id, "new", f"q{at}"), name, value, "ann"))
         yield from calibrated(report)
-    some = [Label(TrialKey(report.run_id, "new", f"q{at}"), "helpful", bool(TRUTH[at]), "ann") for at in drawn[:30]]
-    yield from calibrated(report, some)
+        if skipped:
+            key = partial(TrialKey, report.run_id, "new")
+            some = [Label(key(f"q{at}"), "helpful", bool(TRUTH[at]), "ann") for at in drawn[:30]]
+            yield from calibrated(report, some)
 
 
 @case
@@ -187,7 +190,7 @@ def _with_endings() -> EvalReport:
     report = stored({"new": [1.0] * 4})
     store, run = report.store, replace(report.run, run_id="endings")
     store.create_run(run)
-    ended = {"cut_off_calls": 1, "refused_calls": 1, "unknown_endings": {"weird": 2}}
+    ended: dict[str, Any] = {"cut_off_calls": 1, "refused_calls": 1, "unknown_endings": {"weird": 2}}
     results = [replace(one, key=one.key._replace(run_id=run.run_id), **ended) for one in store.results(report.run_id)]
     store.commit(run.run_id, results, dict(store.samples(report.run_id)))
     return EvalReport(store, store.get_run(run.run_id))
@@ -225,7 +228,7 @@ def preferences() -> Iterator[str]:
             * 3
         ],
     ):
-        found = bradley_terry(given)  # type: ignore[arg-type]  # a list of either form
+        found = bradley_terry(given)
         assert isinstance(found, stats.BradleyTerry)
         yield from found.notes
 

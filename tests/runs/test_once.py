@@ -1,4 +1,4 @@
-"""Runs with a key: executed once, whoever repeats the command."""
+"""Runs with a key: executed once, however often the command is repeated."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from fairtrial.analysis.columns import Columns, FloatArray, IntArray
-from fairtrial.analysis.metrics import View
+from fairtrial.analysis.metrics import Range, View
 from fairtrial.stats import (
     BETTING_TEST,
     BettingMartingale,
@@ -21,8 +21,6 @@ from fairtrial.stats import (
     paired_difference,
     stopped_by_width,
 )
-
-type _Range = tuple[float, float]
 
 LOOKED = "The run used its own results to decide when to stop, and this figure has no interval that allows for it."
 _NO_RANGE = (
@@ -42,7 +40,7 @@ def difference_at_any_time(
     planned: tuple[int, int] | None,
     lost: int,
     clusters: IntArray | None,
-    bounds: _Range | None,
+    bounds: Range | None,
     level: float,
 ) -> PairedDifference:
     """Return candidate - baseline with interval and p-value of one betting martingale.
@@ -94,7 +92,7 @@ def rate_stopped_by_width(scores: Repeats, found: MeanEstimate, level: float) ->
     return replace(found, interval=stopped_by_width(int(scores.flat.sum()), found.n, level=level))
 
 
-def _ends(scores: Repeats, repeats: int | None, lost: int, bounds: _Range) -> tuple[FloatArray, FloatArray]:
+def _ends(scores: Repeats, repeats: int | None, lost: int, bounds: Range) -> tuple[FloatArray, FloatArray]:
     """Return the least and the largest mean that each sample may have, whatever its missing repeats would have been.
 
     `lost` more samples have no repeat at all. With `repeats` None, no repeat is missing.

@@ -34,7 +34,8 @@ def _beyond_0(metric: MetricComparison) -> bool:
     return metric.low is not None and metric.high is not None and not metric.low <= 0 <= metric.high
 
 
-def _uncounted(metric: MetricComparison) -> str:
+def uncounted_remark(metric: MetricComparison) -> str:
+    """Return a remark about failures that a metric has no worst value for."""
     why, missing = "has no worst value", "bounds"
     if metric.lower_is_better is None:
         why, missing = "declares no direction and so no worst value", "direction and its bounds"
@@ -94,7 +95,7 @@ def about_pairs(
             else ": if they differ from the others, the difference is biased."
         )
     yield from dict.fromkeys(note for metric in metrics for note in metric.notes if note.startswith("Only "))
-    yield from (_uncounted(metric) for metric in metrics if metric.uncounted)
+    yield from (uncounted_remark(metric) for metric in metrics if metric.uncounted)
     for metric in metrics:
         if metric.scored_only is not None and metric.scored_only.verdict != metric.verdict and metric.same_as is None:
             scored = metric.scored_only

@@ -1,7 +1,7 @@
 """How the trials with labels were chosen: drawn by a review, declared to be drawn, all of them, or nobody knows.
 
-Labels of trials that somebody chose say nothing about the others, and no test can tell: whoever labels complaints has
-too many of the wrong answers that the judge passed.
+Labels of trials that somebody chose say nothing about the others, and no test can tell: among complaints, for example,
+there are too many wrong answers that the judge passed.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fairtrial.analysis.analysis_plan import PlanCheck, date_text
+from fairtrial.analysis.caveats import uncounted_remark
 from fairtrial.analysis.comparison import ComparisonRecord, MetricComparison
 from fairtrial.analysis.metrics import is_ratio, is_verdict
 from fairtrial.formatting import count, level, range_text, size_text
@@ -106,9 +107,7 @@ def _missing(comparison: ComparisonRecord) -> Iterator[str]:
     failures, missing = sum(side.failures for side in sides), sum(side.missing for side in sides)
     if failures:
         yield f"{count(failures, 'trial')} ended in a task error or timeout{_counted(comparison, failures)}."
-        yield from dict.fromkeys(
-            line for one in comparison.candidates for line in one.warnings if "could not be counted" in line
-        )
+        yield from dict.fromkeys(uncounted_remark(metric) for metric in _distinct(comparison) if metric.uncounted)
     else:
         yield "No trial ended in a task error or timeout."
     if not missing:

@@ -481,8 +481,8 @@ def quantile_interval(
     high = float(array[last - 1]) if last <= trials else None
     reason = None
     if low is None or high is None:
-        values = "1 value does" if trials == 1 else f"{trials:,} values do"
-        reason = f"{values} not bound this quantile on both sides."
+        few = "1 value does" if trials == 1 else f"{trials:,} values do"
+        reason = f"{few} not bound this quantile on both sides."
     return QuantileEstimate(n, trials, count, share, value, low, high, method, reason, notes, worth, worth_n)
 
 
