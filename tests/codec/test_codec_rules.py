@@ -319,6 +319,15 @@ class TestKindsOfTypes:
         for bad in ("a", "aG k=", "aGk=!"):
             assert "damaged bytes" in problem(bytes, f"\ufdd0bytes:{bad}")
 
+    @pytest.mark.parametrize("text", ["[1]", "[1]\n", " [1]", "\t[1] \r\n"])
+    def test_space_around_a_value_is_ignored(self, text: str) -> None:
+        assert parse_json(text) == [1]
+
+    @pytest.mark.parametrize("text", ["[1]\u00a0", "[1]\f", "[1] 2", "[1]]"])
+    def test_nothing_else_may_follow_a_value(self, text: str) -> None:
+        with pytest.raises(CodecError):
+            parse_json(text)
+
     def test_a_key_that_occurs_twice_is_named_where_keys_must_be_unique(self) -> None:
         assert parse_json('{"a": 1, "b": 2, "b": 3}') == {"a": 1, "b": 3}
         with pytest.raises(CodecError, match="'b' occurs twice in one object"):

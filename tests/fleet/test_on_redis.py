@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
 
 from fairtrial import MainLoop, exact_match
+from fairtrial.errors import MailboxConnectionError
 from fairtrial.fleet import EvalLoop, EvalLoopConfig, EvalReply, EvalRequest, MainLoopConfig, MainLoopRequest
-from fairtrial.mailbox import DLQPolicy, RedisConnection, RedisMailbox
+from fairtrial.mailbox import DLQPolicy, InMemoryMailbox, RedisConnection, RedisMailbox
 from tests.fleet.build import request, take, until
 from tests.redis_server import RedisServer
 
@@ -49,9 +52,44 @@ async def test_stopping_at_any_moment_strands_nothing(redis_url: str) -> None:
                 depth = await requests.depth()
                 return depth.in_flight == 0 and depth.waiting + len(delivered) == total
 
-            await until(everything_is_waiting_or_delivered, 10)  # A lease is 60.
+            await until(everything_is_waiting_or_delivered, 30)  # A lease is 60.
         assert delivered == set(range(total))
         assert stops > 3
+
+
+async def test_what_is_handed_back_while_redis_is_frozen_is_back_when_it_answers(tmp_path: Path) -> None:
+    async def work(input: str) -> str:
+        await asyncio.sleep(60)
+        return input
+
+    with RedisServer(tmp_path / "redis") as server:
+        async with (
+            RedisConnection(server.url, timeout_seconds=0.3) as connection,
+            RedisMailbox("requests", EvalRequest, connection) as requests,
+        ):
+            results: InMemoryMailbox[EvalReply] = InMemoryMailbox("results")
+            await asyncio.gather(*(requests.send(request(number)) for number in range(20)))
+            config = EvalLoopConfig(concurrency=20)
+            loop = EvalLoop(requests=requests, evaluator=exact_match, loop=work, results=results, config=config)
+            running = asyncio.create_task(loop.run())
+            await until(lambda: loop.counters.in_flight == 20)
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                sending = asyncio.create_task(requests.send(request(20)))
+                await asyncio.sleep(0.1)
+                loop.hurry()  # What is handed back now waits until the send has failed.
+                await asyncio.sleep(1)  # Several times the limit for an answer.
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            await running
+            with pytest.raises(MailboxConnectionError):
+                await sending
+
+            async def nothing_is_held() -> bool:
+                return (await requests.depth()).in_flight == 0
+
+            await until(nothing_is_held)  # A lease is 60 seconds.
+            assert (await requests.depth()).waiting in (20, 21)  # A send that fails may have arrived.
 
 
 @pytest.mark.proves("R79")

@@ -106,7 +106,8 @@ _ROW_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_ho
 _FOREIGN_DECODER = json.JSONDecoder()
 _DIGITS_DECODER = json.JSONDecoder(parse_int=_short_integer)  # Three times as slow.
 _ZEROS, _LONG_NUMBER = bytes.maketrans(b"123456789", b"0" * 9), b"0" * (_MAX_DIGITS + 1)
-_SPACE = re.compile(r"[ \t\n\r]*")
+_SPACES = " \t\n\r"
+_SPACE = re.compile(f"[{_SPACES}]*")
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?+|([\[{])|([\]}])', re.DOTALL)
 
 
@@ -116,9 +117,9 @@ def parse_json(text: str | bytes, *, unique_keys: bool = False) -> Any:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        try:  # What programs write begins and ends with the value; looking for space takes longer than a small record.
+        try:  # What programs write begins with the value; looking for space takes longer than a small record.
             value, end = cast(Any, decoder).scan_once(text, 0)
-            if end == len(text):
+            if end == len(text) or not text[end:].strip(_SPACES):
                 return value
         except StopIteration:
             pass

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from enum import Enum
+from functools import partial
 from typing import Literal, Protocol
 
+from fairtrial.backoff import retry_while_unavailable
 from fairtrial.errors import BodyError, CodecError, MailboxError, NewerFormatError
 from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body
 from fairtrial.mailbox.claim_check import ClaimCheck
@@ -15,6 +18,8 @@ from fairtrial.mailbox.sealing import unseal
 
 _log = logging.getLogger(__name__)
 _MISSING_BLOB_DELAY = 5.0
+RETURN_SECONDS = 5.0
+"""How long a message is tried to be returned to a server that does not answer; then its lease has to expire."""
 
 
 class Unreadable(Enum):
@@ -85,6 +90,18 @@ async def read_body[T](
         reason = f"reading the body failed: {type(error).__name__}: {error}"
         await _settle(mailbox.name, receipt.dead_letter(reason, "BodyError"))
     return UNREADABLE
+
+
+async def hand_back_all(mailbox: str, receipts: Sequence[Receipt]) -> None:
+    """Hand back messages that were received and not returned to a caller."""
+    doing = f"handing back a message of {mailbox}"
+    backs = (
+        retry_while_unavailable(partial(receipt.nack, 0, counted=False), doing, _log, seconds=RETURN_SECONDS)
+        for receipt in receipts
+    )
+    for outcome in await asyncio.gather(*backs, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            _log.warning("a message of %s will be redelivered when its lease expires: %s", mailbox, outcome)
 
 
 async def _fetch[T](mailbox: BodySource[T], data: bytes | None, claim: bytes | None) -> bytes:

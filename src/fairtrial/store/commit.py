@@ -91,8 +91,8 @@ class Batch:
         self.replaced = False  # Whether the transaction has replaced stored results.
         self.completed_samples = False  # Whether it has completed samples of which only the id was stored.
         self.samples = {place: sample for place, sample in with_samples.items() if 0 <= place < run.dataset_size}
-        self.ids: dict[int, str] = {}  # Sample ordinal -> id, for every sample a result or the caller names.
-        self.ids.update((place, sample.id) for place, sample in self.samples.items())
+        # Sample ordinal -> id, for every sample a result or the caller names.
+        self.ids = {place: sample.id for place, sample in self.samples.items()}
         self._encoder = Encoder(run, number, redactor, compress)
         self._encoder.search_ids(given)
         encode = self._encoder.entry
@@ -171,10 +171,10 @@ class BatchWriter:
             return self._put_results(on, wave, batch)
 
         for wave in _waves(entries):
-            taken, bad = _halving(connection, wave, put)
+            taken, bad = _halving(connection, wave, self._insert_all, put)
             if bad:
                 errors = [batch.error_entry(entry, why) for entry, why in bad]
-                more, lost = _halving(connection, errors, put)
+                more, lost = _halving(connection, errors, self._insert_all, put)
                 refused.extend((entry.key, why) for entry, why in lost)
                 never = {entry.key for entry, _why in lost}
                 unstorable += [(entry.key, why) for entry, why in bad if entry.key not in never]
@@ -252,13 +252,7 @@ class BatchWriter:
         return len(rows)
 
     def _put_results(self, connection: Connection, entries: Sequence[Entry], batch: Batch) -> int:
-        """Write results of different trials; returns how many changed the store."""
-        try:
-            with connection.begin_nested():
-                self._insert_all(connection, entries)
-            return len(entries)
-        except _Overlap:
-            pass
+        """Write results of different trials, some of which have one; returns how many changed the store."""
         for _race in range(_RACES):
             stored = self._stored(connection, entries)
             absent = [entry for entry in entries if entry.ordinal not in stored]
@@ -283,12 +277,14 @@ class BatchWriter:
                 continue  # Another writer has committed one of them since it was read; now it is visible.
         raise StoreUnavailableError("other writers keep changing the same trials")
 
-    def _insert_all(self, connection: Connection, entries: Sequence[Entry]) -> None:
+    def _insert_all(self, connection: Connection, entries: Sequence[Entry]) -> int:
+        """Write results of trials that have none; returns their number. Raises `_Overlap` in the middle of it."""
         if self._insert_results.run(connection, [entry.row for entry in entries]) != len(entries):
             raise _Overlap
         rows = [entry.detail for entry in entries if entry.detail is not None]
         if rows:
             self._insert_details.run(connection, rows)
+        return len(entries)
 
     def _stored(self, connection: Connection, entries: Sequence[Entry]) -> dict[int, tuple[int, int]]:
         """Return the stored (outcome, attempt) of these trials, locked against other writers."""
@@ -330,13 +326,23 @@ def _is_data_error(error: DBAPIError) -> bool:
     return isinstance(error, ProgrammingError) and str(error.orig).startswith(("Error binding", "cannot adapt"))
 
 
+type _Write[R] = Callable[[Connection, Sequence[R]], int]
+
+
 def _halving[R](
-    connection: Connection, rows: Sequence[R], write: Callable[[Connection, Sequence[R]], int]
+    connection: Connection, rows: Sequence[R], write: _Write[R], careful: _Write[R] | None = None
 ) -> tuple[int, list[tuple[R, str]]]:
-    """Write rows; bisect a batch that the database refuses. Returns the number written and the refused rows."""
+    """Write rows; bisect a batch that the database refuses. Returns the number written and the refused rows.
+
+    Rows that overlap with stored ones are written by `careful`.
+    """
     try:
         with connection.begin_nested():
             return write(connection, rows), []
+    except _Overlap:
+        if careful is None:
+            raise
+        return _halving(connection, rows, careful)
     except DBAPIError as error:
         if not _is_data_error(error):
             raise  # The rows are not the cause.
@@ -346,6 +352,6 @@ def _halving[R](
     if len(rows) == 1:
         return 0, [(rows[0], f"the database refuses it: {problem}")]
     middle = len(rows) // 2
-    first, first_bad = _halving(connection, rows[:middle], write)
-    second, second_bad = _halving(connection, rows[middle:], write)
+    first, first_bad = _halving(connection, rows[:middle], write, careful)
+    second, second_bad = _halving(connection, rows[middle:], write, careful)
     return first + second, first_bad + second_bad

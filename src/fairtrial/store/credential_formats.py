@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 _END = r"(?![A-Za-z0-9])"
@@ -35,7 +36,7 @@ def _starts(prefix: str, width: int, inside: str = "A-Za-z0-9_-") -> str:
 
 
 _AFTER_UNDERSCORE = "_[A-Za-z0-9_]{16}"
-_AFTER_HYPHEN = "-[A-Za-z0-9_-]{16}"
+_AT_HYPHEN = "-(?:(?<=sk-)|(?<=glpat-)|(?<=xox.-)|(?<=-----)BEGIN )"
 
 _URL_PART = r"[^\s:@\"'\\<>]"
 _URL_PARTS = rf"{_URL_PART}*+(?::(?!//){_URL_PART}*+)*+"  # Up to the next `://`.
@@ -75,6 +76,7 @@ FORMATS: tuple[Format, ...] = (
             r"(?:[A-Za-z0-9+/=\s:,.()]|\\++[nrt/]|-(?!-)){40,}+",
         ),
         ("-----BEGIN ",),
+        word=_AT_HYPHEN,
     ),
     Format(
         "Authorization headers",
@@ -117,9 +119,10 @@ FORMATS: tuple[Format, ...] = (
             r"|(?=[A-Za-z]{0,200}[0-9])[A-Za-z0-9]{20,}+)",
         ),
         ("sk-",),
-        word=_AFTER_HYPHEN,
+        word=_AT_HYPHEN,
     ),
-    Format("GitLab tokens", (rf"{_starts('glpat-', 6)}[A-Za-z0-9_-]{{20,}}+",), ("glpat-",), word=_AFTER_HYPHEN),
+    Format("GitLab tokens", (rf"{_starts('glpat-', 6)}[A-Za-z0-9_-]{{20,}}+",), ("glpat-",), word=_AT_HYPHEN),
+    Format("Slack tokens", (rf"{_starts('xox[abeoprs]-', 5)}[A-Za-z0-9-]{{10,}}+",), ("xox",), word=_AT_HYPHEN),
     Format(
         "Stripe keys",
         tuple(rf"{_starts(f'{kind}k_{mode}_', 8)}[A-Za-z0-9]{{16,}}+" for kind in "srp" for mode in ("live", "test")),
@@ -142,7 +145,6 @@ FORMATS: tuple[Format, ...] = (
         ("IA",),
     ),
     Format("Google API keys", (rf"{_starts('AIza', 4)}[A-Za-z0-9_-]{{35}}",), ("AIza",)),
-    Format("Slack tokens", (rf"{_starts('xox[abeoprs]-', 5)}[A-Za-z0-9-]{{10,}}+",), ("xox",)),
     Format(
         "keys in URL queries",
         (
@@ -227,31 +229,34 @@ class _Formats[T: (str, bytes)]:
 
     def __init__(self, formats: Sequence[tuple[tuple[T, ...], T, tuple[_Pattern[T], ...]]], rare: T) -> None:
         words: dict[T, re.Pattern[T]] = {word: re.compile(word) for _, word, _ in formats if word}
-        self._formats: tuple[tuple[T, re.Pattern[T] | None, tuple[T, ...], tuple[_Pattern[T], ...]], ...] = tuple(
-            (_rare_part(signs, rare), words.get(word), signs, patterns) for signs, word, patterns in formats
-        )
+        # In order, and neighbours with the same rare character and the same word together: both are looked for once.
+        self._groups: list[tuple[T, re.Pattern[T] | None, list[tuple[tuple[T, ...], tuple[_Pattern[T], ...]]]]] = []
+        for (character, word), group in groupby(formats, lambda one: (_rare_part(one[0], rare), one[1])):
+            self._groups.append((character, words.get(word), [(signs, patterns) for signs, _, patterns in group]))
 
     def patterns(self, text: T) -> Iterator[_Pattern[T]]:
         """The patterns of which a sign is in `text`."""
-        for rare, _, signs, patterns in self._formats:
-            if rare in text and any(sign in text for sign in signs):
-                yield from patterns
+        for rare, _, group in self._groups:
+            for signs, patterns in group if rare in text else ():
+                if any(sign in text for sign in signs):
+                    yield from patterns
 
     def replace(self, text: T, mark: T) -> T:
         """`text` with `mark` in place of every secret; the same object where there is none."""
         given = text
         missing: re.Pattern[T] | None = None
         # As in `patterns`, but a generator costs more than most texts.
-        for rare, word, signs, patterns in self._formats:
+        for rare, word, group in self._groups:
             if rare in given:
                 if word is not None and (word is missing or word.search(given) is None):
                     missing = word
                     continue
-                for sign in signs:
-                    if sign in given:
-                        for pattern in patterns:
-                            text = pattern.replace(text, mark)
-                        break
+                for signs, patterns in group:
+                    for sign in signs:
+                        if sign in given:
+                            for pattern in patterns:
+                                text = pattern.replace(text, mark)
+                            break
         return text
 
 

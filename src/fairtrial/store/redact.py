@@ -182,7 +182,8 @@ class Redactor:
             for needle in self._needles:
                 redacted = redacted.replace(_bytes(needle), REDACTED.encode())
             return hide_credential_bytes(redacted, REDACTED.encode())
-        if self.find(text) is None and hide_credentials(text, REDACTED) is text:  # Almost always.
+        known = self._needles and self.find(text) is not None
+        if not known and hide_credentials(text, REDACTED) is text:  # Almost always.
             return data
         return self.json(text).encode("utf-8")
 

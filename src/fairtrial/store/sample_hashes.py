@@ -39,5 +39,8 @@ def sample_hashes(stored: int | None, content: str | None, expected: str | None)
 
 
 def _hash(content: str | bytes) -> int:
-    text = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    if isinstance(content, bytes):
+        text = content
+    else:
+        text = content.encode() if content.isascii() else content.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big", signed=True)

@@ -77,6 +77,15 @@ from fairtrial.store.upkeep import (
 from fairtrial.trials.result import EvalResult
 from fairtrial.types import JSON
 
+# Built once: building a statement takes longer than executing this one.
+_RUN_STATE = (
+    select(runs.c.dataset, datasets.c.owner, runs.c.epoch, runs.c.finished_at)
+    .join_from(runs, datasets, datasets.c.id == runs.c.dataset)
+    .where(runs.c.id == bindparam("number"))
+)
+_SHARED = _RUN_STATE.with_for_update(read=True, key_share=True, of=runs)
+_OWNED = _RUN_STATE.with_for_update(read=True, of=runs)
+
 
 class SqlStore(SqlReads):
     """A store in a database. Open one with `open_store`."""
@@ -411,12 +420,7 @@ class SqlStore(SqlReads):
 
         With an epoch, the run is locked against a takeover too: the next owner then reads what is committed here.
         """
-        found = connection.execute(
-            select(runs.c.dataset, datasets.c.owner, runs.c.epoch, runs.c.finished_at)
-            .join_from(runs, datasets, datasets.c.id == runs.c.dataset)
-            .where(runs.c.id == number)
-            .with_for_update(read=True, key_share=epoch is None, of=runs)
-        ).first()
+        found = connection.execute(_SHARED if epoch is None else _OWNED, {"number": number}).first()
         if found is None:
             self._plans.pop(run_id, None)
             raise UnknownRunError(f"run {run_id!r} was deleted from the store {self._place}")

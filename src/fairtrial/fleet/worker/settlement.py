@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from fairtrial.backoff import retry_while_unavailable
 from fairtrial.fleet.worker.counters import LoopCounters
 from fairtrial.logs import trial_fields
 from fairtrial.mailbox.dead_letters import DLQPolicy
 from fairtrial.mailbox.protocol import Message
+from fairtrial.mailbox.reading import RETURN_SECONDS
 from fairtrial.trials.keys import TrialKey
 
 _log = logging.getLogger("fairtrial.fleet")
@@ -37,7 +39,7 @@ class MessageSettler:
     async def hand_back(self, message: Message[Any]) -> None:
         """Return an unfinished message, so that another worker receives it at once."""
         self._counters.handed_back += 1
-        await self._settle(message.hand_back())
+        await self._settle(message.hand_back)
 
     async def fail(self, message: Message[Any], error: BaseException) -> None:
         """Return a message for a retry, or make it a dead letter, after its handler failed."""
@@ -47,16 +49,18 @@ class MessageSettler:
         elif self._policy.verdict(error, message.delivery_count) == "dead_letter":
             self._counters.dead_lettered += 1
             _log.error("dead-lettering message %s of %s: %r", *named, error, extra=fields)
-            await self._settle(message.dead_letter(str(error), error=type(error).__name__))
+            await self._settle(lambda: message.dead_letter(str(error), error=type(error).__name__))
         else:
             self._counters.retried += 1
             delay = self._policy.delay(message.delivery_count)
             _log.warning("message %s of %s will be redelivered in %.1f s: %r", *named, delay, error, extra=fields)
-            await self._settle(message.nack(delay))
+            await self._settle(lambda: message.nack(delay))
 
-    async def _settle(self, settling: Awaitable[None]) -> None:
+    async def _settle(self, settle: Callable[[], Awaitable[None]]) -> None:
         try:
-            await settling
+            await retry_while_unavailable(
+                settle, f"settling a message of {self._mailbox}", _log, seconds=RETURN_SECONDS
+            )
         except Exception as error:
             _log.warning("a message of %s will be redelivered when its lease expires: %s", self._mailbox, error)
 

@@ -14,7 +14,7 @@ from fairtrial.mailbox.postgres.connection import Rows
 from fairtrial.mailbox.postgres.receipt import PostgresQueue, PostgresReceipt
 from fairtrial.mailbox.postgres.statements import CHANNEL, CLAIM, NEXT_DUE
 from fairtrial.mailbox.protocol import Message, validate_receive
-from fairtrial.mailbox.reading import UNREADABLE, BodySource, read_body
+from fairtrial.mailbox.reading import UNREADABLE, BodySource, hand_back_all, read_body
 
 _log = logging.getLogger(__name__)
 _LISTENING_SECONDS = 10.0
@@ -173,12 +173,7 @@ class RowReceiver[T]:
 
     async def _hand_back(self, rows: Rows, lease: int) -> None:
         """Hand back messages that were not returned to a caller."""
-        receipts = [PostgresReceipt(self._mailbox, row[0], lease) for row in rows]
-        backs = (receipt.nack(0, counted=False) for receipt in receipts)
-        for outcome in await asyncio.gather(*backs, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                name = self._mailbox.name
-                _log.warning("a message of %s will be redelivered when its lease expires: %s", name, outcome)
+        await hand_back_all(self._mailbox.name, [PostgresReceipt(self._mailbox, row[0], lease) for row in rows])
 
     async def _message(self, row: tuple[Any, ...], lease: int) -> Message[T] | None:
         id, data, kept, deliveries, expiries, reply_to, waited, _ = row

@@ -12,7 +12,7 @@ from redis.exceptions import MovedError, RedisError
 
 from fairtrial.errors import MailboxClosedError
 from fairtrial.mailbox.protocol import Message, validate_receive
-from fairtrial.mailbox.reading import UNREADABLE, read_body
+from fairtrial.mailbox.reading import UNREADABLE, hand_back_all, read_body
 from fairtrial.mailbox.redis.connection import BLOCK_SECONDS, ReadConnection
 from fairtrial.mailbox.redis.errors import is_gone, translated
 from fairtrial.mailbox.redis.queue import RedisQueue
@@ -117,11 +117,7 @@ class Receiver[T]:
     async def _hand_back(self, entries: Sequence[Entry], consumer: str) -> None:
         """Hand back messages that were not returned to a caller."""
         receipts = [RedisReceipt(self._mailbox, entry.decode(), consumer, entry.decode()) for entry, _ in entries]
-        backs = (receipt.nack(0, counted=False) for receipt in receipts)
-        for outcome in await asyncio.gather(*backs, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                name = self._mailbox.name
-                _log.warning("a message of %s will be redelivered when its lease expires: %s", name, outcome)
+        await hand_back_all(self._mailbox.name, receipts)
 
     async def _message(self, consumer: str, entry: bytes, fields: dict[bytes, bytes]) -> Message[T] | None:
         id = entry.decode()

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from fairtrial.errors import BodyError, CodecError, MailboxClosedError, MailboxError, NewerFormatError
 from fairtrial.mailbox.body import NEWER_FORMAT_DELAY, decode_body
 from fairtrial.mailbox.protocol import Message, validate_receive
+from fairtrial.mailbox.reading import hand_back_all
 from fairtrial.mailbox.sealing import unseal
 from fairtrial.mailbox.sqs.batches import MAX_ENTRIES
 from fairtrial.mailbox.sqs.errors import FAILURES, is_gone, translated
@@ -235,7 +236,7 @@ class SqsReceiver:
 
     def _hand_back_later(self, receipts: Sequence[SqsReceipt]) -> None:
         if receipts:
-            self._run_in_background(self._hand_back(receipts))
+            self._run_in_background(hand_back_all(self._mailbox.name, receipts))
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -247,12 +248,4 @@ class SqsReceiver:
             receipts = await poll
         except FAILURES:
             return
-        await self._hand_back(receipts)
-
-    async def _hand_back(self, receipts: Sequence[SqsReceipt]) -> None:
-        """Hand back messages that were not returned to a caller."""
-        backs = (receipt.nack(0, counted=False) for receipt in receipts)
-        for outcome in await asyncio.gather(*backs, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                name = self._mailbox.name
-                _log.warning("a message of %s will be redelivered when its lease expires: %s", name, outcome)
+        await hand_back_all(self._mailbox.name, receipts)
