@@ -23,6 +23,7 @@ from fairtrial.stats.association import RankCorrelation, groups_differ, rank_cor
 from fairtrial.stats.corrected import CorrectedMean, prediction_powered_mean, rogan_gladen
 from fairtrial.stats.differences import paired_rates_interval
 from fairtrial.stats.heterogeneity import FEW_GROUP_CLUSTERS, Heterogeneity, heterogeneity
+from fairtrial.stats.history import HistoryMean, history_mean
 from fairtrial.stats.intervals import (
     FEW_CLUSTERS,
     ClusteredError,
@@ -125,6 +126,9 @@ __all__ = [
     "t_interval",
     "wilson",
     "wilson_effective",
+    # one mean, and earlier runs of its samples
+    "HistoryMean",
+    "history_mean",
     # repeats
     "Repeats",
     "VarianceSplit",

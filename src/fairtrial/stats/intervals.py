@@ -519,18 +519,13 @@ def _bounded_interval(
     assumed = False
     if groups is None:
         sizes, totals = np.ones(n), means
-        fewest = min(np.count_nonzero(means < 1), np.count_nonzero(means > 0))
-        few = fewest < min(FEW_IMPERFECT, n) or not np.isfinite(effective)
+        few = few_imperfect(totals, sizes, n, rate=False) or not np.isfinite(effective)
         if few:
             effective = min(effective, n)
         units = "scores" if samples.single else "repeats"
     else:
         sizes, totals = groups.sizes, groups.totals(means)
-        imperfect, above = totals < sizes, totals > 0
-        fewest = min(np.count_nonzero(imperfect), np.count_nonzero(above))
-        worth = min(_effective_number(sizes[imperfect]), _effective_number(sizes[above]))
-        few = fewest < (FEW_IMPERFECT if rate else min(FEW_IMPERFECT, groups.count)) or not np.isfinite(effective)
-        few = few or worth < min(FEW_LARGE_IMPERFECT, error.effective / 2)
+        few = few_imperfect(totals, sizes, error.effective, rate=rate) or not np.isfinite(effective)
         if few:
             typical = float(np.sum(sizes * sizes)) / n
             most = n / (1 + ASSUMED_CORRELATION * (typical - 1))
@@ -555,6 +550,18 @@ def _with_one_more(totals: FloatArray, sizes: FloatArray, value: float, level: f
     error = totals_error(totals, sizes)
     half = t_quantile(two_sided(level), error.df) * error.se
     return _clipped(float(totals.sum() / sizes.sum()), half, (0.0, 1.0), level, "t")
+
+
+def few_imperfect(totals: FloatArray, sizes: FloatArray, effective: float, *, rate: bool) -> bool:
+    """Whether so few samples or clusters are imperfect, or above zero, that the observed spread is not trusted.
+
+    `totals` are their sums of shares of the range, and `effective` is what they are worth in clusters of one size.
+    """
+    imperfect, above = totals < sizes, totals > 0
+    fewest = min(np.count_nonzero(imperfect), np.count_nonzero(above))
+    worth = min(_effective_number(sizes[imperfect]), _effective_number(sizes[above]))
+    few = bool(fewest < (FEW_IMPERFECT if rate else min(FEW_IMPERFECT, sizes.size)))
+    return few or worth < min(FEW_LARGE_IMPERFECT, effective / 2)
 
 
 def _effective_number(sizes: FloatArray) -> float:
