@@ -15,6 +15,7 @@ from fairtrial.codec import digest, to_json
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import count
 from fairtrial.frozen import EMPTY
+from fairtrial.trials.config import check_history
 from fairtrial.types import JSON
 
 TABLE = "plan"
@@ -33,6 +34,7 @@ _COMMENTS = {
     "slices": "metadata keys by which the comparison is repeated",
     "tests": "of the primary metric: one for each candidate",
     "samples": "fewer are a deviation",
+    "history": "earlier runs whose results make figures more precise",
     "max_missing_share": "up to it missing outcomes are taken at their worst",
 }
 
@@ -63,6 +65,7 @@ class AnalysisPlan:
         higher_is_better: As in `GateRules`: metrics of which more is better.
         bounds: As in `GateRules`: the ranges of metrics.
         suite: The suite that the plan is for; empty for any.
+        history: As in `EvalConfig`: earlier runs that make the figures of a report more precise.
     """
 
     primary: str = PASSED
@@ -87,6 +90,7 @@ class AnalysisPlan:
     higher_is_better: tuple[str, ...] = ()
     bounds: Mapping[str, tuple[float, float]] = EMPTY
     suite: str = ""
+    history: int | tuple[str, ...] = 0
 
     def __post_init__(self) -> None:
         for name in ("secondary", "slices", "lower_is_better", "higher_is_better"):
@@ -104,6 +108,7 @@ class AnalysisPlan:
         suite: object = self.suite
         if not isinstance(suite, str):
             raise ConfigurationError(f"suite must be the name of a suite (got {suite!r})")
+        object.__setattr__(self, "history", check_history(self.history, "history"))
         rules = self.rules  # Checked there; tables are frozen copies.
         for name in _RULES:
             object.__setattr__(self, name, getattr(rules, name))
@@ -134,8 +139,7 @@ class AnalysisPlan:
         """The plan as it is stored and hashed: by key, without those that say nothing."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values |= {name: _floats(values[name]) for name in _RULES} | {"power": float(self.power)}
-        if not self.suite:
-            del values["suite"]
+        values = {name: one for name, one in values.items() if one or name not in ("suite", "history")}
         content: dict[str, JSON] = to_json({name: one for name, one in values.items() if one not in (None, (), {})})
         return content
 

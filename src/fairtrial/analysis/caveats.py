@@ -169,7 +169,10 @@ def about_runs(sources: Sequence[ExperimentSource]) -> Iterator[str]:
             yield f"Run {run.run_id} was stopped early: if its numbers were the reason, intervals here are too narrow."
     yield from _package_changes([source.run for source in runs.values()])
     evaluators = dict.fromkeys(source.run.evaluator for source in sources)
-    if len(evaluators) > 1:
+    outputs = {(source.run.parent_run or source.run.run_id, source.name) for source in sources}
+    if len(outputs) == 1 and len(runs) > 1:
+        yield "The sides score the same outputs: the difference is how far the evaluator moved, not the system."
+    elif len(evaluators) > 1:
         yield (
             f"The sides were scored by different evaluators ({', '.join(evaluators)}): they may cause the difference."
         )

@@ -47,11 +47,39 @@ SHOWN_QUANTILES = (0.5, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryEstimate:
+    """The same figure, made more precise by earlier runs of its samples; the plain one if `note` says why.
+
+    Attributes:
+        value: The adjusted figure.
+        low: The lower end of its interval.
+        high: The upper end.
+        plain_samples: Number of samples that would be as precise without a history.
+        known: Number of samples of the run with a history.
+        samples: Number of samples with a history in all.
+        runs: Number of earlier runs.
+        method: The method of the interval.
+        note: Why the history was not used.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    plain_samples: int
+    known: int
+    samples: int
+    runs: int
+    method: str | None
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """A rate, mean or quantile with its interval. Undefined values are None; `note` says why.
 
     `metric` is what was averaged and `view` which trials counted ("scored", or errors too, as failures). `n` counts
-    samples, `trials` their repeats, `clusters` groups of samples that are not independent (None: all are).
+    samples, `trials` their repeats, `clusters` groups of samples that are not independent (None: all are). `history` is
+    there if the run declares earlier runs of its samples (`EvalConfig.history`).
     """
 
     name: str
@@ -65,6 +93,7 @@ class Estimate:
     clusters: int | None
     method: str | None
     note: str | None
+    history: HistoryEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True)

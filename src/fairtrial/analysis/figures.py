@@ -10,6 +10,7 @@ import numpy as np
 from fairtrial.analysis.column_reader import read_columns
 from fairtrial.analysis.columns import RepeatedInputs
 from fairtrial.analysis.estimates import Estimate, estimates, per_trial
+from fairtrial.analysis.history import read_history
 from fairtrial.analysis.metrics import NOTHING_SCORED, PASSED, VALUE
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.stats import Interval, VarianceSplit, variance_split
@@ -28,7 +29,7 @@ class Figures:
     of pass@k are there with repeats only. `distribution` counts the values of scored trials in equal parts of 0 to 1.
     `adaptive` is what the run noted if it decided by its results when to end; `estimates` are then those of the
     samples it looked at, with intervals that stay valid, or with none. `per_trial` is what a trial takes: latency,
-    tokens, cost and other metrics without a range.
+    tokens, cost and other metrics without a range. `history_notes` say which declared earlier runs are not used.
     """
 
     level: float
@@ -39,6 +40,7 @@ class Figures:
     adaptive: AdaptiveNote | None = None
     per_trial: tuple[Estimate, ...] = ()
     repeated_inputs: RepeatedInputs | None = None
+    history_notes: tuple[str, ...] = ()
 
     def get(self, name: str) -> Estimate | None:
         """Return the estimate with this name."""
@@ -56,8 +58,12 @@ def read_figures(source: ExperimentSource) -> Figures:
     """Read the results of an experiment once and compute every figure."""
     adaptive = source.run.noted.adaptive
     level = LEVEL if adaptive is None else adaptive.rule.level
-    columns = read_columns(source, costs=True).analysed_prefix()
+    history = read_history(source)
+    keys = () if history is None else history.keys
+    columns = read_columns(source, costs=True, keys=keys).analysed_prefix()
     found = estimates(columns, level=level)
+    if history is not None:
+        found = history.adjust(columns, found, level)
     values = columns.values[VALUE]
     # Rounding prevents .15 * 20 = 2.999... from falling into the lower bin.
     places = np.floor(np.round(values[np.isfinite(values)] * BINS, 9)).astype(np.intp)
@@ -74,4 +80,5 @@ def read_figures(source: ExperimentSource) -> Figures:
         adaptive,
         per_trial(columns, level=level),
         columns.repeated_inputs,
+        () if history is None else history.notes,
     )

@@ -13,13 +13,12 @@ from fairtrial.analysis.error_groups import read_error_groups
 from fairtrial.analysis.estimates import SHOWN_QUANTILES, Estimate, SliceEstimates, slice_estimates
 from fairtrial.analysis.experiment import ExperimentAnalysis, RunAnalysis
 from fairtrial.analysis.figures import Figures
-from fairtrial.analysis.metrics import COST, CRITERION, ERRORS, LATENCY, TOKENS, is_verdict, quantile_name
+from fairtrial.analysis.metrics import COST, CRITERION, ERRORS, LATENCY, TOKENS, quantile_name
 from fairtrial.analysis.plan_check import check_run
 from fairtrial.analysis.source import code_versions
 from fairtrial.render import plots
 from fairtrial.render.adaptive_remarks import adaptive_remarks
 from fairtrial.render.document import (
-    Bar,
     Block,
     Column,
     Content,
@@ -29,17 +28,12 @@ from fairtrial.render.document import (
     Section,
     Table,
 )
+from fairtrial.render.estimate_text import TITLES, bar, span, title_of, value
+from fairtrial.render.history_table import history_remarks, history_table
 from fairtrial.render.safe_text import plain, shown
 from fairtrial.render.trial_details import all_trials, failed_trials
 from fairtrial.store.protocol import RunRecord
 
-_TITLES = {
-    "pass_rate": "pass rate",
-    "pass_rate_all": "pass rate, errors as failures",
-    "mean_score": "mean score",
-    "mean_score_all": "mean score, errors as 0",
-    "mean_reward": "mean reward",
-}
 _SHORT = {"pass_rate_all": "with errors as failures", "mean_score_all": "with errors as 0"}
 _MAY_REPEAT = (
     ("pass_rate_all", "pass_rate"),
@@ -64,7 +58,7 @@ def report_document(analysis: RunAnalysis, cases: int) -> Document:
     run, parts = analysis.run, analysis.parts
     figures = {part.name: part.figures for part in parts}
     estimates = _estimates_in_pairs(figures) if len(figures) > _WITH_BARS else [_estimates(figures)]
-    blocks: list[Block] = [*estimates, _counts(parts)]
+    blocks: list[Block] = [*estimates, history_table(figures, _names(figures)), _counts(parts)]
     if any(part.errors for part in parts):
         blocks.append(Remarks(tuple(_error_groups(analysis))))
     blocks += [*_per_trial(figures), _costs(parts)]
@@ -158,37 +152,6 @@ def _about(run: RunRecord, parts: Sequence[ExperimentAnalysis]) -> str:
         f"dataset {dataset} ({formatting.count(run.dataset_size, 'sample')}), {total:,} of {planned:,} trials"
         f"{repeats}, scored by {evaluator}"
     )
-
-
-def title_of(name: str) -> str:
-    """Return the title of an estimate."""
-    if name.startswith(CRITERION):
-        return f"pass rate of {name.removeprefix(CRITERION)}"
-    return _TITLES.get(name, name)
-
-
-def is_rate(estimate: Estimate) -> bool:
-    """True if an estimate is a share, shown in percent."""
-    return is_verdict(estimate.metric)
-
-
-def value(estimate: Estimate, number: float | None) -> str:
-    """Format a value of an estimate."""
-    return formatting.rate(number) if is_rate(estimate) else formatting.number(number)
-
-
-def span(estimate: Estimate) -> str:
-    """Format the interval of an estimate."""
-    if estimate.low is None or estimate.high is None:
-        return formatting.UNDEFINED
-    return f"{value(estimate, estimate.low)} to {value(estimate, estimate.high)}"
-
-
-def bar(estimate: Estimate, bounds: tuple[float, float] | None) -> Bar | None:
-    """Return the bar of an estimate; None if it is undefined or its scale is unknown."""
-    if estimate.low is None or estimate.high is None or estimate.value is None or bounds is None:
-        return None
-    return Bar(estimate.low, estimate.value, estimate.high, *bounds)
 
 
 def _names(figures: Mapping[str, Figures]) -> list[str]:
@@ -317,7 +280,7 @@ def _pairs(figures: Mapping[str, Figures]) -> Iterator[tuple[str, list[tuple[str
             yield "pass rate of", [(one.removeprefix(CRITERION), one) for one in take(*alone[:2])]
         else:
             others = [one for one in left if one not in criteria and not one.startswith((CRITERION, "pass"))]
-            yield "mean of", [(_TITLES.get(one, one).removeprefix("mean "), one) for one in take(name, *others[:2][1:])]
+            yield "mean of", [(TITLES.get(one, one).removeprefix("mean "), one) for one in take(name, *others[:2][1:])]
 
 
 def _sizes(figures: Mapping[str, Figures], name: str) -> tuple[tuple[int, int] | None, ...]:
@@ -352,7 +315,7 @@ def _section(name: str, criteria: Sequence[str]) -> str:
     """Return the section of an estimate in the table of one experiment."""
     if name in criteria or name.startswith(CRITERION):
         return "criteria"
-    return "metrics" if criteria and name not in _TITLES and not name.startswith(("pass@", "pass^")) else ""
+    return "metrics" if criteria and name not in TITLES and not name.startswith(("pass@", "pass^")) else ""
 
 
 def _label(name: str, criteria: Sequence[str]) -> str:
@@ -526,6 +489,7 @@ def _remarks(run: RunRecord, parts: Sequence[ExperimentAnalysis], versions: int)
 def _figure_remarks(figures: Figures) -> Iterator[str]:
     """Yield the remarks on the figures of one experiment."""
     yield from _split(figures)
+    yield from history_remarks(figures)
     by_note: dict[str, list[str]] = {}
     for estimate in figures.estimates:
         if estimate.note:

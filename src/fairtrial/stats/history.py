@@ -39,7 +39,7 @@ FEWEST_KNOWN = 20
 """Below this many samples (or clusters) with a history the slope is too poorly known to gain anything."""
 
 LEAST_GAIN = 1.05
-"""Below this ratio of variances the plain figure is kept."""
+"""Below this ratio of squared widths the plain figure is kept."""
 
 DRAW_TEST = 0.001
 """Below this p the samples of the run are no random part of those with a history."""
@@ -98,7 +98,7 @@ def history_mean(
 
     Plain figures are kept, with a `reason`: below 20 samples (or clusters) with a history; if the run has all samples
     of the pool; while few samples are imperfect or few are above zero, by the rules of `mean_interval`; if the run's
-    samples are no random part of the pool (p below .001); and if the variance falls by less than 5%.
+    samples are no random part of the pool (p below .001); and if the interval would be worth less than 5% more samples.
     """
     check_level(level)
     samples = as_samples(values)
@@ -115,8 +115,7 @@ def history_mean(
     low, high = bounds
     y, x = (samples.only(scored).means - low) / (high - low), x[scored]
     data = _Run(y, x, rest, *_units(codes, y.size, rest.size))
-    rate = samples.binary and samples.single and bounds == (0.0, 1.0)
-    reason = plain.reason or data.why_plain(plain, rate=rate)
+    reason = plain.reason or data.why_plain(plain, rate=samples.binary and bounds == (0.0, 1.0))
     if reason is None and plain.interval is not None:
         found = data.adjusted(level)
         gain = 0.0 if found is None else (plain.interval.width / (high - low) / found.interval.width) ** 2

@@ -10,6 +10,7 @@ from fairtrial.errors import ConfigurationError
 from fairtrial.trials.stopping import StopWhen
 
 _TIMEOUT_SECONDS = 300.0
+_MOST_RUNS = 1_000  # More earlier runs than anyone has reason to read.
 
 
 class _Converted(float):
@@ -48,6 +49,9 @@ class EvalConfig:
         close_seconds: Time limit for closing a trial's resources.
         cluster: The metadata key whose value samples share when they are not independent (one passage, one
             repository): errors and intervals allow for it. "" if samples are independent whatever their metadata.
+        history: Earlier runs of the same samples whose results make the figures of a report more precise: their names
+            (`support@3`, `support@3:careful`) or ids, or how many of the latest runs of the suite. Only runs that ended
+            before this one began are used.
         grace_seconds: How long trials in flight may continue after an interrupt before they are cancelled.
         timeout_per_sample_ms: `timeout_seconds` in milliseconds; give one of the two.
     """
@@ -71,6 +75,7 @@ class EvalConfig:
     close_seconds: float = 10.0
     grace_seconds: float = 5.0
     cluster: str = "cluster"
+    history: int | tuple[str, ...] = 0
     if TYPE_CHECKING:
         timeout_per_sample_ms: float | None = None
     else:
@@ -101,6 +106,7 @@ class EvalConfig:
             raise ConfigurationError(f'EvalConfig.refusals must be "error" or "score" (got {self.refusals!r})')
         if not isinstance(self.cluster, str):
             raise ConfigurationError(f"EvalConfig.cluster must be the name of a metadata key (got {self.cluster!r})")
+        object.__setattr__(self, "history", check_history(self.history, "EvalConfig.history"))
         if self.timeout_seconds <= 0:
             raise ConfigurationError("EvalConfig.timeout_seconds must be more than 0")
         if self.stop_when is not None:
@@ -117,6 +123,17 @@ class EvalConfig:
         if name not in {field.name for field in fields(self)}:
             raise KeyError(name)
         return getattr(self, name)
+
+
+def check_history(value: object, name: str) -> int | tuple[str, ...]:
+    """Return declared earlier runs: a number of them, or their names."""
+    if isinstance(value, list | tuple) and all(isinstance(one, str) and one and one.isprintable() for one in value):
+        return tuple(dict.fromkeys(value))
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_RUNS:
+        return value
+    raise ConfigurationError(
+        f"{name} must be a number of earlier runs or a list of their names, such as 3 or ['support@3'] (got {value!r})"
+    )
 
 
 # The field is only an argument, which dataclasses leave on the class as its default.
