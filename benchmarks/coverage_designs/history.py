@@ -16,7 +16,7 @@ SAME_WIDTH: Limit = (0.0, 1.0)
 """The width with this share of the samples and a history, relative to that of all of them without one."""
 SHARE = 0.6
 
-CORRELATIONS = (0.0, 0.3, 0.7, 0.9)
+CORRELATIONS = (0.0, 0.3, 0.7, 0.9, 0.97)
 SIZES = ((50, 500), (100, 500), (300, 500), (50, 2_000), (100, 2_000), (300, 2_000))
 
 type Draw = Callable[[Rng, float, int], tuple[Array, Array]]

@@ -257,3 +257,28 @@ class TestPapers:
         (place / "plan.toml").write_text(plan.to_toml(), encoding="utf-8")
         assert tomllib.loads(plan.to_toml())["plan"]["primary"] == odd
         assert AnalysisPlan.load("plan.toml") == plan
+
+
+class TestHistory:
+    def test_earlier_runs_make_the_figures_of_a_part_more_precise(self, cli: Cli, place: Path) -> None:
+        (place / "evals.py").write_text(MANY)
+        (place / "plan.toml").write_text('[plan]\nhistory = ["guesses@1", "guesses@9"]\n')
+        assert cli("run", "evals.py", "--quiet").code == 0
+        done = cli("run", "evals.py", "--plan", "plan.toml", "--max-samples", "60")
+        assert done.code == 0, done.err
+        shown = words(cli("show", "guesses+part").out)
+        for text in (words(done.out), shown):
+            assert "By the history of 300 samples in 1 run estimate interval as precise as" in text
+            assert "plain samples" in text
+            assert "guesses@9 is not in this store: its history is not used." in text
+
+
+MANY = """
+import random
+
+from fairtrial import Dataset, EvalSuite, exact_match
+
+hard = [random.Random(place).random() < 0.4 for place in range(300)]
+dataset = Dataset.of({place: not hard[place] for place in range(300)}, name="guesses")
+suite = EvalSuite("guesses", dataset, lambda place: place % 9 != 0, exact_match)
+"""

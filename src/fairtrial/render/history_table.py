@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from fairtrial import formatting
 from fairtrial.analysis.figures import Figures
-from fairtrial.render.document import Column, Table
+from fairtrial.render.document import Block, Column, Table
 from fairtrial.render.estimate_text import span, title_of, value
 from fairtrial.render.safe_text import plain
 
 
-def history_table(figures: Mapping[str, Figures], names: Sequence[str]) -> Table:
-    """Return the table of figures that a history made more precise; empty without any."""
+def history_table(figures: Mapping[str, Figures], names: Sequence[str]) -> list[Block]:
+    """Return the table of figures that a history made more precise, if there are any."""
     several, rows, about = len(figures) > 1, [], ""
     for name in names:
         for experiment, figure in figures.items():
@@ -24,7 +24,7 @@ def history_table(figures: Mapping[str, Figures], names: Sequence[str]) -> Table
                 rows.append((label, value(one, past.value), span(adjusted), f"{past.plain_samples:,} plain samples"))
                 about = f"{formatting.count(past.samples, 'sample')} in {formatting.count(past.runs, 'run')}"
     columns = (Column("", "left", name=True), Column("estimate"), Column("interval"), Column("as precise as"))
-    return Table(f"By the history of {about}", columns, tuple(rows))
+    return [Table(f"By the history of {about}", columns, tuple(rows))] if rows else []
 
 
 def history_remarks(figure: Figures) -> Iterator[str]:

@@ -58,7 +58,7 @@ def report_document(analysis: RunAnalysis, cases: int) -> Document:
     run, parts = analysis.run, analysis.parts
     figures = {part.name: part.figures for part in parts}
     estimates = _estimates_in_pairs(figures) if len(figures) > _WITH_BARS else [_estimates(figures)]
-    blocks: list[Block] = [*estimates, history_table(figures, _names(figures)), _counts(parts)]
+    blocks: list[Block] = [*estimates, *history_table(figures, _names(figures)), _counts(parts)]
     if any(part.errors for part in parts):
         blocks.append(Remarks(tuple(_error_groups(analysis))))
     blocks += [*_per_trial(figures), _costs(parts)]

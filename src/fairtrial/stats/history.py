@@ -249,7 +249,10 @@ class _Run:
         ends = [found.low, found.high]
         for end, distance in enumerate((seen, 1 - seen)):
             if not trusted or np.count_nonzero(distance <= NEAR) < FEW_IMPERFECT:
-                reached = _end_with_one_more(totals, sizes, end, max(0.0, squared - error.se**2), level)
+                # A surprise is a result at one end of the range after a history at the other.
+                history = 0.0 if trusted else weight * (pool.mean() - (pool.max(), pool.min())[end])
+                more = end + (min(0.0, history) if end == 0 else max(0.0, history))
+                reached = _end_with_one_more(totals, sizes, end, more, max(0.0, squared - error.se**2), level)
                 ends[end] = min(1.0, max(found.high, reached)) if end else max(0.0, min(found.low, reached))
         found = Interval(ends[0], ends[1], level, method)
         return _Found(mean, sqrt(squared), weight * n / self.known_count, found)
@@ -261,10 +264,12 @@ def _effective_count(residuals: FloatArray) -> float:
     return float(squares.sum()) ** 2 / float(squares @ squares)
 
 
-def _end_with_one_more(totals: FloatArray, sizes: FloatArray, end: int, added: float, level: float) -> float:
-    """Return that end of the t interval of these samples (or clusters) and one more at that end of the range."""
+def _end_with_one_more(
+    totals: FloatArray, sizes: FloatArray, end: int, value: float, added: float, level: float
+) -> float:
+    """Return an end of the t interval of these samples (or clusters) and one more with this value."""
     size = float(sizes.mean())
-    totals, sizes = np.append(totals, end * size), np.append(sizes, size)
+    totals, sizes = np.append(totals, value * size), np.append(sizes, size)
     error = totals_error(totals, sizes)
     half = t_quantile(two_sided(level), max(1.0, error.df - 1)) * sqrt(error.se**2 + added)
     return float(totals.sum() / sizes.sum()) + (half if end else -half)
