@@ -80,7 +80,8 @@ class TestDeclared:
         text = words(report)
         assert "By the history of 600 samples in 2 runs" in text
         assert f"{found.plain_samples} plain samples" in text
-        record = report.to_json()["experiments"][0]["estimates"][0]
+        record: Any = report.to_json()["experiments"]
+        record = record[0]["estimates"][0]
         assert record["value"] == plain.value
         assert record["history"]["value"] == found.value
         assert record["history"]["plain_samples"] == found.plain_samples
@@ -124,14 +125,17 @@ class TestEarlierRuns:
 
     def test_another_dataset_is_no_history(self) -> None:
         found = open_store("memory:")
-        for name, history in (("first", 0), ("second", ["doubles@1"]), ("second", 5)):
+
+        def run(name: str, history: int | tuple[str, ...]) -> EvalReport:
             numbers = Dataset.of({number: number * 2 for number in range(4)}, name=name)
-            config = EvalConfig(history=history)  # type: ignore[arg-type]
+            config = EvalConfig(history=history)
             suite = EvalSuite("doubles", numbers, lambda number: number * 2, exact_match, config=config)
-            report = suite.run_sync(store=found, fresh=True)
-            if history == ["doubles@1"]:
-                assert "doubles@1 is of another dataset: its history is not used." in words(report)
-        assert history_of(report, "pass_rate").runs == 1
+            return suite.run_sync(store=found, fresh=True)
+
+        run("first", 0)
+        named = run("second", ("doubles@1",))
+        assert "doubles@1 is of another dataset: its history is not used." in words(named)
+        assert history_of(run("second", 5)).runs == 1
 
     def test_samples_with_another_content_have_none(self, store: RunStore) -> None:
         inputs = [f"question {place}" + (" changed" if place < 50 else "") for place in range(120)]

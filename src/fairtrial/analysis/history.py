@@ -150,7 +150,7 @@ class _Items:
             some = (scores.counts > 0) & (where >= 0)
             np.add.at(sums, where[some], scores.only(some).means)
             np.add.at(counts, where[some], 1)
-        return np.divide(sums, counts, out=np.full(self.count, np.nan), where=counts > 0)
+        return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
     def estimate(self, columns: Columns, one: Estimate, level: float, runs: int) -> HistoryEstimate:
         """Adjust an estimate of the run."""

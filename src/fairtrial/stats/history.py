@@ -120,12 +120,12 @@ def history_mean(
         found = data.adjusted(level)
         gain = 0.0 if found is None else (plain.interval.width / (high - low) / found.interval.width) ** 2
         if found is not None and gain >= LEAST_GAIN:
-            ends = (low + end * (high - low) for end in (found.interval.low, found.interval.high))
+            ends = [low + end * (high - low) for end in (found.interval.low, found.interval.high)]
             return HistoryMean(
                 plain,
                 low + found.mean * (high - low),
                 found.se * (high - low),
-                Interval(*ends, level, found.interval.method),
+                Interval(ends[0], ends[1], level, found.interval.method),
                 plain.n * gain,
                 data.known_count,
                 data.pool_size,
