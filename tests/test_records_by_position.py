@@ -24,7 +24,7 @@ EXEMPT = {
     ], PER_CALL),
     **dict.fromkeys(["EvalContext", "MainLoopRequest", "PromptResponse", "WrongShape"], ANYTHING),
     **dict.fromkeys([
-        "BradleyTerry", "ClusteredError", "Confusion", "CorrectedMean", "Diagnosis", "Heterogeneity",
+        "BradleyTerry", "ClusteredError", "Confusion", "CorrectedMean", "Diagnosis", "Heterogeneity", "HistoryMean",
         "Interval", "JudgedTrials", "MarginTest", "MeanEstimate", "PairedDifference", "PairsDecision",
         "QuantileEstimate", "RankCorrelation", "Ranking", "RateDecision", "RawAgreement", "Repeats", "SignFlip",
         "SimultaneousDifferences", "Strength", "SystemScores", "Undefined", "VarianceSplit", "WeightedMean",

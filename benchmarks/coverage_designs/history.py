@@ -60,7 +60,7 @@ def latent(rng: Rng, correlation: float, size: int) -> tuple[Array, Array]:
 
 
 def verdicts(rate: float, rng: Rng, correlation: float, size: int) -> tuple[Array, Array]:
-    """Verdicts that equal the earlier one, or are drawn anew: the model of a slope is right."""
+    """Verdicts that equal the earlier one, or are drawn again: the model of a slope is right."""
     before = (rng.random(size) < rate).astype(float)
     return before, np.where(rng.random(size) < correlation, before, rng.random(size) < rate).astype(float)
 
@@ -81,7 +81,7 @@ def drifting_verdicts(rng: Rng, correlation: float, size: int) -> tuple[Array, A
 
 
 def scores(rng: Rng, correlation: float, size: int) -> tuple[Array, Array]:
-    """Graded scores, most of them near an end of the range, that equal the earlier one or are drawn anew."""
+    """Graded scores, most of them near an end of the range, that equal the earlier one or are drawn again."""
     before = rng.beta(0.5, 0.5, size)
     return before, np.where(rng.random(size) < correlation, before, rng.beta(0.5, 0.5, size))
 

@@ -100,7 +100,7 @@ def test_json_has_every_figure_and_null_where_there_is_none() -> None:
         "pass_rate", "pass_rate_all", "mean_score", "mean_score_all", "pass@2", "pass^2", "brevity",
     ]  # fmt: skip
     assert set(by_name["pass_rate"]) == {
-        "name", "metric", "view", "value", "low", "high", "n", "trials", "clusters", "method", "note",
+        "name", "metric", "view", "value", "low", "high", "n", "trials", "clusters", "method", "note", "history",
     }  # fmt: skip
     assert by_name["pass_rate_all"]["value"] == 0.9
     assert part["variance"]["within"] == 0.0
