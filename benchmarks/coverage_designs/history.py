@@ -12,7 +12,7 @@ from fairtrial.stats import HistoryMean, Repeats, history_mean
 
 from . import COVERAGE, Array, Design, Limit, Measured, Rng, contains, draw_outcomes, share
 
-SAME_WIDTH: Limit = (0.0, 1.0)
+SAME_WIDTH: Limit = (0.0, 0.999)
 """The width with this share of the samples and a history, relative to that of all of them without one."""
 SHARE = 0.6
 
