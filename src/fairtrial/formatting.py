@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 
 UNDEFINED = "-"
 
@@ -105,6 +106,12 @@ def level(value: float) -> str:
 def count(number: int, one: str, many: str | None = None) -> str:
     """A number of things: "1 sample", "2,000 samples"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as a list in words: "a", "a and b", "a, b and c"."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def ago(moment: float, now: float | None = None) -> str:

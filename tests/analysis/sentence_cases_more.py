@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fairtrial import (
+    AnalysisPlan,
     EvalReport,
     EvalResult,
     Label,
@@ -21,6 +22,7 @@ from fairtrial import (
     calibrate,
     compare,
     gate,
+    open_store,
     stats,
 )
 from fairtrial.analysis.metrics import FAILED, MISSING, SCORED
@@ -31,6 +33,7 @@ from fairtrial.stats import Preference, bradley_terry, heterogeneity
 from fairtrial.stats.resampling import signflip_interval
 from fairtrial.store.notes import SKIP, ReviewNote, write_notes
 from tests.analysis.sentence_cases import case, columns, draw, passes, shown, stopped
+from tests.analysis.sides import planned
 from tests.report.build import stored
 
 
@@ -205,6 +208,25 @@ def runs_of_two_code_versions() -> Iterator[str]:
 @case
 def early_stops_with_missing_outcomes() -> Iterator[str]:
     yield from shown(stopped(StopWhen(decides=("old", "new")), 0.5, 0.6, n=20, unscored=True))
+
+
+@case
+def reports_with_earlier_runs() -> Iterator[str]:
+    chances = np.random.default_rng(3).beta(0.4, 0.3, 400)
+    store = open_store("memory:")
+
+    def ran(run_id: str, at: float, n: int, plan: AnalysisPlan | None) -> EvalReport:
+        verdicts = (np.random.default_rng(int(at)).random(n) < chances[:n]).astype(float).tolist()
+        made: dict[str, Any] = {"run_id": run_id, "store": store, "created_at": at, "finished_at": at + 1}
+        return stored(verdicts, **made) if plan is None else planned(verdicts, plan, **made)
+
+    ran("old", 1.0, 400, None)
+    part = ran("r2", 10.0, 120, AnalysisPlan(history=1))
+    yield from shown(part)
+    yield from (one.history.method or "" for one in part["baseline"].estimates if one.history is not None)
+    yield from shown(ran("r3", 20.0, 10, AnalysisPlan(history=("old",))))
+    yield from shown(ran("r4", 0.0, 120, AnalysisPlan(history=("old", "nowhere"))))
+    yield from shown(ran("r5", 0.0, 120, AnalysisPlan(history=3)))
 
 
 # Preferences, and functions of `stats` that are called directly.

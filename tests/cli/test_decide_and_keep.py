@@ -66,6 +66,44 @@ class TestCompare:
         assert "there is no other run of this suite yet: run it again" in ran("gate", "doubles", "--margin", "0.1").err
 
 
+class TestBounds:
+    SUITE = """
+from fairtrial import Dataset, EvalSuite, Experiment, Metric, Score
+
+def fee(output, expected):
+    return Score(1.0, metrics=[Metric("fee", output, higher_is_better=False)])
+
+def charge(number, ctx):
+    price = ctx.experiment.params["price"]
+    if price == "cheap" and number % 20 == 0:
+        raise OSError("no answer")
+    return (0.004 if price == "cheap" else 0.1) + number % 7 / 1000
+
+prices = [Experiment(price, params={"price": price}) for price in ("dear", "cheap")]
+suite = EvalSuite("fees", Dataset.of({number: None for number in range(100)}), charge, fee, experiments=prices)
+"""
+
+    def test_a_range_that_is_declared_gives_failures_their_worst_value(self, cli: Cli, place: Path) -> None:
+        (place / "fees.py").write_text(self.SUITE)
+        cli("run", "fees.py", "--quiet")
+        compared = ("compare", "fees@1", "--metric", "fee")
+        assert "fee has no worst value: 5 failed trials could not be counted" in " ".join(cli(*compared).out.split())
+        with_range = cli(*compared, "--bounds", "fee=0:1", "--json").json["candidates"][0]["metrics"][0]
+        assert (with_range["n"], with_range["uncounted"]) == (100, 0)
+        ranked = ("leaderboard", "fees", "--metric", "fee")
+        assert "95 samples that every system has" in cli(*ranked).out
+        assert "100 samples that every system has" in cli(*ranked, "--bounds", "fee=0:1").out
+        gate = ("gate", "fees:cheap", "--ceiling", "fee=0.5")
+        assert (cli(*gate).code, cli(*gate, "--bounds", "fee=0:1").code) == (3, 0)
+
+    @pytest.mark.parametrize("text", ["fee", "fee=1", "fee=1:0", "fee=0:inf", "fee=a:b", "fee=0:1:2"])
+    def test_what_is_no_range_is_refused(self, ran: Cli, text: str) -> None:
+        for command in (("compare", "doubles"), ("leaderboard", "doubles"), ("gate", "doubles:plain")):
+            done = ran(*command, "--bounds", text)
+            assert done.code == 2
+            assert "as in: --bounds f1=0:1" in done.err
+
+
 class TestPlan:
     @pytest.mark.proves("R149")
     def test_a_plan_is_made_from_all_runs_of_a_suite_or_from_one(self, ran: Cli) -> None:

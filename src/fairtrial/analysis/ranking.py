@@ -29,7 +29,7 @@ from fairtrial.analysis.pairing import (
 )
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.errors import ConfigurationError
-from fairtrial.formatting import count, level, mean_text
+from fairtrial.formatting import count, level, listed, mean_text
 from fairtrial.stats import (
     MeanEstimate,
     Ranking,
@@ -369,8 +369,7 @@ def _sentence(metric: str, entries: Sequence[LeaderboardEntry], ranking: Ranking
 
 def _named(names: Sequence[str]) -> str:
     """Return names as a list in words, of many only the first."""
-    *most, last = names if len(names) <= _NAMED else (*names[:_NAMED], f"{len(names) - _NAMED} more")
-    return f"{', '.join(most)} and {last}" if most else last
+    return listed(names if len(names) <= _NAMED else (*names[:_NAMED], f"{len(names) - _NAMED} more"))
 
 
 def _warnings(

@@ -11,6 +11,7 @@ import typer
 
 from fairtrial.cli import options
 from fairtrial.cli.label_file import ByVerdict, Correcting, LabelName, LabelsDrawn
+from fairtrial.cli.pairs import parse_ranges
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def compare(
         list[str] | None,
         typer.Option("--higher-is-better", metavar="NAME", help="A metric for which higher is better."),
     ] = None,
+    bounds: options.Bounds = None,
     smallest_difference: Annotated[
         float | None,
         typer.Option(
@@ -125,6 +127,7 @@ def compare(
         alpha=alpha,
         lower_is_better=tuple(lower_is_better or ()),
         higher_is_better=tuple(higher_is_better or ()),
+        bounds=parse_ranges("--bounds", bounds or ()),
         smallest_difference_that_matters=smallest_difference,
         seed=seed,
         labels=correcting_labels(labels, sides),

@@ -11,6 +11,7 @@ import typer
 
 from fairtrial.cli import options
 from fairtrial.cli.label_file import ByVerdict, Correcting, LabelName, LabelsDrawn
+from fairtrial.cli.pairs import parse_pairs, parse_ranges
 from fairtrial.cli.user_errors import UserError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def gate(
             "--ceiling", metavar="METRIC=N", help="Maximum mean of a metric, or quantile (p95:latency_ms=2000)."
         ),
     ] = None,
+    bounds: options.Bounds = None,
     rules: Annotated[
         Path | None, typer.Option("--rules", metavar="FILE", help="TOML file with a [gate] table.")
     ] = None,
@@ -97,7 +99,7 @@ def gate(
             choices = " or ".join(f"{name_of(named.run)}:{name}" for name in named.experiments)
             raise UserError(f"{text} has {len(named.experiments)} experiments", f"choose one: {choices}")
         sides.append(EvalReport(opened, named.run)[named.experiments[0]])
-    chosen = _rules(rules, margin, min_pass_rate, floor, ceiling, planned_rules(sides[0].source))
+    chosen = _rules(rules, margin, min_pass_rate, floor, ceiling, bounds, planned_rules(sides[0].source))
     if chosen.empty:
         raise UserError(
             "the gate has no rules",
@@ -134,6 +136,7 @@ def _rules(
     min_pass_rate: float | None,
     floors: list[str] | None,
     ceilings: list[str] | None,
+    bounds: list[str] | None,
     planned: GateRules,
 ) -> GateRules:
     from fairtrial.analysis.gate_rules import GateRules
@@ -155,12 +158,12 @@ def _rules(
         changes["floors"] = {**rules.floors, **_numbers("--floor", floors)}
     if ceilings:
         changes["ceilings"] = {**rules.ceilings, **_numbers("--ceiling", ceilings)}
+    if bounds:
+        changes["bounds"] = {**rules.bounds, **parse_ranges("--bounds", bounds)}
     return replace(rules, **changes)
 
 
 def _numbers(option: str, pairs: list[str]) -> dict[str, float]:
-    from fairtrial.cli.pairs import parse_pairs
-
     numbers = dict(parse_pairs(option, pairs))
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fairtrial.cli import options
-from fairtrial.cli.pairs import parse_pairs
+from fairtrial.cli.pairs import parse_pairs, parse_ranges
 from fairtrial.cli.user_errors import UserError
 
 
@@ -53,6 +53,7 @@ def leaderboard(
     higher_is_better: Annotated[
         bool, typer.Option("--higher-is-better", help="Higher values of the metric are better.")
     ] = False,
+    bounds: options.Bounds = None,
     smallest_difference: Annotated[
         float,
         typer.Option(
@@ -94,6 +95,7 @@ def leaderboard(
         alpha=alpha,
         lower_is_better=(metric,) if lower_is_better else (),
         higher_is_better=(metric,) if higher_is_better else (),
+        bounds=parse_ranges("--bounds", bounds or ()),
         smallest_difference_that_matters=smallest_difference,
         seed=seed,
     )

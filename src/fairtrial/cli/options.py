@@ -32,6 +32,10 @@ Store = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Bounds = Annotated[
+    list[str] | None,
+    typer.Option("--bounds", metavar="METRIC=LOW:HIGH", help="Range of a metric that declares none, such as f1=0:1."),
+]
 MailboxUrl = Annotated[
     str | None,
     typer.Option(

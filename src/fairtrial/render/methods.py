@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from fairtrial.analysis.analysis_plan import PlanCheck, date_text
 from fairtrial.analysis.caveats import uncounted_remark
 from fairtrial.analysis.comparison import ComparisonRecord, MetricComparison
 from fairtrial.analysis.metrics import is_ratio, is_verdict
-from fairtrial.formatting import count, level, range_text, size_text
+from fairtrial.formatting import count, level, listed, range_text, size_text
 from fairtrial.render.comparison_document import count_tests
 from fairtrial.render.safe_text import plain
 
@@ -34,11 +34,6 @@ def _distinct(comparison: ComparisonRecord) -> list[MetricComparison]:
     return [metric for one in comparison.candidates for metric in one.metrics if metric.same_as is None]
 
 
-def _listed(names: Mapping[str, object] | list[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
-
-
 def _samples(comparison: ComparisonRecord) -> Iterator[str]:
     candidates = comparison.candidates
     names = [one.name for one in candidates]
@@ -47,7 +42,7 @@ def _samples(comparison: ComparisonRecord) -> Iterator[str]:
     repeats = {source.run.repeats for source in comparison.sources}
     often = f", with {count(repeats.pop(), 'trial')} of each sample and side" if len(repeats) == 1 else ""
     each = "were each" if len(names) > 1 else "was"
-    yield f"{_listed(names)} {each} compared with {comparison.baseline.name} on {size} that both have{often}."
+    yield f"{listed(names)} {each} compared with {comparison.baseline.name} on {size} that both have{often}."
     yield from dict.fromkeys(one.changed.remark for one in candidates if one.changed is not None)
     left_out = max(one.only_baseline + one.only_candidate for one in candidates)
     if left_out:
@@ -64,7 +59,7 @@ def _tests(comparison: ComparisonRecord) -> Iterator[str]:
             ways.setdefault((metric.test, metric.method), {})[metric.metric] = None
     for (test, method), names in ways.items():
         interval = f"{level(1 - comparison.alpha)} interval: {method}"
-        yield f"Differences in {_listed(names)} were assessed by the {test} ({interval})."
+        yield f"Differences in {listed(names)} were assessed by the {test} ({interval})."
     clusters = {metric.clusters for metric in _distinct(comparison) if metric.clusters is not None}
     if clusters:
         sizes = f"{min(clusters):,}" if len(clusters) == 1 else f"{min(clusters):,} to {max(clusters):,}"
@@ -93,7 +88,7 @@ def _slices(comparison: ComparisonRecord) -> Iterator[str]:
     if not slices:
         return
     tests = sum(metric.same_as is None and metric.p is not None for part in slices for metric in part.metrics)
-    keys = _listed(dict.fromkeys(part.by for part in slices))
+    keys = listed(dict.fromkeys(part.by for part in slices))
     adjusted = f"; their {tests} p-values were adjusted by Benjamini and Hochberg's method" if tests > 1 else ""
     yield f"The comparison was repeated on {count(len(slices), 'slice')} by {keys}{adjusted}."
     between = sum(len(one.slice_tests) for one in comparison.candidates)
