@@ -14,7 +14,19 @@ from fairtrial.analysis.metrics import FAILED, MISSING, SCORED
 from fairtrial.analysis.pairing import ComparisonSettings
 from fairtrial.stats import paired_difference, paired_rates_interval
 
-from . import ALARMS, COVERAGE, Array, Design, Rng, contains, draw_outcomes, draw_rates, share
+from . import (
+    ALARMS,
+    COVERAGE,
+    GATE_ERRORS,
+    Array,
+    Design,
+    Rng,
+    contains,
+    draw_outcomes,
+    draw_rates,
+    share,
+    share_or_warned,
+)
 
 TRUTHS = ((0.05, 0.0), (0.2, 0.0), (0.5, 0.0), (0.3, 0.1), (0.1, 0.02), (0.9, 0.02))
 
@@ -28,6 +40,17 @@ def designs() -> Iterator[Design]:
             once = partial(graded_alarm, n, moving)
             cell = f"graded, {moving:.0%} of {n} scores differ"
             yield Design("identical systems", "false alarms", ALARMS, share(once), cell, quick=100 if n == 50 else 0)
+    for n in (300, 1000):
+        for metrics in (1, 8):
+            cell = f"{metrics} metrics of {n} samples" if metrics > 1 else f"1 metric of {n} samples"
+            yield Design(
+                "difference of exactly what matters",
+                '"as good as"',
+                GATE_ERRORS,
+                share_or_warned(partial(called_as_good, n, metrics), good=False),
+                cell,
+                quick=60 if n == 300 else 0,
+            )
     for n in (10, 20, 40, 100, 200):
         for won, lost in TRUTHS:
             cell = f"{won:.0%} won, {lost:.0%} lost, {n} pairs"
@@ -52,6 +75,22 @@ def alarmed(draw: Callable[[Rng], list[Columns]], rng: Rng) -> bool:
     return any(
         metric.verdict in ("better", "worse", "higher", "lower") for one in made.candidates for metric in one.metrics
     )
+
+
+def called_as_good(n: int, metrics: int, rng: Rng) -> tuple[bool, bool]:
+    """Whether any metric that is worse by 0.05 is called as good, and whether each is said to be decided alone.
+
+    So many pairs differ that an interval inside the difference that matters can contain 0.
+    """
+    names = [f"m{place}" for place in range(metrics)]
+    both, level, won = rng.random((metrics, n)) < 0.8, rng.random((metrics, n)), 0.01 if n < 500 else 0.09
+    old = np.where(level < won, 0.0, np.where(level < 2 * won + 0.05, 1.0, both))
+    new = np.where(level < won, 1.0, np.where(level < 2 * won + 0.05, 0.0, both))
+    sides = [Columns.of(dict(zip(names, rows, strict=True)), name=side) for side, rows in (("old", old), ("new", new))]
+    settings = ComparisonSettings(higher_is_better=frozenset(names), bounds=dict.fromkeys(names, (0.0, 1.0)))
+    made = compare_columns(sides[0], sides[1:], metrics=names, settings=settings).candidates[0]
+    called = [one.verdict == "as good as" for one in made.metrics]
+    return any(called), any("is decided for each of" in warning for warning in made.warnings)
 
 
 def single(rng: Rng) -> list[Columns]:

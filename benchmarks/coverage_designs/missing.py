@@ -49,6 +49,15 @@ def designs() -> Iterator[Design]:
             f"n {n}, rate 0.855, floor 0.875",
             quick=60 if n == 2000 else 0,
         )
+    for n in (500, 2000, 10_000):
+        yield Design(
+            "extra failures that cannot be scored",
+            '"as good as"',
+            GATE_ERRORS,
+            share(partial(as_good, n, 0.05)),
+            f"n {n}, worse by the 0.05 that matter",
+            quick=60 if n == 2000 else 0,
+        )
     for n in (500, 2000):
         yield Design(
             "extra failures that crash",
@@ -97,6 +106,13 @@ def gated(n: int, hidden: float, outcome: int, rules: GateRules, rng: Rng) -> bo
     """Whether the worse system passes."""
     new, old = draw(n, hidden, outcome, rng)
     return gate_columns(new, rules, old if rules.compares else None).status == "pass"
+
+
+def as_good(n: int, hidden: float, rng: Rng) -> bool:
+    """Whether the worse system is called as good as its baseline, which has the same verdicts on the other samples."""
+    new, old = draw(n, hidden, MISSING, rng)
+    old = Columns.of({"passed": np.where(np.isnan(new.values["passed"]), 1.0, new.values["passed"])}, name="old")
+    return compare_columns(old, [new], metrics=["passed"]).candidates[0].verdict == "as good as"
 
 
 def difference_covered(n: int, hidden: float, outcome: int, rng: Rng) -> tuple[bool, bool]:

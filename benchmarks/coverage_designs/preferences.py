@@ -9,7 +9,7 @@ import numpy as np
 
 from fairtrial.stats import BradleyTerry, Preference, bradley_terry
 
-from . import COVERAGE, Design, Rng
+from . import ALARMS, COVERAGE, Design, Rng, share_or_warned
 
 STRENGTHS, EQUAL = (0.0, 0.0, 0.5, 1.2), (0.0,) * 4
 DRAWS = 999
@@ -23,6 +23,28 @@ def designs() -> Iterator[Design]:
             for what, place in (("coverage of ranks", 0), ("coverage of a strength", 1)):
                 measure = partial(one_share, strengths, samples, place)
                 yield Design("Bradley-Terry with ties", what, COVERAGE, measure, cell, quick=quick)
+    for samples in (60, 240):
+        yield Design(
+            "equal systems in one presentation order",
+            "a best system",
+            ALARMS,
+            share_or_warned(partial(best_of_one_order, samples), good=False),
+            f"{samples} samples, what is first has log odds of 1",
+            quick=30 if samples == 60 else 0,
+        )
+
+
+def best_of_one_order(samples: int, rng: Rng) -> tuple[bool, bool]:
+    """Whether one of equal systems is called the best if always the same one is first, and whether a note says so."""
+    names, made = [str(place) for place in range(3)], []
+    for sample in range(samples):
+        first, second = sorted(rng.choice(3, 2, replace=False))
+        won = rng.random() < 1 / (1 + np.exp(-1.0))
+        made.append(Preference(names[first], names[second], names[first if won else second], sample))
+    found = bradley_terry(made, draws=DRAWS)
+    if not isinstance(found, BradleyTerry):
+        return False, True
+    return any(one.rank_high == 1 for one in found.systems), bool(found.notes)
 
 
 def one_share(strengths: Sequence[float], samples: int, place: int, runs: int, _rng: Rng) -> float:

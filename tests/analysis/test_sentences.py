@@ -72,7 +72,10 @@ class TestComparisons:
         ]
         found = compare_columns(sides[0], [sides[1]])["new"]
         assert [metric.verdict for metric in found.metrics] == ["as good as", "as good as"]
-        told = "Each of 2 metrics is shown to be as good on its own, not all of them together."
+        told = (
+            "Whether a metric is as good is decided for each of 2 on its own: a wrong answer about one of several is "
+            "more likely than about one alone."
+        )
         assert told in found.warnings
         alone = compare_columns(sides[0], [sides[1]], metrics=["passed"])["new"]
         assert told not in alone.warnings

@@ -105,9 +105,12 @@ def about_pairs(
                 if scored.n
                 else "; no pair is scored on both sides."
             )
-    equal = [metric.metric for metric in metrics if metric.verdict == "as good as" and metric.same_as is None]
-    if len(equal) > 1:
-        yield f"Each of {count(len(equal), 'metric')} is shown to be as good on its own, not all of them together."
+    judged = [metric for metric in metrics if metric.smallest_difference is not None and metric.same_as is None]
+    if len(judged) > 1 and any(metric.verdict == "as good as" for metric in judged):
+        yield (
+            f"Whether a metric is as good is decided for each of {len(judged):,} on its own: a wrong answer about one "
+            "of several is more likely than about one alone."
+        )
     apart = sum(any(_beyond_0(one) and one.verdict in OPEN for one in part.metrics) for part in slices)
     if apart:
         those = count(apart, "slice has", "slices have")
