@@ -20,7 +20,8 @@ from fairtrial.analysis.comparison import MetricComparison
 from fairtrial.analysis.gate import gate_columns
 from fairtrial.analysis.gate_rules import GateRules
 from fairtrial.analysis.pairing import ComparisonSettings
-from fairtrial.analysis.planning import HistorySide, PlanRequest, plan_columns
+from fairtrial.analysis.plan_spread import HistorySide
+from fairtrial.analysis.planning import PlanRequest, plan_columns
 
 from . import POWER, Array, Design, Limit, Rng, draw_outcomes, draw_rates
 
@@ -32,6 +33,9 @@ type Sized = Callable[[int], Draw]
 
 FOLLOW_UP: Limit = (0.75, 1.0)
 """How often a fresh run of the size that was named must find what it was named for."""
+
+LONG_TAILS = {"median:ms": 150.0, "p95:ms": 1000 * np.exp(1.6449 * 1.25**0.5) * 0.15, "geomean:ms": 0.15}
+"""What 15% more is in each of these figures."""
 
 DRAWS = 499
 MATTERS = 0.05
@@ -49,6 +53,10 @@ def designs() -> Iterator[Design]:
         for name, named in (("number of samples named by compare", by_compare), ("by plan", by_plan)):
             label = name if name.startswith("number") else f"number of samples named {name}"
             yield Design(label, "found", FOLLOW_UP, follow_up(pilot, sized, named), cell, quick=quick)
+    for metric, difference in LONG_TAILS.items():
+        label, cell = "number of samples named by plan", f"{metric} of a long tail, pilot of 300 pairs"
+        quick = 5 if metric.startswith("geomean") else 0
+        yield Design(label, "found", FOLLOW_UP, tail_follow_up(metric, difference), cell, quick=quick, most=1000)
     for n in (40, 100, 300):
         yield Design(
             "number of samples named by a gate",
@@ -111,6 +119,32 @@ def pass_fail_pairs(n: int, unequal: float, metrics: int = 1) -> Draw:
         return made(sides, None)
 
     return draw
+
+
+def long_tails(rng: Rng, n: int, factor: float) -> Sides:
+    """Draw lognormal times on the same samples, those of the second side longer by a factor."""
+    level = rng.normal(0, 1, n)
+    old, new = (1000 * np.exp(level + rng.normal(0, 0.5, n)) * times for times in (1.0, factor))
+    sides = [Columns.of({"passed": np.ones(n), "ms": one}, name=name) for name, one in (("old", old), ("new", new))]
+    return sides[0], sides[1]
+
+
+def tail_follow_up(metric: str, difference: float) -> Callable[[int, Rng], float]:
+    """Measure how often a run of the size that a plan names finds that times are longer by 15%."""
+
+    def measure(runs: int, rng: Rng) -> float:
+        found = 0
+        for _ in range(runs):
+            pilots = [HistorySide(one, one.name, one.name, "baseline") for one in long_tails(rng, 300, 1.0)]
+            size = plan_columns(pilots, PlanRequest(difference, metric, repeats=(1,))).samples
+            assert size is not None
+            old, new = long_tails(rng, size, 1.15)
+            settings = ComparisonSettings(lower_is_better=frozenset({"ms"}))
+            made = compare_columns(old, [new], metrics=[metric], settings=settings).candidates[0].metrics[0]
+            found += made.verdict == "worse"
+        return found / runs
+
+    return measure
 
 
 def made(values: list[dict[str, Array]], clusters: np.ndarray[tuple[int], np.dtype[np.intp]] | None) -> Sides:

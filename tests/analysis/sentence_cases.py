@@ -34,7 +34,8 @@ from fairtrial.analysis.experiment import RunAnalysis
 from fairtrial.analysis.gate import GateRecord, gate_columns
 from fairtrial.analysis.metrics import FAILED, MISSING, SCORED
 from fairtrial.analysis.pairing import ComparisonSettings
-from fairtrial.analysis.planning import HistorySide, PlanRequest, TrialCosts, plan_columns
+from fairtrial.analysis.plan_spread import HistorySide
+from fairtrial.analysis.planning import PlanRequest, TrialCosts, plan_columns
 from fairtrial.render.comparison_document import ComparisonInDetail
 from fairtrial.render.document import Cell, Conclusion, Document, Heading, Remarks, Table
 from fairtrial.render.documents import document_of
@@ -432,6 +433,17 @@ def plans_with_repeats_clusters_and_costs() -> Iterator[str]:
         for seed, run in ((1, "r2"), (2, "r1"))
     ]
     yield from shown(plan_columns(sides_of, PlanRequest(difference=0.05)))
+
+
+@case
+def plans_of_long_tails() -> Iterator[str]:
+    sides = [
+        HistorySide(Columns.of({"passed": np.ones(300), "ms": long_tail(seed, 300)}, name=name), name, name, "baseline")
+        for seed, name in ((1, "old"), (2, "new"))
+    ]
+    for metric, difference in (("ms", 100.0), ("median:ms", 100.0), ("geomean:ms", 0.2)):
+        yield from shown(plan_columns(sides, PlanRequest(difference, metric)))
+    yield from shown(plan_columns(sides[:1], PlanRequest(100.0, "ms")))
 
 
 @case

@@ -14,10 +14,12 @@ from fairtrial.analysis.comparison import MetricComparison
 from fairtrial.analysis.gate import gate_columns
 from fairtrial.analysis.metrics import is_mean, measured_metric
 from fairtrial.analysis.pairing import ComparisonSettings, pair, scores_of
+from fairtrial.analysis.plan_spread import HistorySide
 from fairtrial.analysis.planning import PlanRequest, plan_columns
 from fairtrial.analysis.ranking import rank_columns
 from fairtrial.errors import ConfigurationError
 from fairtrial.render.comparison_document import comparison_document
+from fairtrial.stats import quantile_difference
 from tests.report.build import graded, stored
 
 RNG = np.random.default_rng(51)
@@ -142,11 +144,86 @@ class TestGate:
             GateRules(ceilings={"geomean:latency_ms": 2})
 
 
-def test_leaderboards_and_plans_are_about_means() -> None:
+def test_leaderboards_are_about_means() -> None:
     with pytest.raises(ConfigurationError, match="a leaderboard ranks by means"):
         rank_columns({"d": [side("old", OLD), side("new", NEW)]}, metric="median:latency_ms")
-    with pytest.raises(ConfigurationError, match="a plan is about a mean"):
-        plan_columns([], PlanRequest(metric="median:latency_ms", difference=10))
+
+
+class TestPlans:
+    def sides(self, n: int = 300, **changes: Any) -> list[HistorySide]:
+        rng = np.random.default_rng(7)
+        return [
+            HistorySide(side(name, 1000 * np.exp(2 * rng.normal(size=n)), **changes), name, name, "baseline")
+            for name in ("old", "new")
+        ]
+
+    def test_a_ratio_is_planned_as_the_difference_of_logarithms(self) -> None:
+        sides = self.sides()
+        logs = [
+            HistorySide(
+                Columns.of({"passed": np.ones(300), "log": np.log(one.columns.values["latency_ms"])}, name=one.name),
+                one.name,
+                one.name,
+                "baseline",
+            )
+            for one in sides
+        ]
+        found = plan_columns(sides, PlanRequest(0.2, "geomean:latency_ms"))
+        same = plan_columns(logs, PlanRequest(np.log(1.2), "log"))
+        assert found.samples == same.samples
+        for one, other in zip(found.options, same.options, strict=True):
+            assert one.detectable == pytest.approx(np.expm1(other.detectable))
+        assert "a true difference of 20.0% in geomean:latency_ms" in found.sentence
+
+    def test_a_quantile_is_planned_from_its_bootstrap(self) -> None:
+        sides = self.sides()
+        pairs = [one.columns.values["latency_ms"].ravel() for one in sides]
+        error = quantile_difference(*pairs, 0.5).se
+        assert error is not None
+        found = plan_columns(sides, PlanRequest(100, "median:latency_ms", repeats=(1,)))
+        assert found.options[0].se == pytest.approx(error, rel=0.01)
+        assert found.samples is not None
+        wider = plan_columns(sides, PlanRequest(200, "median:latency_ms", repeats=(1,)))
+        assert wider.samples is not None
+        assert found.samples == pytest.approx(4 * wider.samples, rel=0.1)
+
+    def test_repeats_help_only_as_far_as_they_differ(self) -> None:
+        rng = np.random.default_rng(3)
+        level = rng.normal(0, 1, (300, 1))
+        sides = [
+            HistorySide(
+                side(name, np.exp(level + rng.normal(0, 0.7, (300, 1)) + rng.normal(0, 1, (300, 4)))),
+                name,
+                name,
+                "baseline",
+            )
+            for name in ("old", "new")
+        ]
+        found = plan_columns(sides, PlanRequest(0.1, "median:latency_ms", repeats=(1, 4)))
+        once, often = (one.samples for one in found.options)
+        assert once is not None
+        assert often is not None
+        assert 1.5 < once / often < 4
+
+    @pytest.mark.parametrize(
+        ("metric", "values", "said"),
+        [
+            ("p95:latency_ms", heavy(1, 150), "needs two earlier experiments with at least 200 samples"),
+            ("geomean:latency_ms", np.zeros(300), "needs values above 0"),
+        ],
+    )
+    def test_what_earlier_runs_do_not_show_is_said(self, metric: str, values: Any, said: str) -> None:
+        sides = [HistorySide(side(name, values), name, name, "baseline") for name in ("old", "new")]
+        with pytest.raises(ConfigurationError, match=said):
+            plan_columns(sides, PlanRequest(0.2, metric))
+        with pytest.raises(ConfigurationError, match="needs an earlier run that has it"):
+            plan_columns([], PlanRequest(0.2, metric))
+
+    def test_a_plan_of_means_with_a_long_tail_warns(self) -> None:
+        found = plan_columns(self.sides(), PlanRequest(100, "latency_ms"))
+        assert any("their mean may have no verdict. Compare median:latency_ms" in line for line in found.assumptions)
+        calm = [HistorySide(side(name, heavy(0.1, 300)), name, name, "baseline") for name in ("old", "new")]
+        assert not any("long tail" in line for line in plan_columns(calm, PlanRequest(100, "latency_ms")).assumptions)
 
 
 def test_a_leaderboard_of_means_with_a_long_tail_is_open() -> None:

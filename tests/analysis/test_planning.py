@@ -12,7 +12,8 @@ import pytest
 
 from fairtrial import EvalReport, SamplePlan, open_store, plan, stats
 from fairtrial.analysis.columns import Columns
-from fairtrial.analysis.planning import HistorySide, PlanRequest, SamplePlanRecord, TrialCosts, plan_columns
+from fairtrial.analysis.plan_spread import HistorySide
+from fairtrial.analysis.planning import PlanRequest, SamplePlanRecord, TrialCosts, plan_columns
 from fairtrial.errors import ConfigurationError
 from fairtrial.formatting import round_samples
 from tests.report.build import Trial, graded, stored

@@ -10,7 +10,8 @@ from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.compare import compare_columns
 from fairtrial.analysis.estimates import estimates
 from fairtrial.analysis.gate import gate_columns
-from fairtrial.analysis.planning import HistorySide, PlanRequest, plan_columns
+from fairtrial.analysis.plan_spread import HistorySide
+from fairtrial.analysis.planning import PlanRequest, plan_columns
 from fairtrial.analysis.ranking import rank_columns
 from fairtrial.formatting import rate
 from fairtrial.render.document import Remarks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -18,7 +19,7 @@ from fairtrial.analysis.pairing import (
     labels_needed,
     scores_of,
 )
-from fairtrial.analysis.verdicts import FEW_UNEQUAL, has_few_clusters, is_mcnemar
+from fairtrial.analysis.verdicts import FEW_UNEQUAL, excess_of, has_few_clusters, is_mcnemar
 from fairtrial.formatting import (
     bound_text,
     change_text,
@@ -47,6 +48,7 @@ from fairtrial.stats import (
     samples_to_detect,
     samples_to_reach,
 )
+from fairtrial.stats.power import excess_width
 
 type CheckStatus = Literal["pass", "fail", "inconclusive"]
 
@@ -550,8 +552,17 @@ def _samples_for_floor(rule: Floor, found: MeanEstimate, settings: ComparisonSet
         samples = None if isinstance(trials, Undefined) else -(-trials * found.n // max(1, int(found.effective_n)))
     elif found.se:
         units = found.n if found.clusters is None else found.clusters
+        excess = 0.0
+        if bounds is None and found.interval is not None:
+            excess = excess_width(found.interval.width / 2, found.se, units - 1, units, level=found.interval.level)
         counted = samples_to_detect(
-            found.n, found.se, truth - rule.bound, units=units, level=settings.level, power=settings.power
+            found.n,
+            found.se,
+            truth - rule.bound,
+            units=units,
+            excess=excess,
+            level=settings.level,
+            power=settings.power,
         )
         samples = None if isinstance(counted, Undefined) else counted
     else:
@@ -579,8 +590,15 @@ def _samples_for_margin(rule: Margin, found: PairedDifference, settings: Compari
         )
     elif found.se:
         units = found.n if found.clusters is None else found.clusters
+        ratio = is_ratio(rule.metric)
         needed = samples_to_detect(
-            found.n, found.se, rule.margin, units=units, level=settings.level, power=settings.power
+            found.n,
+            found.se,
+            math.log1p(rule.margin) if ratio else rule.margin,
+            units=units,
+            excess=excess_of(found, ratio=ratio),
+            level=settings.level,
+            power=settings.power,
         )
     else:
         return _Needed()

@@ -31,6 +31,7 @@ from fairtrial.analysis.metrics import (
     SCORED,
     VALUE,
     is_mean,
+    is_ratio,
     measured_metric,
     unknown_metric,
 )
@@ -288,7 +289,7 @@ def _record(
     labels = None if labelled is None else labelled.counts
     drawn = None if labelled is None else labelled.drawn
     mde = detectable(found, tests, settings, metric.scores.bounds)
-    needed = samples_needed(found, tests, settings, matters, metric.scores.repeats)
+    needed = samples_needed(found, tests, settings, matters, metric.scores.repeats, ratio=is_ratio(name))
     notes = [*found.notes, *([found.reason] if found.reason else [])]
     if not found.n and (absent := _absent(metric.scores, pairs, names)):
         notes = [absent]

@@ -404,9 +404,12 @@ def difference(scores: Scores, pairs: Pairs, settings: ComparisonSettings) -> Pa
     found = paired_difference(*sides, bounds=scores.bounds, test=settings.test, seed=settings.seed, **common)
     if not found.heavy_tail:
         return found
-    name = scores.metric
-    way_on = f"Compare {quantile_name(name, 0.5)}, {quantile_name(name, 0.95)} or {GEOMETRIC}{name} instead."
-    return replace(found, notes=(*found.notes, way_on))
+    return replace(found, notes=(*found.notes, way_on(scores.metric)))
+
+
+def way_on(metric: str) -> str:
+    """Say what to compare instead of means with a long tail."""
+    return f"Compare {quantile_name(metric, 0.5)}, {quantile_name(metric, 0.95)} or {GEOMETRIC}{metric} instead."
 
 
 class _Common(TypedDict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,31 +11,24 @@ import numpy as np
 from fairtrial.analysis.column_reader import read_columns
 from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.compare import side_names
-from fairtrial.analysis.metrics import PASSED, UNIT, VALUE, is_mean, is_verdict, measured_metric
-from fairtrial.analysis.pairing import ComparisonSettings, Pairs, pair, scores_of
+from fairtrial.analysis.metrics import PASSED, VALUE, is_ratio, is_verdict, measured_metric
+from fairtrial.analysis.plan_spread import HistorySide, Spread, spread_of
 from fairtrial.analysis.source import ExperimentSource
-from fairtrial.analysis.verdicts import FEW_UNEQUAL, added_variance
+from fairtrial.analysis.verdicts import added_variance
 from fairtrial.errors import ConfigurationError
-from fairtrial.formatting import count, duration, level, mean_text, money, number_word, rate, round_samples, size_text
+from fairtrial.formatting import count, duration, level, mean_text, money, rate, round_samples, size_text
 from fairtrial.stats import (
-    Interval,
-    Repeats,
     Undefined,
-    clustered_error,
     pairs_mde,
     pairs_to_detect,
-    rate_interval,
     samples_to_detect,
-    sem,
     smallest_detectable,
-    variance_split,
 )
 from fairtrial.store.protocol import Totals
 
 REPEATS = (1, 3, 5)
 """The numbers of repeats that a plan answers for, unless told otherwise."""
 
-_WORST_UNEQUAL = 0.5  # Two systems with a pass rate of one half that agree only by chance.
 _DEFAULT_CONCURRENCY = 10
 _MOST_SAMPLES = 10**12  # No plan names more; the search for a number ends at 2**50, which then would be taken for it.
 
@@ -148,53 +141,15 @@ class PlanRequest:
         """The confidence level of each test."""
         return 1 - self.alpha / (self.tests or 1)
 
-
-@dataclass(frozen=True, slots=True)
-class HistorySide:
-    """One experiment of an earlier run: its numbers, its name, and its code."""
-
-    columns: Columns
-    name: str
-    run_id: str = ""
-    experiment: str = ""
-    version: tuple[str, str] = ("", "")  # Code and parameters: two sides that share both are one system run twice.
-
-
-@dataclass(frozen=True, slots=True)
-class _Spread:
-    """The variance of the difference between two systems over samples, and its source.
-
-    `between` includes what clusters add. `within` is None where no sample was repeated.
-    """
-
-    between: float
-    within: float | None
-    mean: float
-    n: int
-    clusters: int | None
-    worth: float  # Number of samples, or clusters of equal size, behind the figures.
-    unequal: int
-    binary: bool
-    bounded: bool
-    same_system: bool
-    names: tuple[str, str]
-
     @property
-    def share(self) -> float:
-        """The share of samples on which single pass/fail trials of two sides disagree."""
-        variance = self.variance(1)
-        if self.within is None and self.n:
-            variance *= (self.n - 1) / self.n  # Without the correction for the number of samples.
-        return min(1.0, variance + self.mean**2)
-
-    def variance(self, repeats: int) -> float:
-        """The variance of the difference on one sample with this many repeats."""
-        return self.between + (self.within or 0.0) / repeats
+    def shift(self) -> float:
+        """The difference on the scale of the spread: of a ratio, that of logarithms."""
+        return math.log1p(self.difference) if is_ratio(self.metric) else self.difference
 
 
 def plan_sources(sources: Sequence[ExperimentSource], request: PlanRequest, cluster: str | None) -> SamplePlanRecord:
     """Plan from the experiments of earlier runs, newest first."""
-    metrics = {request.metric, PASSED, VALUE}
+    metrics = {measured_metric(request.metric), PASSED, VALUE}
     sides = [
         HistorySide(
             read_columns(source, metrics=metrics, cluster=cluster, name=name).analysed_prefix(),
@@ -213,19 +168,17 @@ def plan_columns(
     sides: Sequence[HistorySide], request: PlanRequest, *, suite: str = "", costs: TrialCosts | None = None
 ) -> SamplePlanRecord:
     """Plan from columns: a pure function. The observed difference is not used."""
-    if not is_mean(request.metric):
-        raise ConfigurationError(
-            f"a plan is about a mean (got {request.metric!r})\nname {measured_metric(request.metric)!r} itself"
-        )
     latest = sides[0].columns if sides else None
     if request.tests is None:
         graded = any(not _agree(side.columns) for side in sides) or (not sides and request.metric == VALUE)
         request = replace(request, tests=2 if graded and request.metric in (PASSED, VALUE) else 1)
-    if sides and not any(np.isfinite(side.columns.values.get(request.metric, np.empty(0))).any() for side in sides):
+    if sides and not any(
+        np.isfinite(side.columns.values.get(measured_metric(request.metric), np.empty(0))).any() for side in sides
+    ):
         raise ConfigurationError(
             f"the metric {request.metric!r} must be one that an earlier run has (got none with a number in it)"
         )
-    spread, assumptions = _spread(sides, request)
+    spread, assumptions = spread_of(sides, request.metric)
     unequal = spread.share if spread.binary else None
     if unequal is not None:
         if spread.within is not None:
@@ -269,174 +222,9 @@ def _agree(columns: Columns) -> bool:
     return passed is None or values is None or np.array_equal(passed, values, equal_nan=True)
 
 
-def _spread(sides: Sequence[HistorySide], request: PlanRequest) -> tuple[_Spread, list[str]]:
-    """Return the spread of differences, from pairs if there are any, and a line about its source."""
-    percent = is_verdict(request.metric)
-    found = [spread for one, two in _pairs(sides) if (spread := _of_pair(one, two, request)) is not None]
-    different = [spread for spread in found if not spread.same_system] or found
-    if different:
-        return _pooled(different, percent=percent)
-    single = next((spread for side in sides if (spread := _of_side(side, request)) is not None), None)
-    if single is not None:
-        line = (
-            "No two earlier runs have enough samples in common: the other side is assumed to be like "
-            f"{single.names[0]} and to agree with it no more than chance."
-        )
-        return single, [line]
-    if not percent and request.metric != VALUE:
-        raise ConfigurationError(
-            f"a plan for the metric {request.metric!r} needs an earlier run that has it: nothing else tells how much "
-            "it varies"
-        )
-    known = "The earlier runs have too few samples in common" if sides else "No earlier run"
-    line = f"{known}: worst case assumed. Both sides pass half of the samples and agree no more than chance."
-    return _Spread(_WORST_UNEQUAL, None, 0.0, 0, None, 0.0, 0, percent, True, False, ("", "")), [line]
-
-
-def _pairs(sides: Sequence[HistorySide]) -> Iterator[tuple[HistorySide, HistorySide]]:
-    """Yield sides to compare: a run's first experiment and its others; each experiment and its previous run."""
-    for place, one in enumerate(sides):
-        first = next(side for side in sides if side.run_id == one.run_id)
-        if first is not one:
-            yield one, first
-        earlier = next((side for side in sides[place + 1 :] if side.experiment == one.experiment), None)
-        if earlier is not None and earlier.run_id != one.run_id:
-            yield one, earlier
-
-
-def _of_pair(one: HistorySide, two: HistorySide, request: PlanRequest) -> _Spread | None:
-    pairs: Pairs = pair(one.columns, two.columns)
-    settings = ComparisonSettings().declared_by(one.columns, two.columns)
-    scores = scores_of(pairs, request.metric, "system", settings)
-    both = (scores.candidate.counts > 0) & (scores.baseline.counts > 0)
-    if np.count_nonzero(both) < 2:
-        return None
-    left, right = scores.candidate.only(both), scores.baseline.only(both)
-    clusters = None if pairs.clusters is None else pairs.clusters[both]
-    differences = left.means - right.means
-    differences[np.abs(differences) < 1e-12] = 0.0
-    within = _within(left, right)
-    noise = 0.0 if within is None else sum(_noise(side) for side in (left, right))
-    return _made(
-        differences, clusters, within, noise, request,
-        binary=left.binary and right.binary and scores.bounds == UNIT, bounded=scores.bounds == UNIT,
-        same_system=one.version == two.version and one.experiment == two.experiment,
-        names=(one.name, two.name),
-    )  # fmt: skip
-
-
-def _of_side(side: HistorySide, request: PlanRequest) -> _Spread | None:
-    """Return the spread of one side alone, assuming an independent second side: twice its variance."""
-    columns = side.columns
-    settings = ComparisonSettings().declared_by(columns)
-    bounds = settings.range_of(request.metric)
-    scores = columns.scores(request.metric, "system", worst=settings.worst_of(request.metric))
-    known = scores.counts > 0
-    if np.count_nonzero(known) < 2:
-        return None
-    some = scores.only(known)
-    clusters = None if columns.clusters is None else columns.clusters[known]
-    within = _within(some, some)
-    noise = 0.0 if within is None else 2 * _noise(some)
-    mean = float(some.means.mean())
-    made = _made(
-        math.sqrt(2) * (some.means - mean), clusters, within, noise, request,
-        binary=some.binary and bounds == UNIT, bounded=bounds == UNIT, same_system=False, names=(side.name, ""),
-    )  # fmt: skip
-    if made is None or bounds != UNIT:
-        return made
-    # Where few samples fail, or few pass, their share may well be larger; half is the worst it can be.
-    few = int(min(np.count_nonzero(some.means > 0), np.count_nonzero(some.means < 1)))
-    ends = rate_interval(few, some.means.size)
-    if few < FEW_UNEQUAL and isinstance(ends, Interval):
-        high = min(0.5, ends.high)
-        made = replace(made, between=max(made.between, 2 * high * (1 - high)))
-    return made
-
-
-def _made(
-    differences: np.ndarray[tuple[int], np.dtype[np.float64]],
-    clusters: np.ndarray[tuple[int], np.dtype[np.intp]] | None,
-    within: float | None,
-    noise: float,
-    request: PlanRequest,
-    *,
-    binary: bool,
-    bounded: bool,
-    same_system: bool,
-    names: tuple[str, str],
-) -> _Spread | None:
-    n = differences.size
-    if clusters is None:
-        error = sem(differences)
-        se, worth, groups = (None if isinstance(error, Undefined) else error), float(n), None
-    else:
-        clustered = clustered_error(differences, clusters)
-        if isinstance(clustered, Undefined):
-            return None
-        se, worth, groups = clustered.se, clustered.effective, int(np.unique(clusters).size)
-    if se is None:
-        return None
-    unequal = int(np.count_nonzero(differences))
-    between = max(0.0, n * se * se - noise)
-    mean = float(differences.mean()) if names[1] else 0.0
-    return _Spread(between, within, mean, n, groups, worth, unequal, binary, bounded, same_system, names)
-
-
-def _within(left: Repeats, right: Repeats) -> float | None:
-    """Return the within-sample variance of differences of single repeats; None without repeats."""
-    found = [variance_split(side).within for side in (left, right)]
-    return None if found[0] is None or found[1] is None else found[0] + found[1]
-
-
-def _noise(side: Repeats) -> float:
-    """Return the variance that repeats add to the mean of a sample."""
-    return (variance_split(side).within or 0.0) * float(np.mean(1 / side.counts))
-
-
-def _pooled(found: Sequence[_Spread], *, percent: bool) -> tuple[_Spread, list[str]]:
-    """Pool the spreads over samples; if few samples differ, use the upper end of the interval."""
-    weights = np.asarray([spread.n for spread in found], dtype=np.float64)
-    n, unequal = int(weights.sum()), sum(spread.unequal for spread in found)
-    split = [spread for spread in found if spread.within is not None]
-    between = float(np.average([spread.between for spread in found], weights=weights))
-    within = None
-    if split:
-        within = float(np.average([spread.within or 0.0 for spread in split], weights=[one.n for one in split]))
-    sides = (
-        f"Earlier, {found[0].names[0]} and {found[0].names[1]}"
-        if len(found) == 1
-        else f"In {number_word(len(found))} earlier comparisons, the two sides"
-    )
-    line = f"{sides} differed on {unequal:,} of {count(n, 'sample' if len(found) == 1 else 'pair')}."
-    if found[0].same_system:
-        line = f"{line} Those were runs of the same code: a change of the system may differ on more."
-    if unequal < FEW_UNEQUAL:
-        ends = rate_interval(unequal, n)
-        high = ends.high if isinstance(ends, Interval) else 1.0
-        seen = unequal / n
-        between, within = (high, within) if not seen else (between * high / seen, within and within * high / seen)
-        line = f"{line} That is too few to tell how often, so {rate(high)} is assumed."
-    whole = found[0]
-    pooled = _Spread(
-        between=between,
-        within=within,
-        mean=float(np.average([spread.mean for spread in found], weights=weights)),
-        n=whole.n,
-        clusters=whole.clusters,
-        worth=whole.worth,
-        unequal=unequal,
-        binary=all(spread.binary for spread in found),
-        bounded=all(spread.bounded for spread in found),
-        same_system=whole.same_system,
-        names=whole.names,
-    )
-    return pooled, [line]
-
-
 def _option(
     repeats: int,
-    spread: _Spread,
+    spread: Spread,
     unequal: float | None,
     request: PlanRequest,
     latest: Columns | None,
@@ -466,7 +254,7 @@ def _option(
 
 
 def _by_pairs(
-    repeats: int, spread: _Spread, unequal: float | None, request: PlanRequest, present: int | None
+    repeats: int, spread: Spread, unequal: float | None, request: PlanRequest, present: int | None
 ) -> tuple[int | None, float | None]:
     """Return the samples that detect the difference, and the difference that the existing samples detect."""
     asked = {"level": request.level, "power": request.power}
@@ -483,13 +271,16 @@ def _by_pairs(
         extra = 0.0 if unequal is None else added_variance(request.difference, repeats)
         units = 1_000_000
         se = math.sqrt((variance + extra) / (units * size))
-        df = spread.worth - 1 if spread.n else math.inf
-        needed = samples_to_detect(round(units * size), se or 1e-9, request.difference, units=units, df=df, **asked)
+        needed = samples_to_detect(
+            round(units * size), se or 1e-9, request.shift, units=units, df=spread.df, excess=spread.excess, **asked
+        )
         if present and present / size >= 2:
-            shift = smallest_detectable(1.0, present / size - 1, level=request.level, power=request.power)
+            shift = smallest_detectable(1.0, present / size - 1, excess=spread.excess, **asked)
             # It solves d = shift * SE(d), where a difference of d brings its own variance, as above.
             added = 0.0 if unequal is None else added_variance(1.0, repeats) * shift**2 / present
             detectable = (added + math.sqrt(added**2 + 4 * shift**2 * variance / present)) / 2
+            if is_ratio(request.metric):
+                detectable = math.expm1(detectable)
             if spread.bounded and detectable > 1:
                 detectable = None
     return (
@@ -516,7 +307,7 @@ def _cheapest(options: Sequence[PlanOption], request: PlanRequest, present: int 
     return min(options, key=price)
 
 
-def _best_repeats(spread: _Spread, request: PlanRequest, costs: TrialCosts | None) -> float | None:
+def _best_repeats(spread: Spread, request: PlanRequest, costs: TrialCosts | None) -> float | None:
     """Return the cheapest number of repeats, sqrt(within c_sample / (between c_trial)). Cochran (1977)."""
     if not spread.within or not spread.between or costs is None or not costs.cost_usd or not request.sample_cost_usd:
         return None
@@ -524,9 +315,9 @@ def _best_repeats(spread: _Spread, request: PlanRequest, costs: TrialCosts | Non
 
 
 def _sentence(chosen: PlanOption, request: PlanRequest, present: int | None) -> str:
-    percent = is_verdict(request.metric)
+    percent, relative = is_verdict(request.metric), is_ratio(request.metric)
     name = "the pass rate" if request.metric == PASSED else request.metric
-    aim = f"a true difference of {size_text(request.difference, percent=percent)} in {name}"
+    aim = f"a true difference of {size_text(request.difference, percent=percent, relative=relative)} in {name}"
     often = "four times in five" if abs(request.power - 0.8) < 1e-9 else f"in {level(request.power)} of runs"
     if chosen.samples is None:
         return f"No feasible number of samples is enough to detect {aim} {often}."
@@ -545,7 +336,7 @@ def _sentence(chosen: PlanOption, request: PlanRequest, present: int | None) -> 
         return f"{text} The {present:,} existing {are} enough with {count(chosen.repeats, 'repeat')}."
     existing = f"the {count(present, 'existing sample')}"
     if chosen.detectable is not None:
-        seen = size_text(chosen.detectable, percent=percent)
+        seen = size_text(chosen.detectable, percent=percent, relative=relative)
         text = f"{text} With {count(chosen.repeats, 'repeat')}, {existing} {'detects' if present == 1 else 'detect'} "
         text += f"{seen} or more."
         # Half of a difference in pass rates is assumed to flip whole samples.
@@ -553,7 +344,7 @@ def _sentence(chosen: PlanOption, request: PlanRequest, present: int | None) -> 
     return f"{text} With {existing}, even the largest difference might be missed."
 
 
-def _about_repeats(spread: _Spread, best: float | None, request: PlanRequest) -> list[str]:
+def _about_repeats(spread: Spread, best: float | None, request: PlanRequest) -> list[str]:
     if request.repeats == (1,):
         return []
     if spread.within is None:
@@ -569,7 +360,7 @@ def _about_repeats(spread: _Spread, best: float | None, request: PlanRequest) ->
     return [line]
 
 
-def _about_clusters(spread: _Spread) -> list[str]:
+def _about_clusters(spread: Spread) -> list[str]:
     if spread.clusters is None:
         return []
     size = spread.n / spread.clusters

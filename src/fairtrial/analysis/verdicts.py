@@ -26,6 +26,8 @@ from fairtrial.stats import (
     pairs_to_detect,
     samples_to_detect,
 )
+from fairtrial.stats.differences import FARTHER_OUT
+from fairtrial.stats.power import excess_width
 
 FEW_UNEQUAL = 10
 """Below this many unequal pairs nothing tells how often two systems disagree, so no number of samples is named."""
@@ -121,7 +123,13 @@ def added_variance(difference: float, repeats: int) -> float:
 
 
 def samples_needed(
-    found: PairedDifference, tests: int, settings: ComparisonSettings, matters: float | None, repeats: int | None = None
+    found: PairedDifference,
+    tests: int,
+    settings: ComparisonSettings,
+    matters: float | None,
+    repeats: int | None = None,
+    *,
+    ratio: bool = False,
 ) -> int | None:
     """Return the samples needed to detect the smallest difference that matters with the given power.
 
@@ -130,7 +138,8 @@ def samples_needed(
     results, for which the arithmetic of a fixed number of samples does not hold, and where labels correct a judge: then
     it is not samples alone that are missing.
 
-    `repeats` is the number of repeats of pass/fail scores, to which a true difference brings variance of its own.
+    `repeats` is the number of repeats of pass/fail scores, to which a true difference brings variance of its own. Of a
+    `ratio`, errors are those of logarithms.
     """
     if matters is None or found.difference is None or found.heavy_tail or found.test in (BETTING_TEST, LABELS_TEST):
         return None
@@ -145,10 +154,30 @@ def samples_needed(
         units = found.n if found.clusters is None else found.clusters
         extra = 0.0 if repeats is None else added_variance(matters, repeats) / found.n
         error = math.sqrt(found.se**2 + extra)
-        needed = samples_to_detect(found.n, error, matters, units=units, df=found.df, level=level, power=settings.power)
+        needed = samples_to_detect(
+            found.n,
+            error,
+            math.log1p(matters) if ratio else matters,
+            units=units,
+            df=found.df,
+            excess=excess_of(found, ratio=ratio),
+            level=level,
+            power=settings.power,
+        )
     else:
         return None
     return None if isinstance(needed, Undefined) else needed
+
+
+def excess_of(found: PairedDifference, *, ratio: bool) -> float:
+    """Return how much wider than t the interval of a difference without bounds is, for `samples_to_detect`."""
+    ends = found.interval
+    if ends is None or found.se is None or FARTHER_OUT not in ends.method:
+        return 0.0
+    low, high = (math.log1p(end) if ratio else end for end in (ends.low, ends.high))
+    units = found.n if found.clusters is None else found.clusters
+    df = max(1.0, units - 1.0 if found.df is None else found.df)
+    return excess_width((high - low) / 2, found.se, df, units, level=ends.level)
 
 
 def is_mcnemar(found: PairedDifference) -> bool:

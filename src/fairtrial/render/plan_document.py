@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairtrial import formatting
-from fairtrial.analysis.metrics import is_verdict
+from fairtrial.analysis.metrics import is_ratio, is_verdict
 from fairtrial.analysis.planning import PlanOption, SamplePlanRecord
 from fairtrial.render.document import Cell, Column, Conclusion, Content, Document, Remarks, Table
 
@@ -35,7 +35,10 @@ def _options(plan: SamplePlanRecord) -> Table:
         ),
         *([Column("cost of\nthese")] if present is not None and priced else []),
     )
-    percent = is_verdict(plan.metric)
+    percent, relative = is_verdict(plan.metric), is_ratio(plan.metric)
+
+    def error(value: float | None) -> str:
+        return formatting.rate(value) if relative else formatting.signed(value, percent=percent).lstrip("+")
 
     def row(option: PlanOption) -> tuple[Content, ...]:
         chosen = option.repeats == plan.repeats
@@ -48,13 +51,14 @@ def _options(plan: SamplePlanRecord) -> Table:
             *([formatting.duration(option.duration_ms)] if timed else []),
         ]
         if present is not None:
-            cells += [formatting.signed(value, percent=percent).lstrip("+") for value in (option.se, option.detectable)]
+            cells += [error(option.se), error(option.detectable)]
             cells += [formatting.money(option.present_cost_usd)] if priced else []
         return tuple(Cell(cell, "good") if chosen and len(plan.options) > 1 else cell for cell in cells)
 
     caption = "Both sides together"
     if present is not None:
-        caption += f"; SE: standard error of the difference, in {'points' if percent else plan.metric}"
+        unit = "points" if percent else "shares of the baseline" if relative else plan.metric
+        caption += f"; SE: standard error of the difference, in {unit}"
     return Table(caption, columns, tuple(row(option) for option in plan.options))
 
 

@@ -21,6 +21,8 @@ from fairtrial.stats.resampling import (
 )
 from fairtrial.stats.results import Interval, Undefined
 
+FARTHER_OUT = "one difference farther out"
+"""Names intervals that allow for a difference beyond those that were seen."""
 _USUAL = 0.05  # Units that allow the sign-flip test at the usual level always have to pass it.
 
 
@@ -281,7 +283,7 @@ class _UnitInference:
         centre = float(totals.sum() / sizes.sum())
         half = t_quantile(two_sided(self.plan.level), error.df) * error.se
         p = 2 * t_tail(abs(centre) / error.se, error.df)
-        return _Span(centre - half, centre + half, "one difference farther out", p)
+        return _Span(centre - half, centre + half, FARTHER_OUT, p)
 
 
 def _mde(half: float, scatter: tuple[float, float], units: int, plan: Plan) -> float | Undefined:

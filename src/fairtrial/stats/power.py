@@ -73,6 +73,7 @@ def samples_to_detect(
     *,
     units: int | None = None,
     df: float | None = None,
+    excess: float = 0.0,
     level: float = 0.95,
     power: float = 0.8,
 ) -> int | Undefined:
@@ -82,7 +83,8 @@ def samples_to_detect(
     samples in clusters of the same kind, so more clusters, not larger ones. `units` says how many samples or clusters
     the error comes from; z_a/2 is then t for the number that is needed, and the sum a quantile of the noncentral t with
     `df` degrees of freedom (by default units - 1) shifted by it: an error that few units tell may be too small, and
-    over all such errors the difference is found with this power (Julious and Owen 2006).
+    over all such errors the difference is found with this power (Julious and Owen 2006). `excess` is that of
+    `excess_width`: what makes an interval wider than t shrinks with the number of units.
     """
     _check_finite("delta", delta)
     if se == inf:
@@ -100,11 +102,21 @@ def samples_to_detect(
     ratio, known = (se / delta) ** 2 * units, max(1.0, units - 1.0 if df is None else df)
 
     def enough(count: int) -> bool:
-        critical = t_quantile(two_sided(level), count - 1)
+        critical = t_quantile(two_sided(level), count - 1) * sqrt(1 + excess / count)
         reach = critical + normal_quantile(power) if known > _NORMAL else float(nctdtrit(known, critical, power))
         return count >= ratio * reach * reach - 1e-9
 
     return ceil(n * _least(enough) / units - 1e-9)
+
+
+def excess_width(half: float, se: float, df: float, units: float, *, level: float = 0.95) -> float:
+    """How much wider than t an interval of this half-width is: (w^2 - 1) `units`, w being the ratio to that of t.
+
+    An interval that allows for one difference farther out than all has the variance of one more unit, so w^2 - 1 falls
+    with their number.
+    """
+    plain = t_quantile(two_sided(level), df) * se
+    return 0.0 if plain <= 0 else max(0.0, (half / plain) ** 2 - 1) * units
 
 
 def samples_to_clear(
@@ -192,10 +204,14 @@ def pairs_to_detect(unequal: float, delta: float, *, level: float = 0.95, power:
     return _pairs_to_clear(delta, min(1.0, unequal + delta), 0.0, level, power)
 
 
-def smallest_detectable(se: float, df: float, *, level: float = 0.95, power: float = 0.8) -> float:
-    """The true difference that is found with this power, given its standard error with its degrees of freedom."""
+def smallest_detectable(se: float, df: float, *, excess: float = 0.0, level: float = 0.95, power: float = 0.8) -> float:
+    """The true difference that is found with this power, given its standard error with its degrees of freedom.
+
+    `excess` is that of `excess_width`, for df + 1 units.
+    """
     _check_finite("se", se)
-    return se * detectable_shift(df, level=level, power=power)
+    wide = t_quantile(two_sided(level), df) * sqrt(1 + excess / (df + 1)) if excess else 0.0
+    return se * detectable_shift(df, reach=wide, level=level, power=power)
 
 
 def detectable_shift(
