@@ -172,13 +172,14 @@ class TestPlans:
         same = plan_columns(logs, PlanRequest(np.log(1.2), "log"))
         assert found.samples == same.samples
         for one, other in zip(found.options, same.options, strict=True):
+            assert other.detectable is not None
             assert one.detectable == pytest.approx(np.expm1(other.detectable))
         assert "a true difference of 20.0% in geomean:latency_ms" in found.sentence
 
     def test_a_quantile_is_planned_from_its_bootstrap(self) -> None:
         sides = self.sides()
-        pairs = [one.columns.values["latency_ms"].ravel() for one in sides]
-        error = quantile_difference(*pairs, 0.5).se
+        old, new = (one.columns.values["latency_ms"].ravel() for one in sides)
+        error = quantile_difference(old, new, 0.5).se
         assert error is not None
         found = plan_columns(sides, PlanRequest(100, "median:latency_ms", repeats=(1,)))
         assert found.options[0].se == pytest.approx(error, rel=0.01)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from fairtrial import stats
-from fairtrial.stats.power import detectable_shift
+from fairtrial.stats.power import detectable_shift, excess_width
 
 pytestmark = pytest.mark.proves("R44")
 
@@ -126,3 +126,17 @@ def test_a_bound_that_no_rate_can_pass_is_refused() -> None:
 def test_intervals_of_millions_of_standard_errors_have_a_detectable_shift(df: int) -> None:
     near, far = (detectable_shift(df, reach=reach) / reach for reach in (2_900.0, 2_250_330.7))
     assert far == pytest.approx(near, rel=1e-5)
+
+
+def test_a_wider_interval_needs_more_samples() -> None:
+    plain = stats.samples_to_detect(200, 0.05, 0.14, units=200)
+    wider = stats.samples_to_detect(200, 0.05, 0.14, units=200, excess=excess_width(0.12, 0.05, 199, 200))
+    assert isinstance(plain, int)
+    assert isinstance(wider, int)
+    t = 0.12 / 0.05  # The half-width in standard errors, at the 200 units that were seen.
+    again = wider * (0.14 / 0.05) ** 2 / 200
+    assert (t + 0.8416) ** 2 > again > (1.96 + 0.8416) ** 2  # It lies between those of 200 units and of very many.
+    assert wider > plain
+    assert excess_width(0.05, 0.05, 199, 200) == 0.0  # Narrower than t: nothing to allow for.
+    detectable = stats.smallest_detectable(0.05, 199, excess=excess_width(0.12, 0.05, 199, 200))
+    assert detectable == pytest.approx(0.05 * detectable_shift(199, reach=0.12 / 0.05))
