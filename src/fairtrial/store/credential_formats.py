@@ -36,7 +36,7 @@ def _starts(prefix: str, width: int, inside: str = "A-Za-z0-9_-") -> str:
 
 
 _AFTER_UNDERSCORE = "_[A-Za-z0-9_]{16}"
-_AT_HYPHEN = "-(?:(?<=sk-)|(?<=glpat-)|(?<=xox.-)|(?<=-----)BEGIN )"
+_AT_HYPHEN = "-(?:(?<=[kt]-)(?:(?<=sk-)|(?<=glpat-))|(?<=xox.-)|BEGIN (?<=-----BEGIN ))"  # Hyphens may be many.
 
 _URL_PART = r"[^\s:@\"'\\<>]"
 _URL_PARTS = rf"{_URL_PART}*+(?::(?!//){_URL_PART}*+)*+"  # Up to the next `://`.
