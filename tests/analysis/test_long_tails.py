@@ -188,6 +188,13 @@ class TestPlans:
         assert wider.samples is not None
         assert found.samples == pytest.approx(4 * wider.samples, rel=0.1)
 
+    @pytest.mark.parametrize(("metric", "fewest"), [("median:latency_ms", 20), ("p95:latency_ms", 200)])
+    def test_no_plan_names_fewer_samples_than_a_quantile_takes(self, metric: str, fewest: int) -> None:
+        assert plan_columns(self.sides(), PlanRequest(1e9, metric, repeats=(1,))).samples == fewest
+        groups = np.arange(400) // 2
+        clustered = plan_columns(self.sides(400, clusters=groups), PlanRequest(1e9, metric, repeats=(1,)))
+        assert (clustered.samples, clustered.clusters) == (2 * fewest, fewest)
+
     def test_repeats_help_only_as_far_as_they_differ(self) -> None:
         rng = np.random.default_rng(3)
         level = rng.normal(0, 1, (300, 1))

@@ -108,13 +108,18 @@ def _about_tail(spread: Spread, metric: str) -> list[str]:
     return [f"Differences of {metric} have a long tail: their mean may have no verdict. {way_on(metric)}"]
 
 
-def _too_few(metric: str) -> ConfigurationError:
+def fewest_units(metric: str) -> int:
+    """Return from how many samples or clusters on a quantile's difference is bootstrapped; 1 for other figures."""
     quantile = parse_quantile(metric)
-    if quantile is None:
+    return 1 if quantile is None else math.ceil(BOOTSTRAP_BEYOND / min(quantile[1], 1 - quantile[1]) - 1e-9)
+
+
+def _too_few(metric: str) -> ConfigurationError:
+    if is_ratio(metric):
         return ConfigurationError(f"a plan for {metric!r} needs values above 0 (got others)")
-    fewest = math.ceil(BOOTSTRAP_BEYOND / min(quantile[1], 1 - quantile[1]) - 1e-9)
     return ConfigurationError(
-        f"a plan for {metric!r} needs two earlier experiments with at least {fewest:,} samples (or clusters) in common"
+        f"a plan for {metric!r} needs two earlier experiments with at least {fewest_units(metric):,} samples (or "
+        "clusters) in common"
     )
 
 
@@ -146,9 +151,8 @@ def _of_pair(one: HistorySide, two: HistorySide, metric: str) -> Spread | None:
             return None
         left, right = linear
     if (quantile := parse_quantile(metric)) is not None:
-        df = (
-            min(quantile[1], 1 - quantile[1]) * (left.counts.size if clusters is None else np.unique(clusters).size) - 1
-        )
+        units = left.counts.size if clusters is None else np.unique(clusters).size
+        df = min(quantile[1], 1 - quantile[1]) * units - 1
     elif scores.bounds is None:
         found = paired_difference(left, right, clusters=clusters, bounds=None)
         heavy, excess = is_mean(metric) and found.heavy_tail, excess_of(found, ratio=False)

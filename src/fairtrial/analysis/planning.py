@@ -12,7 +12,7 @@ from fairtrial.analysis.column_reader import read_columns
 from fairtrial.analysis.columns import Columns
 from fairtrial.analysis.compare import side_names
 from fairtrial.analysis.metrics import PASSED, VALUE, is_ratio, is_verdict, measured_metric
-from fairtrial.analysis.plan_spread import HistorySide, Spread, spread_of
+from fairtrial.analysis.plan_spread import HistorySide, Spread, fewest_units, spread_of
 from fairtrial.analysis.source import ExperimentSource
 from fairtrial.analysis.verdicts import added_variance
 from fairtrial.errors import ConfigurationError
@@ -283,8 +283,9 @@ def _by_pairs(
                 detectable = math.expm1(detectable)
             if spread.bounded and detectable > 1:
                 detectable = None
+    size = 1.0 if spread.clusters is None else spread.n / spread.clusters
     return (
-        None if isinstance(needed, Undefined) else needed,
+        None if isinstance(needed, Undefined) else max(needed, math.ceil(fewest_units(request.metric) * size)),
         None if isinstance(detectable, Undefined) else detectable,
     )
 

@@ -19,7 +19,7 @@ from fairtrial.mailbox.sealing import unseal
 _log = logging.getLogger(__name__)
 _MISSING_BLOB_DELAY = 5.0
 RETURN_SECONDS = 5.0
-"""How long a message is tried to be returned to a server that does not answer; then its lease has to expire."""
+"""How long returning a message is retried while its server does not answer; after that, its lease has to expire."""
 
 
 class Unreadable(Enum):
